@@ -25,7 +25,7 @@ options:
     choices: [firewalld, ufw, nftables]
   rules:
     description:
-      - The ports, and for whom they are open, as the plan has them in C(hosts.HOST.firewall). C(port) and C(protocol) are on the numeric IPv4
+      - The ports, and for whom they are open, as the plan has them in C(hosts.HOST.firewall). The TCP port C(port) is on the numeric IPv4
         C(address), V(0.0.0.0) for all of them. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
     type: list
     elements: dict
@@ -38,7 +38,6 @@ EXAMPLES = r"""
     manager: ufw
     rules:
       - port: 50052
-        protocol: tcp
         address: 192.168.128.12
         sources: [192.168.128.11]
 """

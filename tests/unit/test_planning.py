@@ -45,8 +45,7 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "198.51.100.2:50052"
     assert plan["hosts"]["worker2"]["workers"][0]["endpoint"] == "192.0.2.12:50052"
     assert plan["hosts"]["worker1"]["firewall"] == [
-        {"port": port, "protocol": "tcp", "sources": ["192.0.2.10"], "address": "198.51.100.2"}
-        for port in (50052, 50051)
+        {"port": port, "sources": ["192.0.2.10"], "address": "198.51.100.2"} for port in (50052, 50051)
     ]
     assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
 

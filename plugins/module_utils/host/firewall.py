@@ -24,59 +24,37 @@ NFT_FILE = f"/etc/firewall-{MARK}.nft"
 NFT_TABLE = f"inet {MARK}"
 NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{MARK}.service"
 """Sets the table after each start of nftables."""
+NFT_COMMENT = re.compile(rf'comment "{MARK} ([^"]*)"')
+UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 NOT_LASTING = ", either now or after a restart"
 """Of a rule that is not there at both times."""
-RICH_RULE = re.compile(
-    r'rule priority="(?:-20050|-20049)" family="ipv4"(?: source address="(?P<source>\S+)")?(?: destination address="(?P<address>\S+)")? '
-    r'port port="(?P<port>\d+)" protocol="(?P<protocol>\w+)" (?P<action>accept|drop)'
-)
-UFW_RULE = re.compile(
-    r"ufw (?P<action>allow|deny)(?: from (?P<source>\S+))?(?: to (?P<address>\S+) port (?P<port>\d+) proto (?P<protocol>\w+)"
-    r"| (?P<short>\d+)/(?P<short_protocol>\w+))(?: comment '(?P<comment>.*)')?"
-)
-NFT_COMMENT = re.compile(
-    rf'comment "{MARK} (?P<action>accept|drop) (?P<source>\S+) (?P<address>\S+) (?P<protocol>\w+) (?P<port>\d+)"'
-)
 
 
-class Line(NamedTuple):
-    """One rule of a manager."""
-
+class Rule(NamedTuple):
     action: str
     """accept or drop"""
     source: str
     address: str
-    protocol: str
     port: int
-    zone: str = ""
-    """of firewalld"""
-
-    def __str__(self) -> str:
-        zone = f" in zone {self.zone}" if self.zone else ""
-        return f"{self.action} {self.source} to {self.address} {self.protocol} port {self.port}{zone}"
 
 
 class State(NamedTuple):
-    """What a manager has of the cluster, and what it is to have."""
+    """What a manager has of the cluster, and what it is to have, each rule as the manager writes it."""
 
-    present: list[Line]
+    present: Sequence[str]
     """in order"""
-    wanted: list[Line]
-    """of each port those that accept before those that drop"""
-    partial: frozenset[Line] = frozenset()
+    wanted: Mapping[str, dict[str, Any]]
+    """with the arguments of the module that drives the manager; of each port those that accept before those that drop"""
+    partial: frozenset[str] = frozenset()
     """present, but not both at run time and permanently"""
 
     @property
-    def differs(self) -> bool:
-        return bool(self.missing or self.stale)
+    def missing(self) -> list[str]:
+        return [rule for rule in self.wanted if rule not in self.present or rule in self.partial]
 
     @property
-    def missing(self) -> list[Line]:
-        return [line for line in self.wanted if line not in self.present or line in self.partial]
-
-    @property
-    def stale(self) -> list[Line]:
-        return [line for line in self.present if line not in self.wanted]
+    def stale(self) -> list[str]:
+        return [rule for rule in self.present if rule not in self.wanted]
 
 
 class Steps(NamedTuple):
@@ -94,69 +72,86 @@ class Steps(NamedTuple):
     """chains of others in nftables that drop what they do not accept: our table cannot open a port there"""
 
 
-def _lines(rules: Iterable[FirewallRule]) -> list[Line]:
+def _rules(planned: Iterable[FirewallRule]) -> list[Rule]:
     found = []
-    for rule in sorted(rules, key=lambda rule: (rule.protocol, rule.address, rule.port)):
-        to = (rule.address, rule.protocol, rule.port)
-        found += [Line("accept", source, *to) for source in rule.sources]
+    for rule in sorted(planned, key=lambda rule: (rule.address, rule.port)):
+        found += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
         if names.EVERYBODY not in rule.sources:
-            found.append(Line("drop", names.EVERYBODY, *to))
-    return list(dict.fromkeys(found))
+            found.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
+    return found
 
 
-def _parsed(found: re.Match[str], zone: str = "") -> Line:
-    named = found.groupdict()
-    source, address = (
-        {None: names.EVERYBODY, "any": names.EVERYBODY}.get(named[key], named[key]) for key in ("source", "address")
-    )
-    action = {"allow": "accept", "deny": "drop"}.get(named["action"], named["action"])
-    address = names.EVERY_ADDRESS if address == names.EVERYBODY else address
-    protocol, port = named["protocol"] or named["short_protocol"], named["port"] or named["short"]
-    return Line(action, source, address, protocol, int(port), zone)
-
-
-def _firewalld(rules: Sequence[FirewallRule], system: System) -> State:
+def _firewalld(rules: Sequence[Rule], system: System) -> State:
     """The same rich rules in each zone that is in use, at run time and permanently."""
     used = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     used |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
-    held: list[set[Line]] = []
+    held: list[set[str]] = []
     for where in ([], ["--permanent"]):
         lines, zone = set(), ""
         for line in system.run(["firewall-cmd", *where, "--list-all-zones"]).splitlines():
-            rich = RICH_RULE.fullmatch(line.strip())
             zone = line.split()[0] if line[:1].strip() else zone
-            lines |= {_parsed(rich, zone)} if rich else set()
+            if re.search(r'rule priority="(-20050|-20049)" ', line):
+                lines.add(f"{zone}: {line.strip()}")
         held.append(lines)
-    wanted = [line._replace(zone=zone) for zone in sorted(used) for line in _lines(rules)]
-    return State(sorted(held[0] | held[1]), wanted, frozenset(held[0] ^ held[1]))
+    wanted = [f"{zone}: {_for_firewalld(rule)}" for zone in sorted(used) for rule in rules]
+    partial = frozenset(held[0] ^ held[1])
+    return State(sorted(held[0] | held[1]), {rule: _firewalld_arguments(rule) for rule in wanted}, partial)
 
 
-def _ufw(rules: Sequence[FirewallRule], system: System) -> State:
+def _for_firewalld(rule: Rule) -> str:
+    source = "" if rule.source == names.EVERYBODY else f' source address="{rule.source}"'
+    to = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
+    port = f' port port="{rule.port}" protocol="tcp"'
+    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{to}{port} {rule.action}'
+
+
+def _firewalld_arguments(rule: str) -> dict[str, Any]:
+    return dict(zip(("zone", "rich_rule"), rule.split(": ", 1)))
+
+
+def _ufw(rules: Sequence[Rule], system: System) -> State:
     """What others have made stays as it is: where one of their rules lets the head in, nothing is closed before it."""
     if not system.program("ufw"):
-        return State([], [])
-    added = [found for line in system.run(["ufw", "show", "added"]).splitlines() if (found := UFW_RULE.fullmatch(line))]
-    present = [_parsed(found) for found in added if found["comment"] == MARK]
-    others = {_parsed(found) for found in added if found["comment"] != MARK}
-    wanted = [line for line in _lines(rules) if line not in others]
-    opened = {line[2:] for line in set(_lines(rules)) & others}
-    return State(present, [line for line in wanted if line.action == "accept" or line[2:] not in opened])
+        return State([], {})
+    added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
+    present = [rule for rule, _word, comment in added if comment == f"'{MARK}'" and UFW_RULE.fullmatch(rule)]
+    others = {rule for rule, _word, comment in added if comment != f"'{MARK}'"}
+    opened = {rule[2:] for rule in rules if _for_ufw(rule) in others}
+    texts = [_for_ufw(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
+    return State(present, {text: _ufw_arguments(text) for text in texts if text not in others})
 
 
-def _nftables(rules: Sequence[FirewallRule], system: System) -> State:
-    table = system.output("nft", "list", "table", *NFT_TABLE.split())
-    running = [_parsed(found) for found in NFT_COMMENT.finditer(table)]
-    written = [_parsed(found) for found in NFT_COMMENT.finditer(system.text(NFT_FILE))]
+def _for_ufw(rule: Rule) -> str:
+    action = {"accept": "allow", "drop": "deny"}[rule.action]
+    source = "" if rule.source == names.EVERYBODY else f" from {rule.source}"
+    if rule.address != names.EVERY_ADDRESS:
+        return f"ufw {action}{source} to {rule.address} port {rule.port} proto tcp"
+    return f"ufw {action}{source} to any port {rule.port} proto tcp" if source else f"ufw {action} {rule.port}/tcp"
+
+
+def _ufw_arguments(text: str) -> dict[str, Any]:
+    action, source, address, port, short = UFW_RULE.findall(text)[0]
+    ends = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or short}
+    return {"rule": action, **ends, "proto": "tcp"}
+
+
+def _nftables(rules: Sequence[Rule], system: System) -> State:
+    running = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    written = NFT_COMMENT.findall(system.text(NFT_FILE))
     if foreign_names(system):
         if rules:
             raise Refusal(f"This host has {foreign_names(system)[0]}{names.NOT_OURS}.")
-        return State([], [])
+        return State([], {})
     lasting = written if system.path(NFT_AT_BOOT).is_symlink() else []
     partial = frozenset({*running, *written} - set(running).intersection(lasting))
-    return State(list(dict.fromkeys([*running, *written])), _lines(rules), partial)
+    return State(list(dict.fromkeys([*running, *written])), {_comment(rule): rule._asdict() for rule in rules}, partial)
 
 
-MANAGERS: Mapping[str, Callable[[Sequence[FirewallRule], System], State]] = {
+def _comment(rule: Rule) -> str:
+    return f"{rule.action} {rule.source} to {rule.address} port {rule.port}"
+
+
+MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
     "firewalld": _firewalld,
     "ufw": _ufw,
     "nftables": _nftables,
@@ -174,31 +169,33 @@ def foreign_names(system: System) -> list[str]:
 
 def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) -> bool:
     """Whether a rule of the cluster is missing or stale."""
-    return MANAGERS[manager](rules, system).differs if manager else False
+    return steps(manager, rules, False, system).differs
 
 
-def steps(manager: str | None, rules: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
+def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
     """What brings the active manager to these rules.
 
     :param keep: leave what is not planned any more: something may still listen there.
     """
-    state = MANAGERS[manager](rules, system) if manager else State([], [])
+    if not manager:
+        return Steps(False, [], [], [], [])
+    state = MANAGERS[manager](_rules(planned), system)
     stale = [] if keep else state.stale
-    after = [*state.wanted, *(line for line in state.present if line not in [*state.wanted, *stale])]
-    before = [f"{line}{NOT_LASTING if line in state.partial else ''}" for line in set(state.present)]
+    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *stale])]
+    before = [f"{rule}{NOT_LASTING if rule in state.partial else ''}" for rule in set(state.present)]
     changed = bool(state.missing or stale)
-    shown = changed, sorted(before), sorted(map(str, set(after)))
+    shown = changed, sorted(before), sorted(after)
     if manager == "nftables":
         text = _table(after) if after and changed else system.text(NFT_FILE) if after else ""
         return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
     if manager == "ufw":
         # Each is put first, so what accepts has to be put again after what drops.
-        closed = {line[2:] for line in state.missing if line.action == "drop"}
-        moved = [line for line in state.present if line in state.wanted and line[2:] in closed]
-        add = [line for line in reversed(state.wanted) if line in [*state.missing, *moved]]
-        first = [{**_for_ufw(line), "delete": True} for line in moved]
-        return Steps(*shown, first + [_for_ufw(line) for line in add], [_for_ufw(line) for line in stale])
-    return Steps(*shown, [_for_firewalld(line) for line in state.missing], [_for_firewalld(line) for line in stale])
+        moved = [rule for rule in state.present if rule in state.wanted and " allow " in rule] if state.missing else []
+        add = [state.wanted[rule] for rule in reversed(state.wanted) if rule in [*state.missing, *moved]]
+        first = [{**state.wanted[rule], "delete": True} for rule in moved]
+        return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in stale])
+    added, removed = ([*map(_firewalld_arguments, rules)] for rules in (state.missing, stale))
+    return Steps(*shown, added, removed)
 
 
 def _closing_chains(system: System) -> tuple[str, ...]:
@@ -206,27 +203,9 @@ def _closing_chains(system: System) -> tuple[str, ...]:
     return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", printed))
 
 
-def _for_ufw(line: Line) -> dict[str, Any]:
-    return {
-        "rule": {"accept": "allow", "drop": "deny"}[line.action],
-        "from_ip": "any" if line.source == names.EVERYBODY else line.source,
-        "to_ip": "any" if line.address == names.EVERY_ADDRESS else line.address,
-        "to_port": str(line.port),
-        "proto": line.protocol,
-    }
-
-
-def _for_firewalld(line: Line) -> dict[str, Any]:
-    source = "" if line.source == names.EVERYBODY else f' source address="{line.source}"'
-    to = "" if line.address == names.EVERY_ADDRESS else f' destination address="{line.address}"'
-    port = f' port port="{line.port}" protocol="{line.protocol}"'
-    rule = f'rule priority="{PRIORITIES[line.action]}" family="ipv4"{source}{to}{port} {line.action}'
-    return {"zone": line.zone, "rich_rule": rule}
-
-
-def _table(lines: Sequence[Line]) -> str:
+def _table(comments: Sequence[str]) -> str:
     """What replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_for_nft(line)}\n" for line in sorted(lines, key=lambda line: line.action == "drop"))
+    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments))
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
         f"table {NFT_TABLE}\ndelete table {NFT_TABLE}\n"
@@ -234,10 +213,9 @@ def _table(lines: Sequence[Line]) -> str:
     )
 
 
-def _for_nft(line: Line) -> str:
-    source = "" if line.source == names.EVERYBODY else f"ip saddr {line.source} "
-    to = "ip daddr 0.0.0.0/0" if line.address == names.EVERY_ADDRESS else f"ip daddr {line.address}"
-    new = 'iifname != "lo" ' if line.action == "drop" else ""
-    flags = " tcp flags & (syn | ack) == syn" if line.action == "drop" and line.protocol == "tcp" else ""
-    comment = f"{MARK} {line.action} {line.source} {line.address} {line.protocol} {line.port}"
-    return f'{new}{source}{to} {line.protocol} dport {line.port}{flags} {line.action} comment "{comment}"'
+def _for_nft(comment: str) -> str:
+    action, source, _to, address, _port, port = comment.split()
+    client = "" if source == names.EVERYBODY else f"ip saddr {source} "
+    to = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
+    new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
+    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{MARK} {comment}"'

@@ -183,8 +183,6 @@ class FirewallRule(NamedTuple):
 
     port: Port
     """number"""
-    protocol: Annotated[str, ("tcp",)]
-    """of the port"""
     sources: tuple[Address, ...]
     """addresses and networks that may connect"""
     address: Address

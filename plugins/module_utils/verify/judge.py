@@ -264,7 +264,7 @@ def _judge_port(
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
         return None, "open to the network: its key alone lets in"
     attempts = list(_attempts(plan, observed, name, end))
-    heads = {source for rule in host.firewall if rule.protocol == "tcp" for source in rule.sources}
+    heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
             if _accepts_open(plan, name):

@@ -122,7 +122,7 @@ def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[Firew
     address = names.address_of(opened[0])
     source = addresses.address_of(head, host.name, address)
     ports = [*map(names.port_of, opened), *([names.MEASURING_PORT] if host.links else [])]
-    return tuple(FirewallRule(port, "tcp", (source,), address) for port in ports)
+    return tuple(FirewallRule(port, (source,), address) for port in ports)
 
 
 def _door(server: Server) -> tuple[FirewallRule, ...]:
@@ -130,7 +130,7 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
     if not server.allowed or names.is_loopback(server.host):
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
-    return tuple(FirewallRule(port, "tcp", sources, server.host) for port in (server.port, server.page_port) if port)
+    return tuple(FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port)
 
 
 def _keys(draft: Draft, entry: Equipped) -> tuple[str, ...]:
