@@ -380,8 +380,7 @@ def test_a_number_as_the_name_of_a_setting():
 
 @pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])
 @pytest.mark.parametrize("page", [True, False])
-def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variable, value):
-    """The page of playbooks/plan.yml says why, so the error after it does not; without a page the error does."""
+def test_a_refusal_is_in_the_red_line_and_written(monkeypatch, tmp_path, page, variable, value):
     shown = []
     monkeypatch.setattr("ansible.utils.display.Display.display", lambda _display, text, *_arguments: shown.append(text))
     own = {"ansible_host": "192.0.2.1", "llama_hardware": {"memory_mib": 1000}, variable: value}
@@ -392,7 +391,7 @@ def test_a_refusal_is_shown_once_and_written(monkeypatch, tmp_path, page, variab
     result = actions.run(plan, task_vars, page=page, path=str(path))
     assert result["failed"]
     assert json.loads(path.read_text())["reasons"][0].startswith(f"{variable} is {value!r}")
-    assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == ([1, 0] if page else [1])
+    assert [text.count(f"{variable} is {value!r}") for text in (*shown, result["msg"])] == [1] * (1 + page)
 
 
 def test_what_is_to_be_measured_is_checked_when_it_is_planned():
