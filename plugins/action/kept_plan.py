@@ -41,9 +41,9 @@ def kept_plan(plan: Plan, name: str) -> KeptPlan:
         hosts=tuple(plan.hosts),
         release=plan.release.ref,
         declared=release_request.declaration(plan.release),
-        model=plan.model,
+        model=typed_json.dump(plan.model),
         host=host._replace(files=files),
-        head=plan.head if name == plan.head.host else None,
+        head=typed_json.dump(plan.head) if name == plan.head.host else None,
     )
 
 

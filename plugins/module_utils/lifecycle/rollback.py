@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
 UNTOUCHED = "No service was touched"
 """Ends a refusal before anything was changed."""
@@ -55,7 +55,14 @@ def kept(answers: Mapping[str, Any]) -> dict[str, Kept]:
         wrong = typed_json.problem("it", answer, Kept)
         if wrong:
             raise validation.another_form(name, "the plans that it keeps", wrong)
-    return {name: typed_json.parse(Kept, answer) for name, answer in answers.items()}
+    found = {name: typed_json.parse(Kept, answer) for name, answer in answers.items()}
+    for name, own in found.items():
+        for plan in [one.plan for one in own if one]:
+            wrong = typed_json.problem("its model", plan.model, ModelPlan)
+            wrong = wrong or (plan.head is not None and typed_json.problem("its head", plan.head, HeadPlan)) or None
+            if wrong:
+                raise validation.another_form(name, "the plans that it keeps", wrong)
+    return found
 
 
 def choose(hosts: Mapping[str, Kept], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:

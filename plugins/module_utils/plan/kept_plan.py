@@ -5,12 +5,12 @@
 
 import hashlib
 import json
-from typing import Annotated, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Line, PlanId
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan
 
 SCHEMA = 2
 HostName = Annotated[str, Text()]
@@ -26,11 +26,12 @@ class KeptPlan(NamedTuple):
     release: Line
     declared: Line
     """what llama_release has to be for it"""
-    model: ModelPlan
+    model: Mapping[str, Any]
+    """as the plan has it"""
     host: HostPlan
     """the host's part of the plan"""
-    head: Optional[HeadPlan] = None
-    """on the head's host"""
+    head: Optional[Mapping[str, Any]] = None
+    """the same, on the head's host"""
 
 
 class LastPlan(NamedTuple):
