@@ -71,10 +71,13 @@ class ActionModule(Action):
         self._show(
             f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
         )
-        problem = self._measure(loads, arguments.path) if loads and not self.check_mode else ""
-        # A task that fails shows all that it returns on the screen, and the page needs the record.
-        result = {"changed": bool(loads), "record": typed_json.dump(self._record)}
-        return {**result, "problem": problem} if problem else result
+        if loads and not self.check_mode:
+            try:
+                self._start(loads)
+                self._follow(loads)
+            finally:
+                self._end(loads, arguments.path)
+        return {"changed": bool(loads), "record": typed_json.dump(self._record)}
 
     def _show(self, text: str) -> None:
         display.display(f"  [{self._name}] benchmark: {text}")
@@ -122,39 +125,21 @@ class ActionModule(Action):
         )
         return loads
 
-    def _measure(self, loads: Sequence[PlannedLoad], path: str | None) -> str:
-        """Measures in place of the server; why a part of that was not possible, or nothing."""
-        problems = []
+    def _start(self, loads: Sequence[PlannedLoad]) -> None:
+        seconds = (command_line.LOAD_SECONDS + END_SECONDS) * len(loads)
+        self._call(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
+
+    def _end(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
+        """Has the server serve again, and leaves what was measured."""
         try:
-            self._start(loads)
-            self._follow(loads)
-        except (Refusal, AnsibleActionFail) as failure:
-            problems.append(str(failure))
+            self._call(state="absent")
         finally:
-            try:
-                self._call(state="absent")
-            except AnsibleActionFail as failure:
-                problems.append(
-                    f"{failure}. systemd starts the server when the job ends; the next run of this playbook ends it at once."
-                )
-            self._keep_speed(loads)
             table = benchmark_table.as_markdown(self._record)
+            display.display("\n" + table)
             if path:
                 data = json.dumps(typed_json.dump(self._record), indent=1) + "\n"
                 output.write_folder("llama_benchmark_path", path, {"benchmark.json": data, "benchmark.md": table})
-        display.display("\n" + table)
-        return " ".join(problems)
-
-    def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        host = self._host
-        if host.service_manager not in job.SYSTEMD:
-            display.warning(
-                f"{host.service_manager} on {self._name} does not start the server by itself: where this run is killed, that is stopped until "
-                "site.yml, start.yml or this playbook runs again."
-            )
-        service = _service_of(loads)
-        seconds = (command_line.LOAD_SECONDS + END_SECONDS) * len(loads)
-        self._call(state="started", definition=definitions.definition(host, service, seconds))
+        self._keep_speed(loads)
 
     def _follow(self, loads: Sequence[PlannedLoad]) -> None:
         """Takes what the programs measure, until all of them have ended.

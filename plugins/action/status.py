@@ -35,17 +35,12 @@ def _read(plan: Plan | None, name: str, answer: Any) -> Answer:
         words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
         said = validation.printable(words, changes.SHOWN) or "it was not asked"
         return Answer(said=said, reachable=not found.get("unreachable"))
-    given = answer["condition"]
-    problem = validation.problem("condition", given) or typed_json.problem("condition", given, types.Condition)
     try:
-        if problem:
-            raise Refusal(
-                f"what it reports is not as this version of the collection reads it ({problem.where} {problem.why})"
-            )
+        shape = typed_json.shape(types.Condition)
+        condition = validation.reported(name, "its condition", answer["condition"], shape)
         drift = changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
     except Refusal as refusal:
         return Answer(said=str(refusal))
-    condition = validation.complete(given, typed_json.shape(types.Condition))
     return Answer(typed_json.parse(types.Condition, condition), drift)
 
 

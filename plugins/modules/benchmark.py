@@ -66,10 +66,6 @@ record:
   description: What was measured, as docs/benchmark.schema.json describes it.
   returned: success
   type: dict
-problem:
-  description: Why the rest could not be measured. The task does not fail, so that C(record) can be used.
-  returned: where something went wrong after the beginning
-  type: str
 running:
   description: Whether the service runs.
   returned: to the action plugin

@@ -19,9 +19,6 @@ GENERATED = 128
 """Tokens that are generated."""
 CACHE_CELLS = 256
 """llama.cpp makes a cache of a multiple of so many tokens."""
-MOST_CELLS = 200
-LIMITS = {"hosts": (1, 64), "prompts": (1, 1 << 20), "depths": (0, 1 << 24)}
-"""Variable without its prefix → the least and the most of its values."""
 
 
 class Request(NamedTuple):
@@ -46,14 +43,15 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     """:param variables: of the head, with their defaults.
     :raises Refusal: names the variable and its value.
     """
-    given = {name: variables[f"llama_benchmark_{name}"] for name in LIMITS}
-    for name, (least, most) in LIMITS.items():
-        wrong = [number for number in given[name] if not least <= number <= most]
-        if wrong:
-            raise Refusal(f"llama_benchmark_{name} has {wrong[0]}: use {least} to {most}")
-    if not given["prompts"] or not given["depths"]:
-        raise Refusal("llama_benchmark_prompts or llama_benchmark_depths is empty: give at least one number of tokens")
-    return Request(*(tuple(dict.fromkeys(given[name])) for name in Request._fields))
+    given = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
+    wrong = [number for number in (*given.hosts, *given.prompts) if number < 1]
+    wrong += [number for number in given.depths if number < 0]
+    if wrong or not given.prompts or not given.depths:
+        raise Refusal(
+            "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
+            + (f"has {wrong[0]}: use larger numbers" if wrong else "is empty: give at least one number of tokens")
+        )
+    return given
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
@@ -67,7 +65,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     """The hosts of every load of the model that is measured.
 
     :param plan: that serves.
-    :raises Refusal: there are fewer hosts, or too many cells.
+    :raises Refusal: there are fewer hosts.
     """
     hosts = hosts_in_order(plan)
     beyond = [number for number in request.hosts if number > len(hosts)]
@@ -75,13 +73,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
         raise Refusal(
             f"llama_benchmark_hosts has {beyond[0]}, but the cluster has {len(hosts)} hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
-    loads = [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
-    cells = len(loads) * len(request.tests) * len(request.depths)
-    if cells > MOST_CELLS:
-        raise Refusal(
-            f"the variables llama_benchmark_… ask for {cells} measurements, and {MOST_CELLS} are possible: give shorter lists"
-        )
-    return loads
+    return [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
 
 
 def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:

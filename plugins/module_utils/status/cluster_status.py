@@ -104,12 +104,10 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
     return (serving.state if serving else "running"), ""
 
 
-def _restarts(head: types.HeadCondition, now: int) -> tuple[int, tuple[types.RestartStatus, ...]]:
-    """How often llama-server was started again, and the last reasons, the newest first."""
-    if not head.serving:
-        return head.ends.number, ()
-    last = [types.RestartStatus(max(0, now - event.time), event.text) for event in head.serving.last]
-    return head.serving.restarts, tuple(last[::-1])
+def _last_restarts(head: types.HeadCondition, now: int) -> tuple[types.RestartStatus, ...]:
+    """The last reasons, the newest first."""
+    last = head.serving.last if head.serving else ()
+    return tuple(types.RestartStatus(max(0, now - event.time), event.text) for event in reversed(last))
 
 
 def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
@@ -135,34 +133,32 @@ def _cluster(
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
     )
-    answer = answers.get(host or "")
-    return _with_head(cluster, plan, answer.condition, answer.drift) if answer and answer.condition else cluster
-
-
-def _with_head(
-    cluster: types.ClusterStatus, plan: Plan | None, condition: types.Condition, drift: Drift | None
-) -> types.ClusterStatus:
-    """The cluster with what its head reports."""
-    service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), None)
+    answer = answers.get(host or "", Answer())
+    condition, drift = answer.condition, answer.drift
+    if not condition:
+        return cluster
+    service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), "")
     head, now = condition.head or types.NOTHING_KNOWN, condition.now
-    planned = drift.services.get(service or "") if drift else None
-    state, detail = _state(planned and planned.state, condition.service_states.get(service or ""), head)
-    serving = head.serving if head.current else None
-    restarts, last = _restarts(head, now)
-    loads = serving.load if serving else None
-    alone = plan and not plan.head.models and not (serving and serving.without)
-    return cluster._replace(
+    planned = drift.services.get(service) if drift else None
+    state, detail = _state(planned and planned.state, condition.service_states.get(service), head)
+    cluster = cluster._replace(
         state=state,
         detail=detail,
-        uptime_s=condition.uptimes_s.get(service or ""),
-        restarts=restarts,
-        last_restarts=last,
-        asleep_s=max(0, now - serving.since) if serving and state == serving_record.ASLEEP else None,
-        without=serving.without if serving and state == "fallback" else (),
-        waiting_for=serving.waiting_for if serving else (),
-        load=loading.progress_of(loads, expected_of(plan if alone else None)) if loads else None,
+        uptime_s=condition.uptimes_s.get(service),
+        restarts=head.serving.restarts if head.serving else head.ends.number,
+        last_restarts=_last_restarts(head, now),
         verified=head.verified,
         models=head.models,
+    )
+    serving = head.serving if head.current else None
+    if not serving:
+        return cluster
+    alone = plan and not plan.head.models and not serving.without
+    return cluster._replace(
+        asleep_s=max(0, now - serving.since) if state == serving_record.ASLEEP else None,
+        without=serving.without if state == "fallback" else (),
+        waiting_for=serving.waiting_for,
+        load=loading.progress_of(serving.load, expected_of(plan if alone else None)) if serving.load else None,
     )
 
 

@@ -11,23 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, redaction
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import Ask
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 LOG_LINES, TEXT = 2000, 400_000
 """Lines of a journal and characters of each text, the last ones."""
-DRIVERS = ("amdgpu", "nvidia", "i915", "xe", "asahi", "mlx5_core", "thunderbolt_net")
-FILES = (
-    "etc/os-release",
-    "proc/version",
-    "proc/driver/nvidia/version",
-    *(f"sys/module/{name}/version" for name in DRIVERS),
-)
+VERSIONS = "/etc/os-release /proc/version /proc/driver/nvidia/version"
+DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
 COMMANDS = (
     "uname -a",
+    f"sh -c 'grep -s . {VERSIONS}; cd /sys/module && for name in {DRIVERS}; do grep -s . $name/version /dev/null; done; true'",
     "nvidia-smi",
     "rocminfo",
     "vulkaninfo --summary",
@@ -36,10 +31,9 @@ COMMANDS = (
 )
 
 
-def system(root: Path = ROOT, ask: Ask = commands.output) -> str:
-    """Kernel, drivers and what the kernel said in the last hour, under the file or the command that says it."""
-    found = [(str(path), text_of(path)) for pattern in FILES for path in sorted(root.glob(pattern))]
-    found += [(command, ask(shlex.split(command))) for command in COMMANDS]
+def system(ask: Ask = commands.output) -> str:
+    """Kernel, drivers and what the kernel said in the last hour, under the command that says it."""
+    found = [(command, ask(shlex.split(command))) for command in COMMANDS]
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
 
 
