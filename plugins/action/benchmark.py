@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
     matrix,
     types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
@@ -149,8 +149,7 @@ class ActionModule(Action):
         began, running = time.monotonic(), True
         while running:
             answer = self._call(programs=len(loads))
-            report = validation.reported(self._name, "the benchmark", answer, typed_json.shape(types.Progress))
-            progress = typed_json.parse(types.Progress, report)
+            progress = typed_json.reported(self._name, "the benchmark", types.Progress, answer)
             running = progress.running
             for one, program in zip(loads, progress.programs):
                 self._update(one, program)

@@ -33,7 +33,7 @@ class ActionModule(Action):
         try:
             result = self.module(**asked._asdict())
             holder = result.get("holder")
-            if holder and not typed_json.problem("", holder, Run) and has_ended(typed_json.parse(Run, holder)):
+            if holder and has_ended(typed_json.reported(self.host, "the lock of its cluster", Run, holder)):
                 result = self.module(**asked._replace(ended=holder)._asdict())
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(

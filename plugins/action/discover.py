@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
@@ -108,13 +108,12 @@ def _discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
 
     :raises Refusal: it is not as discovery_info reports it.
     """
-    shape = typed_json.shape(Discovered)
-    said = validation.reported(name, "links and models", (result or {}).get("discovered") or {}, shape)
-    found = typed_json.parse(Discovered, said)
+    found = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in found.models:
-        wrong = header_summary.problem(model.summary)
-        if wrong:
-            raise Refusal(f"{name} reports {validation.show(model.name)}, whose summary {wrong}: leave that host out")
+        try:
+            header_summary.parse(model.summary)
+        except typed_json.Mismatch as error:
+            raise typed_json.not_as_read(name, f"the model {model.name}", error) from None
     return found
 
 

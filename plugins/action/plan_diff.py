@@ -8,23 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
-TOOLS = {"tools": validation.Maybe([validation.Text()])}
 
+class Tools(NamedTuple):
+    """Of a host's facts, what is there to compile with."""
 
-def _tools(facts):
-    """Host → tools that it has, of those whose facts are known."""
-    return {
-        name: validation.reported(name, "its tools", found["facts"], TOOLS)["tools"] or []
-        for name, found in facts.items()
-        if found.get("facts")
-    }
+    tools: tuple[str, ...] = ()
 
 
 class Arguments(NamedTuple):
@@ -41,7 +36,11 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         plan = arguments.plan
         answers = changes.read(plan.hosts, arguments.answers)
-        tools = _tools(arguments.facts)
+        tools = {
+            name: typed_json.reported(name, "its tools", Tools, found["facts"]).tools
+            for name, found in arguments.facts.items()
+            if found.get("facts")
+        }
         drifts = changes.compared(answers)
         decided = changes.decide(plan, drifts)
         if arguments.page:

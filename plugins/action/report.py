@@ -54,13 +54,12 @@ def _read(variable: str, path: str | None, record: type, without_hosts: type | N
             f"{shown}, which cannot be read on the controller: {why}. Use a file that a playbook wrote there."
         ) from None
     record = without_hosts if without_hosts and "hosts" not in data else record
-    problem = typed_json.problem("", data, record)
-    if problem:
-        why = validation.printable(f"{problem.where} {problem.why}")
+    try:
+        return typed_json.parse(record, data)
+    except typed_json.Mismatch as error:
         raise Refusal(
-            f"{shown}, and the file has not the form that it has in this version: {why}. Use one that a playbook of this version wrote."
-        )
-    return typed_json.parse(record, data)
+            f"{shown}, and the file has not the form that it has in this version: {error}. Use one that a playbook of this version wrote."
+        ) from None
 
 
 class ActionModule(Action):

@@ -36,12 +36,10 @@ def _read(plan: Plan | None, name: str, answer: Any) -> Answer:
         said = validation.printable(words, changes.SHOWN) or "it was not asked"
         return Answer(said=said, reachable=not found.get("unreachable"))
     try:
-        shape = typed_json.shape(types.Condition)
-        condition = validation.reported(name, "its condition", answer["condition"], shape)
-        drift = changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
+        condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
+        return Answer(condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None)
     except Refusal as refusal:
         return Answer(said=str(refusal))
-    return Answer(typed_json.parse(types.Condition, condition), drift)
 
 
 class Arguments(NamedTuple):

@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 
 from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    header_summary,
+    known_answer,
+    kv_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
@@ -85,7 +89,7 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
 
 def predicted(figure: dict[str, Any]) -> float:
     """Tokens per second."""
-    works = works_of(figure, summary.parse(_summary(DATA["models"][figure["model"]])))
+    works = works_of(figure, header_summary.parse(_summary(DATA["models"][figure["model"]])))
     workers = sum(work.link is not None for work in works)
     proxies = figure.get("delay_ms", 0) * max(0, 2 * workers - 1)  # each worker but one computes two graphs for a token
     return 1000 / (cost_model.token_ms(works) + proxies)

@@ -9,7 +9,7 @@ import models
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -64,7 +64,7 @@ def workers(programs):
 
 def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
-    model = summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+    model = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
     devices = tuple(
         Device("here", "cpu", "CPU", capabilities.BUFFER.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
         for endpoint in endpoints[: len(split)]

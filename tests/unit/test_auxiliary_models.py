@@ -2,9 +2,9 @@
 
 import gguf_files
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
-    header_summary,
     known_answer,
     projector,
 )
@@ -48,7 +48,7 @@ def with_both(cluster, **summaries):
 
 
 def buffer_bound(summary):
-    return projector.bound(projector.parse(summary))
+    return projector.bound(typed_json.parse(projector.Projector, summary))
 
 
 def rows(plan):
@@ -173,7 +173,6 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     tensors = [(f"blk.60.{name}", (1024, 1024), 1) for name in ("attn_q.weight", "nextn.eh_proj.weight")]
     (tmp_path / "mtp.gguf").write_bytes(gguf_files.model(MTP, [("token_embd.weight", (1024, 32), 1), *tensors]))
     read = read_on_host(tmp_path / "mtp.gguf")
-    assert header_summary.problem(read) is None
     plan = with_both(head_with_cards(2, 20, **BUILD), draft=read).accepted()
     assert after(plan["head"]["argv"], "--spec-type") == "draft-mtp"
     assert after(plan["head"]["argv"], "--gpu-layers-draft") == "62"
@@ -328,36 +327,32 @@ def test_a_header_of_a_projector(tmp_path):
         }
     ]
     assert read["tensor_bytes"] == 64 * 32 * 4 + 2 * 64 * 64 * 2 + 64 * 4
-    assert projector.problem(read) is None
     assert read_on_host(path) == read
 
 
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"tensors": 0}, "tensors, which is 0"),
-        ({"encoders": [{**ENCODER, "kind": "smell"}]}, "encoders[0].kind, which is 'smell'"),
+        ({"tensors": 0}, "tensors is 0"),
+        ({"encoders": [{**ENCODER, "kind": "smell"}]}, "encoders[0].kind is 'smell'"),
     ],
 )
 def test_a_summary_of_a_projector_that_cannot_be(changes, said):
     summary = {**PROJECTOR, **changes}
-    assert said in projector.problem(summary)
-    assert model_source.check({"auxiliary": {"mmproj": summary}}).startswith("auxiliary.mmproj is wrong at ")
-    reason = with_both(cards_of(10), mmproj=summary).reason()
-    assert "for which the head reports a value that is not possible (auxiliary.mmproj is wrong at " in reason
+    assert model_source.report_of({"auxiliary": {"mmproj": summary}}).problem == said
+    assert (
+        f"not as this version of the collection reads it ({said})" in with_both(cards_of(10), mmproj=summary).reason()
+    )
 
 
 def test_an_encoder_that_says_nothing_takes_what_is_known():
     summary = {**PROJECTOR, "encoders": [{"kind": "vision", "projector": ""}, {"kind": "audio", "projector": ""}]}
-    assert projector.problem(summary) is None
     assert buffer_bound(summary) == 0
 
 
 def test_an_auxiliary_summary_that_is_none():
-    assert model_source.check({"auxiliary": {"draft": []}}) == "auxiliary.draft is not a mapping"
-    assert model_source.check({"auxiliary": {"draft": PROJECTOR}}).startswith(
-        "auxiliary.draft is wrong at layers, which is missing"
-    )
+    for given, said in (([], "it is a list"), (PROJECTOR, "layers is missing")):
+        assert model_source.report_of({"auxiliary": {"draft": given}}).problem == said
 
 
 def test_a_summary_of_a_model_that_is_not_asked_for_is_not_planned():

@@ -39,7 +39,7 @@ def head_of(port, **others):
 
 def read(place, head=None):
     found = json.loads(json.dumps(typed_json.dump(host_status.read("user", None, head)[1])))
-    assert typed_json.problem("", found, types.Condition) is None
+    assert typed_json.parse(types.Condition, found)
     return found
 
 

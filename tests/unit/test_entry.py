@@ -3,7 +3,6 @@
 import datetime
 import json
 import time
-import tracemalloc
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan
@@ -66,17 +65,6 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
 def test_what_no_plan_can_hold(local, variable, value, said):
     local.hosts["here"]["variables"][variable] = value
     assert said in local.reason()
-
-
-def test_a_value_without_end_is_not_followed():
-    endless = []
-    endless.append(endless)
-    assert validation.problem("llama_release", endless).why == "has more than 32 levels or 200000 parts: shorten it"
-
-
-def test_facts_with_too_much_text(local):
-    local.hosts["here"]["facts"]["toolchains"] = [{"links": ["/" + "x" * 4000] * 1000} for _number in range(3)]
-    assert "has more than 8 million characters: shorten it" in local.reason()
 
 
 def test_letters_of_all_languages_may_be_there(local):
@@ -342,7 +330,7 @@ def test_a_host_may_report_anything(pair):
             own[fact] = value
             reason = pair.reason()
             assert reason.startswith(
-                f"the facts of worker1 are not as this version of the collection reads them ({fact}"
+                f"What worker1 reports of itself is not as this version of the collection reads it ({fact}"
             )
             assert reason.isprintable()
             assert len(reason) < 500
@@ -367,7 +355,7 @@ def test_answers_and_facts_of_another_shape(pair, junk):
     assert hosts_of(junk)["a"]["facts"] is None
     assert hosts_of(kept)["b"]["facts"] is None
     for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "kept": {"b": junk}}}, "b")):
-        with pytest.raises(Refusal, match=f"the facts of {name} are not as"):
+        with pytest.raises(Refusal, match=f"What {name} reports of itself is not as"):
             hosts_of(answer)
 
 
@@ -404,24 +392,4 @@ def test_what_is_to_be_measured_is_checked_when_it_is_planned():
 
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):
     local.hosts["here"]["facts"] = host.facts("user")
-    assert "the facts of" not in " ".join(local.plan()["reasons"])
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "value",
-    [
-        ["a"] * 3_000_000,
-        {"facts": {"a" * 60000: {"b" * 60000: [1] * 190_000}}},
-        {"a" * 255: {"b" * 255: {"c" * 255: {"d" * 255: {"e" * 255: [1] * 190_000 + [None, "\x1b"]}}}}},
-    ],
-    ids=["long", "names", "deep"],
-)
-def test_what_a_host_says_costs_little_memory(value):
-    """The place of each part was written down, before the parts were counted: 400 kB of facts took 30 GB."""
-    tracemalloc.start()
-    try:
-        assert validation.problem("it", value)
-        assert tracemalloc.get_traced_memory()[1] < 100 << 20
-    finally:
-        tracemalloc.stop()
+    assert not local.plan()["refused"]

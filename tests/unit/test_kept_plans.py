@@ -239,7 +239,7 @@ def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     files = arguments["begun"]["host"]["files"]
     assert not any("source" in file for file in files)
     assert any("def main" in file.get("content", "") for file in files)
-    assert not typed_json.problem("", arguments["begun"], kept_plan.KeptPlan)
+    assert typed_json.parse(kept_plan.KeptPlan, arguments["begun"])
 
 
 RELEASES = {

@@ -233,7 +233,7 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
     for kind in ("path", "copy"):
         found = find(llama_model_mmproj={kind: projector}, llama_model_draft={kind: draft})
         assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
-        assert model_source.check({"auxiliary": found}) is None
+        assert not model_source.report_of({"auxiliary": found}).problem
     assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
     assert find(llama_model_mmproj={"copy": draft}) == {}
     assert find() == {}

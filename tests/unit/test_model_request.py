@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    summary,
+    header_summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -161,7 +161,7 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     assert "the largest of its repository that fits" in sentence
     assert "in proportion" in sentence
     for index, fits in ((named, True), (named + 1, False)):
-        pair.model["summary"] = as_json(model_source.scaled(summary.parse(big_model), own * index // 20))
+        pair.model["summary"] = as_json(model_source.scaled(header_summary.parse(big_model), own * index // 20))
         assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
 
 
@@ -236,8 +236,8 @@ def test_an_auxiliary_model_is_given_once(pair, big_model, given, said):
 @pytest.mark.parametrize(
     "found, said",
     [
-        ({"summary": {"a": 1}}, "architecture, which is missing"),
-        ({"summary": [1]}, "summary is a list"),
+        ({"summary": {"a": 1}}, "architecture is missing"),
+        ({"summary": [1]}, "it is a list"),
         ({"closed": "/home/\x1b[2J"}, "closed"),
         ({"files": [{"name": "a;b.gguf"}]}, "cannot be the name of a model's file on the head"),
         ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
@@ -250,8 +250,7 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
         file.setdefault("role", "model")
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
     reason = pair.reason()
-    shown = f"llama_model_huggingface is huggingface:{REPO}@main, for which the head reports a value"
-    assert f"{shown} that is not possible (" in reason
+    assert f"reports of the model (llama_model_huggingface is huggingface:{REPO}@main) is not as this" in reason
     assert said in reason
     assert reason.isprintable()
 

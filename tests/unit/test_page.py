@@ -129,9 +129,9 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
             release=example.release + evil, model=example.model + evil, hosts=hosts, cells=tuple(cells)
         )
         return html_page.page(
-            typed(spoiled(plan) if spoil else plan),
+            spoiled(typed(plan)) if spoil else typed(plan),
             [f"  strix1 {evil}"],
-            typed_json.parse(Report, spoiled(CHECKS)) if spoil else VERIFIED,
+            spoiled(VERIFIED) if spoil else VERIFIED,
             measured,
         )
 
@@ -246,7 +246,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
         ({"verified": "plan.json"}, "and the file has not the form that it has in this version: passed is missing"),
         ({"benchmark": "verified.json"}, "the form that it has in this version: time is missing"),
         ({"benchmark": "other.json"}, "the form that it has in this version: cells[3].measured.mean is 5e-324"),
-        ({"plan": "control.json"}, "in this version: hosts.\\x1b is None"),
+        ({"plan": "control.json"}, "in this version: hosts is '\\x1b'"),
     ],
 )
 def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):

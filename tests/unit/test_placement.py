@@ -5,9 +5,9 @@ import random
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
+    header_summary,
     known_answer,
     kv_cache,
-    summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def load(big_model):
-    return device_load.Load(summary.parse(big_model), kv_cache.Settings(4096), 11063)
+    return device_load.Load(header_summary.parse(big_model), kv_cache.Settings(4096), 11063)
 
 
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
@@ -74,7 +74,7 @@ def row(name, layers=None, kind="F32", shape=(256,), size=1024):
 
 
 def loaded(model, build=11063, **settings):
-    return device_load.Load(summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), build)
+    return device_load.Load(header_summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), build)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_only_layers_without_a_window_need_them_in_gemma4(small):
 
 
 def test_layers_that_predict_further_tokens_are_not_loaded(small):
-    small.update(architecture="glm4moe", keys={"nextn_predict_layers": 1})
+    small.update(architecture="glm4moe", keys={"nextn_predict_layers": 1, "expert_count": 8})
     assert of_units(loaded(small)) == ([1024, 1024, 0, 1024 + 8192], 8192)
 
 
@@ -175,7 +175,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     small["tensors"] += [row("blk.*.b.weight", [0, 1, 2], size=2048)]
     settings = kv_cache.Settings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
-    load = device_load.Load(summary.parse(small), settings, 11063, overrides)
+    load = device_load.Load(header_summary.parse(small), settings, 11063, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Placed(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
@@ -185,7 +185,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
-    load = device_load.Load(summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
+    load = device_load.Load(header_summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Placed((), (), loaded(small), 0)

@@ -232,23 +232,20 @@ def test_the_page_as_html(pair):
 EVIL = "<script>alert(1)</script>\"'><b onclick=x>&lt;\n\r\x00\x1b[2J\x7f\x9b\u2028\u202e\ud800"
 
 
-def spoiled(value, keys=()):
+def spoiled(value, field=""):
     """A value in which every text ends in what must not reach a page as it is; names stand for the same thing afterwards, too."""
     if isinstance(value, str):
-        return value + EVIL
+        return value if field == "service_manager" else value + EVIL
     if isinstance(value, dict):
-        return {
-            name + EVIL if "hosts" in keys[-1:] else name: each
-            if name == "service_manager"
-            else spoiled(each, (*keys, name))
-            for name, each in value.items()
-        }
-    return [spoiled(each, keys) for each in value] if isinstance(value, list) else value
+        return {name + EVIL if field == "hosts" else name: spoiled(part) for name, part in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*map(spoiled, value, value._fields))
+    return tuple(map(spoiled, value)) if isinstance(value, tuple) else value
 
 
 def test_nothing_that_a_host_says_becomes_part_of_the_page_of_a_refusal():
     refused = {"schema": 1, "cluster": "test", "refused": True, "fits": False, "reasons": ["no"]}
-    page = html_page.page(typed(spoiled(refused)), ["  worker1 " + EVIL])
+    page = html_page.page(spoiled(typed(refused)), ["  worker1 " + EVIL])
     assert Tags(page).opened == Tags(html_page.page(typed(refused), ["  worker1"])).opened
     assert "&lt;script&gt;" in page
 

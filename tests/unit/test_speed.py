@@ -272,14 +272,14 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
     few = cost_model.processor_rate(facts)
     assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED)
-    assert cost_model.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 64})).source == cost_model.TABLE
+    assert cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == cost_model.TABLE
 
 
 def test_a_processor_beside_known_graphics_shares_their_memory(pair):
     given = rate(pair, "CPU", [STRIX])
     assert given.source == cost_model.ASSUMED
     facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
-    many = cost_model.processor_rate(facts._replace(cpu={**facts.cpu, "cores": 32}))
+    many = cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=32)))
     assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
 
 

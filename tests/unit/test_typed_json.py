@@ -1,10 +1,11 @@
-"""Records as JSON and back, the shape that untrusted JSON is compared with, and that a plan's types hold every plan."""
+"""Records as JSON and back, and JSON of another form."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
 
@@ -49,27 +50,37 @@ def test_further_names_are_left_out_and_a_missing_one_is_an_error():
     assert typed_json.parse(Part, {"name": "a", "size": 1, "further": 2}) == Part("a", 1)
     assert typed_json.parse(Part, {"name": "a"}) == Part("a", None)
     assert typed_json.parse(Whole, {**JSON, "more": None}).more == ()
-    with pytest.raises(KeyError, match="name"):
+    with pytest.raises(typed_json.Mismatch, match="name is missing"):
         typed_json.parse(Part, {"size": 1})
 
 
 @pytest.mark.parametrize(
-    "change, where",
+    "change, said",
     [
-        ({}, None),
-        ({"note": None}, None),
-        ({"schema": 2}, "it.schema"),
-        ({"schema": True}, "it.schema"),
-        ({"kind": "third"}, "it.kind"),
-        ({"parts": [{"name": "A", "size": 1}]}, "it.parts[0].name"),
-        ({"parts": {}}, "it.parts"),
-        ({"by_name": {"x": 1}}, "it.by_name.x"),
-        ({"by_name": {"x": {"size": 1}}}, "it.by_name.x.name"),
-        ({"port": 10}, "it.port"),
-        ({"ratio": "1"}, "it.ratio"),
-        ({"more": [1]}, "it.more[0]"),
+        ({"schema": 2}, "schema is 2"),
+        ({"schema": True}, "schema is True"),
+        ({"kind": "third"}, "kind is 'third'"),
+        ({"kind": None}, "kind is None"),
+        ({"parts": [{"name": "A", "size": 1}]}, "parts[0].name is 'A'"),
+        ({"parts": {}}, "parts is a dict"),
+        ({"parts": [{"name": "a"}] * 5000}, "parts has 5000 entries"),
+        ({"by_name": {"x": 1}}, "by_name.x is 1"),
+        ({"by_name": {"x": {"size": 1}}}, "by_name.x.name is missing"),
+        ({"by_name": {"x\x1b": {"name": "a"}}}, "by_name is 'x\\x1b'"),
+        ({"by_name": {1: {"name": "a"}}}, "by_name is 1"),
+        ({"port": 10}, "port is 10"),
+        ({"port": 10**5000}, "port is a number of 16610 bits"),
+        ({"ratio": "1"}, "ratio is '1'"),
+        ({"ratio": float("nan")}, "ratio is nan"),
+        ({"note": "a\nb"}, "note is 'a\\nb'"),
+        ({"note": "a\u202eb"}, "note is 'a\\u202eb'"),
+        ({"more": [1]}, "more[0] is 1"),
     ],
 )
-def test_json_of_another_form_is_found(change, where):
-    problem = typed_json.problem("it", {**JSON, **change}, Whole)
-    assert (problem.where if problem else None) == where
+def test_what_a_host_reports_in_another_form_is_refused(change, said):
+    with pytest.raises(Refusal) as raised:
+        typed_json.reported("strix1", "itself", Whole, {**JSON, **change})
+    assert str(raised.value) == (
+        f"What strix1 reports of itself is not as this version of the collection reads it ({said}): run it again; if it persists, treat this host as "
+        "compromised (docs/security.md)."
+    )

@@ -6,7 +6,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -63,7 +63,7 @@ def test_files_are_as_large_as_published_ones(name):
 )
 def test_headers_are_those_of_known_files(file, name, within):
     """Their layers, where the quantisation is the same, and whatever tells the size of the KV cache."""
-    known = summary.parse(of_file(f"models/{file}.yml")["llama_model_gguf_summary"])
+    known = header_summary.parse(of_file(f"models/{file}.yml")["llama_model_gguf_summary"])
     files = dict(OFFERS[name].files())
     own = files.get("Q4_K_M") or files["MXFP4_MOE"]
     if within:

@@ -147,7 +147,7 @@ def machines(cluster: Cluster, plan: Plan) -> dict[str, str]:
     for name in hosts_in_order(plan):
         if name in cluster.places:
             facts, link = cluster.places[name].facts, links.get(name)
-            parts = [f"{facts.system} {facts.architecture}", str(facts.cpu.get("model", "")), f"{facts.memory_mib} MiB"]
+            parts = [f"{facts.system} {facts.architecture}", facts.cpu.model, f"{facts.memory_mib} MiB"]
             parts += [accelerator.name for accelerator in same_device.devices(facts)]
             parts += [f"{link.kind} of {2 * link.one_way_ms:g} ms, {1000 * link.gbit_per_s:g} Mbit/s"] if link else []
             described[name] = ", ".join(filter(None, parts))

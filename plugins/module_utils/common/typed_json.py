@@ -10,26 +10,31 @@ Hosts evaluate the types of a record with Python 3.9, so a module that defines o
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    Each,
-    Maybe,
-    Number,
-    Problem,
-    Text,
-    mismatch,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text, is_plain, show
 
 T = TypeVar("T")
 ABSENT = "absent"
 Absent = Annotated[Optional[T], ABSENT]
 """Type of a field that JSON leaves out where it is None. With ``ABSENT`` any other field is left out where it has its default."""
-LINE = Text(longest=4096)
-"""Of a text about which its type says nothing else."""
+ENTRIES = 4096
+"""Of a list or a mapping, at most."""
+LIMITS: dict[Any, Any] = {str: Text(longest=4096), int: Number(), float: Number(real=True), bool: bool, Any: Any}
+"""Of a value about which its type says nothing else."""
+
+
+class Mismatch(Refusal):
+    """JSON that is no value of a type: what is wrong there, as the end of a sentence."""
+
+    def __init__(self, why: str, where: str = "") -> None:
+        super().__init__(f"{where.lstrip('.') or 'it'} {why}")
+        self.why, self.where = why, where
 
 
 class Field(NamedTuple):
@@ -107,45 +112,115 @@ def _type_of(hint: Any) -> dict[str, Any]:
     return {"type": names.get(bare, "dict"), **choices}
 
 
-def parse(record: type[T], data: Mapping[str, Any]) -> T:
+def parse(record: type[T], data: Any) -> T:
     """The record that JSON describes. Further names are left out.
 
-    :param data: of this form: whoever does not know that asks ``problem`` first.
-    :raises KeyError: a field is missing.
+    :raises Mismatch: JSON has another form.
     """
     hint: Any = record
     return typing.cast(T, _reader(hint)(data))
 
 
+def reported(host: str, of: str, record: type[T], data: Any) -> T:
+    """What a host reports: each report is taken in here, and can be shown then.
+
+    :param of: what the report is about, like «the server».
+    :raises Refusal: it has another form.
+    """
+    try:
+        return parse(record, data)
+    except Mismatch as error:
+        raise not_as_read(host, of, error) from None
+
+
+def not_as_read(host: str, of: str, why: object) -> Refusal:
+    """:param why: where the host's report has another form, and how."""
+    return Refusal(
+        f"What {host} reports of {of} is not as this version of the collection reads it ({why}): run it again; if it persists, treat this host as "
+        "compromised (docs/security.md)."
+    )
+
+
 @functools.cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
     """Makes a value of this type from JSON."""
-    bare, _notes = unwrap(hint)
+    bare, notes = unwrap(hint)
+    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
+    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
     if is_record(bare):
-        readers = [(field, _reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(bare)]
-
-        def read(data: Any) -> Any:
-            return bare(
-                *(
-                    field.default
-                    if field.optional and data.get(field.name) is None and not (nullable and field.name in data)
-                    else reader(data[field.name])
-                    for field, reader, nullable in readers
-                )
-            )
-
-        return read
-    origin = typing.get_origin(bare)
+        return _record_reader(bare)
     if is_optional(bare):
-        some = _reader(inner(bare))
+        some = _reader(Annotated[inner(bare), limits] if limits else inner(bare))
         return lambda data: None if data is None else some(data)
+    if origin in UNIONS:
+        one, several = map(_reader, arguments)
+        return lambda data: (several if isinstance(data, (list, tuple)) else one)(data)
     if origin is tuple:
         entry = _reader(inner(bare))
-        return lambda data: tuple(entry(part) for part in data)
+        return lambda data: tuple(
+            _read(f"[{index}]", entry, part) for index, part in enumerate(_checked(data, (list, tuple)))
+        )
     if origin in (dict, Mapping):
-        value = _reader(inner(bare))
-        return lambda data: {name: value(part) for name, part in data.items()}
-    return lambda data: data
+        name_of, value = map(_reader, arguments)
+        return lambda data: {
+            _read("", name_of, name): _read(f".{name}", value, part) for name, part in _checked(data, Mapping).items()
+        }
+    return functools.partial(_leaf, arguments if origin is typing.Literal else limits or LIMITS[bare])
+
+
+def _record_reader(record: Any) -> Callable[[Any], Any]:
+    readers = [(field, _reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record)]
+
+    def read(data: Any) -> Any:
+        values = []
+        for field, reader, nullable in readers:
+            given = _checked(data, Mapping).get(field.name)
+            if given is None and field.optional and not (nullable and field.name in data):
+                values.append(field.default)
+            elif field.name not in data:
+                raise Mismatch("is missing", f".{field.name}")
+            else:
+                values.append(_read(f".{field.name}", reader, given))
+        return record(*values)
+
+    return read
+
+
+def _read(where: str, reader: Callable[[Any], Any], data: Any) -> Any:
+    try:
+        return reader(data)
+    except Mismatch as error:
+        raise Mismatch(error.why, where + error.where) from None
+
+
+def _checked(data: Any, kind: Any) -> Any:
+    """A list or a mapping."""
+    if not isinstance(data, kind):
+        raise Mismatch(f"is {show(data)}")
+    if len(data) > ENTRIES:
+        raise Mismatch(f"has {len(data)} entries")
+    return data
+
+
+def _leaf(limits: Any, data: Any) -> Any:
+    if not _fits(data, limits):
+        raise Mismatch(f"is {show(data)}")
+    return data
+
+
+def _fits(value: Any, limits: Any) -> bool:
+    if limits is Any:
+        return True
+    if limits is bool:
+        return isinstance(value, bool)
+    if isinstance(limits, Number):
+        kinds = (int, float) if limits.real else (int,)
+        return isinstance(value, kinds) and not isinstance(value, bool) and limits.least <= value <= limits.most
+    if not isinstance(limits, Text):
+        return isinstance(value, (str, bool)) and value in limits
+    if not isinstance(value, str) or len(value) > limits.longest or not re.fullmatch(limits.expression, value):
+        return False
+    return limits.expression.startswith("(?s)") or is_plain(value)
 
 
 def dump(value: Any) -> Any:
@@ -162,35 +237,3 @@ def dump(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: dump(part) for name, part in value.items()}
     return value
-
-
-def problem(where: str, data: Any, record: type) -> Problem | None:
-    """The first part of JSON that a record cannot be made of; None where there is none."""
-    return mismatch(where, data, shape(record))
-
-
-@functools.cache
-def shape(hint: Any) -> Any:
-    """What ``validation.mismatch`` compares JSON of this type with."""
-    bare, notes = unwrap(hint)
-    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
-    origin = typing.get_origin(bare)
-    if is_record(bare):
-        return {field.name: _field_shape(field) for field in fields(bare)}
-    if is_optional(bare):
-        return Maybe(limits or shape(inner(bare)))
-    if origin is tuple:
-        return [shape(inner(bare))]
-    if origin in (dict, Mapping):
-        return Each(shape(inner(bare)))
-    if origin is typing.Literal:
-        return typing.get_args(bare)
-    return bool if bare is bool else limits or _SHAPES[bare]
-
-
-_SHAPES: dict[Any, Any] = {str: LINE, int: Number(), float: Number(real=True), bool: bool, Any: Any}
-
-
-def _field_shape(field: Field) -> Any:
-    found = shape(field.type)
-    return Maybe(found) if field.optional and not isinstance(found, Maybe) else found

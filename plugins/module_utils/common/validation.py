@@ -10,8 +10,6 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
 LONGEST, DEEPEST, MOST = 65536, 32, 200_000
@@ -169,19 +167,8 @@ def limit(value: float | None, least: int, most: int) -> str:
     return f"use {least} or more" if value < least else f"use {most} or less"
 
 
-def not_possible(who: str, why: str) -> str:
-    """The end of a sentence about what a host reports, and no module of this collection does.
-
-    :param why: what is wrong with it.
-    """
-    return (
-        f"{who} reports a value that is not possible ({printable(why)}): somebody may have changed that host, see docs/security.md, "
-        "«When a host is taken over»"
-    )
-
-
 class Text(NamedTuple):
-    """A text of which this expression matches all."""
+    """A text of which this expression matches all: one line without control characters, unless it begins with ``(?s)``."""
 
     expression: str = ".*"
     longest: int = LONGEST_NAME
@@ -193,94 +180,3 @@ class Number(NamedTuple):
     least: float = 0
     most: int = LARGEST
     real: bool = False
-
-
-class Maybe(NamedTuple):
-    """Another shape, or null; in a mapping, its name may be missing."""
-
-    shape: Any
-
-
-class Each(NamedTuple):
-    """A mapping with this shape for all entries."""
-
-    shape: Any
-
-
-ENTRIES = 1024
-"""Of a list or a mapping."""
-
-
-def mismatch(where: str, value: Any, shape: Any) -> Problem | None:
-    """The first part of a value that has another shape; None where there is none.
-
-    :param shape: Text, Number, Maybe, Each, ``bool``, ``Any``, a tuple of the values that may be, a list with the shape of its entries, or a mapping from names
-        to shapes. A value may have further names.
-    """
-    if shape is Any:
-        return None
-    if isinstance(shape, Maybe):
-        return None if value is None else mismatch(where, value, shape.shape)
-    kind: Any = {list: (list, tuple), dict: Mapping, Each: Mapping}.get(type(shape))
-    if kind is None:
-        return None if _fits(value, shape) else Problem(where, f"is {show(value)}")
-    if not isinstance(value, kind):
-        return Problem(where, f"is {show(value)}")
-    if len(value) > ENTRIES:
-        return Problem(where, f"has {len(value)} entries")
-    missing = [name for name in shape if name not in value] if isinstance(shape, dict) else []
-    missing = [name for name in missing if not isinstance(shape[name], Maybe)]
-    if missing:
-        return Problem(f"{where}.{missing[0]}" if where else missing[0], "is missing")
-    return next(filter(None, (mismatch(*part) for part in _parts(where, value, shape))), None)
-
-
-def complete(value: Any, shape: Any) -> Any:
-    """A value of this shape, with null for each name that is missing: all of them can be indexed."""
-    if isinstance(shape, Maybe):
-        return None if value is None else complete(value, shape.shape)
-    if isinstance(shape, dict):
-        return {**value, **{name: complete(value.get(name), inner) for name, inner in shape.items()}}
-    if isinstance(shape, Each):
-        return {name: complete(entry, shape.shape) for name, entry in value.items()}
-    return [complete(entry, shape[0]) for entry in value] if isinstance(shape, list) else value
-
-
-def reported(host: str, of: str, value: Any, shape: Any) -> Any:
-    """What a host reports, complete: every report is taken in here, and can be indexed and shown then.
-
-    :param of: what the report is about, like «the server».
-    :raises Refusal: it has another shape.
-    """
-    found = problem("it", value) or mismatch("it", value, shape)
-    if found:
-        raise another_form(host, of, found)
-    return complete(value, shape)
-
-
-def another_form(host: str, of: str, found: Problem) -> Refusal:
-    """Of what a host reports."""
-    return Refusal(
-        f"What {host} reports of {of} is not as this version of the collection reads it ({found.where[3:] or 'it'} {found.why}): run it again; if it "
-        "persists, treat this host as compromised (docs/security.md)."
-    )
-
-
-def _parts(where: str, value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
-    """What of a list or a mapping has a shape: where it is, the value and the shape."""
-    if isinstance(shape, dict):
-        yield from ((f"{where}.{name}".lstrip("."), value.get(name), inner) for name, inner in shape.items())
-    else:
-        inner = shape.shape if isinstance(shape, Each) else shape[0]
-        yield from ((place, entry, inner) for place, entry in _below(where, value))
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    if isinstance(shape, Text):
-        return isinstance(value, str) and len(value) <= shape.longest and bool(re.fullmatch(shape.expression, value))
-    if isinstance(shape, Number):
-        kinds = (int, float) if shape.real else (int,)
-        return isinstance(value, kinds) and not isinstance(value, bool) and shape.least <= value <= shape.most
-    if shape is bool:
-        return isinstance(value, bool)
-    return isinstance(value, str) and value in shape

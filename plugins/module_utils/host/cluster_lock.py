@@ -61,10 +61,9 @@ class HeldError(Exception):
 def read(prefix: Path) -> Run | None:
     """The run that has the lock. What cannot be read was written by a run that was killed meanwhile."""
     try:
-        found = reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES)
+        return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
     except (OSError, ValueError):
         return None
-    return None if typed_json.problem("", found, Run) else typed_json.parse(Run, found)
 
 
 def take(prefix: Path, run: Run, ended: Run | None = None, take_over: bool = False) -> Run | None:

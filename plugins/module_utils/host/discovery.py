@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
@@ -145,7 +145,9 @@ def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundMode
 
 def is_served(summary: Optional[Mapping[str, Any]]) -> bool:
     """Whether a header is of a model that generates text, and not of a projector, a vocabulary or an encoder."""
-    return summary is not None and not header_summary.problem(summary) and "bert" not in summary["architecture"]
+    with suppress(typed_json.Mismatch):
+        return "bert" not in header_summary.parse(summary).architecture
+    return False
 
 
 def _files(folders: Iterable[str]) -> Iterator[tuple[str, int]]:

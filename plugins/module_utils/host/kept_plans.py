@@ -20,10 +20,9 @@ FILE_BYTES = 32 << 20
 def read(prefix: str, place: str) -> KeptPlan | None:
     """One of the kept plans; None where there is none that this account can use."""
     try:
-        found = reading.read_object(_path(prefix, place), FILE_BYTES)
+        return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, place), FILE_BYTES))
     except (OSError, ValueError):
         return None
-    return None if typed_json.problem("it", found, KeptPlan) else typed_json.parse(KeptPlan, found)
 
 
 def _path(prefix: str, place: str) -> Path:

@@ -31,10 +31,8 @@ def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str,
 
 
 def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
-    data = answer
-    if isinstance(answer, Mapping):
-        data = {"drift": answer.get("drift") or None}
-    found = typed_json.parse(HostAnswer, validation.reported(name, "itself", data, typed_json.shape(HostAnswer)))
+    data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
+    found = typed_json.reported(name, "itself", HostAnswer, data)
     if found.drift:
         check_services(name, host, found.drift)
     if answer.get("skipped"):
@@ -49,7 +47,7 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
     """:raises Refusal: a host does not report how all of its planned services are."""
     missing = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing:
-        raise validation.another_form(name, "itself", validation.Problem(f"it.drift.services.{missing}", "is missing"))
+        raise typed_json.not_as_read(name, "itself", f"drift.services.{missing} is missing")
 
 
 def compared(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:

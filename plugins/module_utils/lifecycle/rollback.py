@@ -51,17 +51,13 @@ def kept(answers: Mapping[str, Any]) -> dict[str, Kept]:
 
     :raises Refusal: one has another form.
     """
-    for name, answer in answers.items():
-        wrong = typed_json.problem("it", answer, Kept)
-        if wrong:
-            raise validation.another_form(name, "the plans that it keeps", wrong)
-    found = {name: typed_json.parse(Kept, answer) for name, answer in answers.items()}
+    of = "the plans that it keeps"
+    found = {name: typed_json.reported(name, of, Kept, answer) for name, answer in answers.items()}
     for name, own in found.items():
         for plan in [one.plan for one in own if one]:
-            wrong = typed_json.problem("its model", plan.model, ModelPlan)
-            wrong = wrong or (plan.head is not None and typed_json.problem("its head", plan.head, HeadPlan)) or None
-            if wrong:
-                raise validation.another_form(name, "the plans that it keeps", wrong)
+            typed_json.reported(name, of, ModelPlan, plan.model)
+            if plan.head is not None:
+                typed_json.reported(name, of, HeadPlan, plan.head)
     return found
 
 

@@ -3,15 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The empty plan, which a teardown applies: no service, build, link, rule or kernel parameter, and what is to be removed after that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Each, Maybe, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import SHAPE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Path
 
 NOTHING: dict[str, Any] = {
     "services": [],
@@ -20,16 +17,20 @@ NOTHING: dict[str, Any] = {
     "firewall": [],
     "tuning": {"parameters": {}, "reboot": False},
 }
-READ: dict[str, Any] = {
-    **{key: SHAPE[key] for key in ("scope", "prefix", "cache")},
-    "accounts": Each(Text()),
-    "made_accounts": Maybe([Text()]),
-    "defined": [Text()],
-    "cluster": Maybe(Text()),
-    "installed": Maybe(bool),
-    "firewall": Maybe(names.FIREWALLS),
-}
-"""Facts of which the empty plan is made, as facts/host.py returns them."""
+
+
+class Installed(NamedTuple):
+    """Facts of which the empty plan is made, as facts/host.py returns them."""
+
+    scope: Annotated[str, ("system", "user")]
+    prefix: Path
+    cache: Path
+    accounts: Mapping[str, str]
+    defined: tuple[str, ...]
+    made_accounts: tuple[str, ...] = ()
+    cluster: Optional[str] = None
+    installed: Optional[bool] = None
+    firewall: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
 def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
@@ -44,22 +45,22 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_
 
 
 def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    read = {key: facts[key] for key in READ if key in facts} if isinstance(facts, Mapping) else facts
-    known = validation.reported(name, "itself", read, READ)
-    if known["cluster"] not in (None, cluster):
+    known = typed_json.reported(name, "itself", Installed, facts)
+    if known.cluster not in (None, cluster):
         raise Refusal(
-            f"{name} belongs to the cluster {known['cluster']}, and not to {cluster}: leave it out of the groups of {cluster}"
+            f"{name} belongs to the cluster {known.cluster}, and not to {cluster}: leave it out of the groups of {cluster}"
         )
-    system, homes = known["scope"] == "system", {names.ROOT: known["prefix"], names.BUILD_ACCOUNT: names.BUILD_HOME}
-    made = known["made_accounts"] or ()
-    accounts = [name for name, home in known["accounts"].items() if homes.get(name) == home and name in made]
+    system, homes = known.scope == "system", {names.ROOT: known.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    accounts = [
+        name for name, home in known.accounts.items() if homes.get(name) == home and name in known.made_accounts
+    ]
     return {
         **facts,
         **NOTHING,
         "account": names.ROOT if system else None,
-        "firewall_manager": known["firewall"] if system else None,
-        "stale": known["defined"],
+        "firewall_manager": known.firewall if system else None,
+        "stale": list(known.defined),
         "accounts": accounts if system else [],
-        "left": bool(known["defined"] or known["installed"] is not False or (accounts and system)),
+        "left": bool(known.defined or known.installed is not False or (accounts and system)),
         "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
     }

@@ -66,9 +66,7 @@ def problem_of_name(name: str) -> Optional[str]:
 def read(folder: Path) -> Record:
     """The record of a folder of this host; an empty one where there is none that can be used."""
     with suppress(OSError, ValueError):
-        record = reading.read_object(folder / RECORD, RECORD_BYTES)
-        if not typed_json.problem("it", record, Record):
-            return typed_json.parse(Record, record)
+        return typed_json.parse(Record, reading.read_object(folder / RECORD, RECORD_BYTES))
     return Record(())
 
 

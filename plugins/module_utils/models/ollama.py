@@ -6,14 +6,13 @@
 Names, paths and media types: types/model/name.go, manifest/ and server/images.go of ollama/ollama.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 
 MANIFEST_BYTES = 1 << 20
@@ -25,8 +24,20 @@ MEDIA_TYPES = {
     download_record.MMPROJ: "application/vnd.ollama.image.projector",
 }
 """Role of a file → what a manifest calls its blob."""
-LAYER = {"mediaType": Text(), "digest": Text(rf"sha256:{download_record.SHA256}"), "size": Number()}
-SHAPE = {"layers": [LAYER], "schemaVersion": Maybe(Number())}
+
+
+class Layer(NamedTuple):
+    """A blob of a model."""
+
+    mediaType: Annotated[str, Text()]
+    digest: Annotated[str, Text(rf"sha256:{download_record.SHA256}")]
+    size: int
+
+
+class Manifest(NamedTuple):
+    """Of a model of Ollama."""
+
+    layers: tuple[Layer, ...]
 
 
 def file_name(whole: str) -> str:
@@ -56,16 +67,15 @@ def blobs(whole: str) -> dict[str, Path]:
     repository, _colon, tag = whole.rpartition(":")
     for folder in folders():
         try:
-            manifest = reading.read_object(folder / "manifests" / repository / tag, MANIFEST_BYTES)
+            found = reading.read_object(folder / "manifests" / repository / tag, MANIFEST_BYTES)
+            manifest = typed_json.parse(Manifest, found)
         except (OSError, ValueError):
             continue
-        if validation.problem("it", manifest) or validation.mismatch("it", manifest, SHAPE):
-            continue
         named = {
-            role: (folder / "blobs" / layer["digest"].replace(":", "-"), layer["size"])
+            role: (folder / "blobs" / layer.digest.replace(":", "-"), layer.size)
             for role, media_type in MEDIA_TYPES.items()
-            for layer in manifest["layers"]
-            if layer["mediaType"] == media_type
+            for layer in manifest.layers
+            if layer.mediaType == media_type
         }
         return {role: path for role, (path, size) in named.items() if path.is_file() and path.stat().st_size == size}
     return {}

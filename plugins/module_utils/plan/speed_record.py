@@ -9,7 +9,7 @@ Only predicted speeds of generation change, after the plan is complete: neither 
 import time
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Correction, Estimate, Plan, SpeedRange
 
@@ -41,9 +41,10 @@ class SpeedRecord(NamedTuple):
 
 def readable(found: Any) -> Optional[SpeedRecord]:
     """The record, or None where the text is not one."""
-    if not isinstance(found, dict) or validation.problem("", found) or typed_json.problem("", found, SpeedRecord):
+    try:
+        record = typed_json.parse(SpeedRecord, found)
+    except typed_json.Mismatch:
         return None
-    record = typed_json.parse(SpeedRecord, found)
     return record if 1 / MOST <= record.measured / record.planned <= MOST else None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import LEAST_GB_PER_S
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 MOST_MIB = 1 << 40
@@ -71,14 +71,37 @@ class Interface(NamedTuple):
     addresses: tuple[Word, ...]
 
 
+class Toolchain(NamedTuple):
+    """A toolkit, or a compiler for the backend ``cpu``, as facts/toolchains.py finds it."""
+
+    backend: Backend
+    prefix: Path
+    links: tuple[Path, ...]
+    version: Annotated[str, Text(r"\d+(\.\d+)*")]
+    compiler: Optional[Path] = None
+    libraries: Optional[tuple[Name, ...]] = None
+    """None where they were not looked for."""
+    components: Optional[Mapping[str, Path]] = None
+
+
+class Processor(NamedTuple):
+    """As facts/hardware.py finds it."""
+
+    model: Name
+    cores: Annotated[int, Number(1, 1 << 16)]
+    features_id: Name
+    amx: Optional[bool] = None
+    avx512: Optional[bool] = None
+    unusable: Optional[tuple[Name, ...]] = None
+
+
 class Facts(NamedTuple):
     """What planning knows of a host."""
 
     system: Name
     architecture: Word
     distribution: Distribution
-    cpu: Mapping[str, Any]
-    """``model``, ``cores`` and ``features_id``, as facts/hardware.py returns it."""
+    cpu: Processor
     memory_mib: Mib
     accelerators: tuple[Accelerator, ...]
     toolchain: Mapping[str, Optional[Name]]
@@ -88,8 +111,8 @@ class Facts(NamedTuple):
     prefix: Path
     cache: Path
     units: Path
-    toolchains: Optional[tuple[Mapping[str, Any], ...]] = None
-    """As facts/toolchains.py returns them; None where the host was not asked."""
+    toolchains: Optional[tuple[Toolchain, ...]] = None
+    """None where the host was not asked."""
     packaged: Optional[Packaged] = None
     python: Optional[Path] = None
     accounts: Mapping[str, Name] = {}
@@ -131,45 +154,8 @@ class Facts(NamedTuple):
         return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
 
 
-class _Toolchain(NamedTuple):
-    backend: Backend
-    prefix: Path
-    links: tuple[Path, ...]
-    version: Annotated[str, Text(r"\d+(\.\d+)*")]
-    compiler: Optional[Path]
-    libraries: Optional[tuple[Name, ...]]
-    components: Optional[Mapping[str, Path]]
-
-
-class _Processor(NamedTuple):
-    model: Name
-    cores: Annotated[int, Number(1, 1 << 16)]
-    features_id: Name
-    amx: Optional[bool]
-    avx512: Optional[bool]
-    unusable: Optional[tuple[Name, ...]]
-
-
-SHAPE: dict[str, Any] = {
-    **typed_json.shape(Facts),
-    "cpu": typed_json.shape(_Processor),
-    "toolchains": Maybe([typed_json.shape(_Toolchain)]),
-}
-"""What facts are compared with before ``facts_of``."""
-
-
-def facts_of(given: Mapping[str, Any]) -> Facts:
-    """:param given: of the shape SHAPE."""
+def facts_of(given: Any) -> Facts:
+    """:raises Mismatch: a host reports something else, or an operator declares it."""
     facts = typed_json.parse(Facts, given)
-    toolchains = given.get("toolchains")
-    return facts._replace(
-        cpu=_without_null(facts.cpu),
-        toolchains=None
-        if toolchains is None
-        else tuple({"compiler": None, **_without_null(toolchain)} for toolchain in toolchains),
-        rates={device: rate._replace(gb_per_s=float(f"{rate.gb_per_s:.2g}")) for device, rate in facts.rates.items()},
-    )
-
-
-def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if value is not None}
+    rates = {device: rate._replace(gb_per_s=float(f"{rate.gb_per_s:.2g}")) for device, rate in facts.rates.items()}
+    return facts._replace(rates=rates)

@@ -35,7 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """The plan, or the reasons why there is none.
 
-    :param model_found: what the module model_info reports of the model: of the shape model_source.FOUND; empty when
+    :param model_found: what the module model_info reports of the model: a model_source.Found; empty when
         nothing is known. Of several models ``models``: name → that of each.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """

@@ -191,7 +191,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
 def _crashes_with_amx(serving: Serving) -> bool:
     """Whether AMX would hold attn_k_b of MLA on the head. Its buffers cannot be read back, so llama-server ends with SIGSEGV when the
     scheduler moves that tensor (ggml-org/llama.cpp#11115, seen with 0.3.36)."""
-    if not serving.facts.cpu.get("amx") or not serving.release.mainline:
+    if not serving.facts.cpu.amx or not serving.release.mainline:
         return False
     units = {None, *serving.placed.units_of(None)}
     return any(

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
@@ -105,14 +105,14 @@ def question_of(where: str, given: Any) -> Question:
     :raises Refusal: nobody can be asked this.
     """
     asked = {} if str(given).lower() == "true" else given
-    problem = validation.problem(where, asked) or typed_json.problem(where, asked, Question)
-    if problem:
-        raise Refusal(f"{problem.where} {problem.why}: correct it as docs/plan.md says")
+    try:
+        question = typed_json.parse(Question, asked)
+    except typed_json.Mismatch as error:
+        raise Refusal(f"{where}{error.where} {error.why}: correct it as docs/plan.md says") from None
     known = [field.name for field in typed_json.fields(Question)]
     strange = sorted({*asked} - {*known})
     if strange:
         raise Refusal(f"{where} has {', '.join(strange)}: use {', '.join(known)}")
-    question: Question = typed_json.parse(Question, asked)
     return question
 
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
@@ -35,12 +35,9 @@ def _verified(path: Path) -> VerificationStatus | None:
     """What verify left on the head, whose age is that of the file; None where that is missing or has another form."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
-        found = {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age}
+        return typed_json.parse(VerificationStatus, {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age})
     except (OSError, ValueError):
         return None
-    found = {name: found.get(name) for name in VerificationStatus._fields}
-    wrong = validation.problem("", found) or typed_json.problem("", found, VerificationStatus)
-    return None if wrong else typed_json.parse(VerificationStatus, found)
 
 
 def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:

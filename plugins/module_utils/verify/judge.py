@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
@@ -69,9 +69,9 @@ def evidence_of(head: str, data: Any) -> Evidence:
 
     :raises Refusal: it has another form: a head that is compromised reports anything.
     """
-    evidence = typed_json.parse(Evidence, validation.reported(head, "the server", data, typed_json.shape(Evidence)))
+    evidence = typed_json.reported(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise validation.another_form(head, "the server", validation.Problem("it.server", "does not fit its health"))
+        raise typed_json.not_as_read(head, "the server", "server does not fit its health")
     return evidence
 
 

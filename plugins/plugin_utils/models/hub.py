@@ -110,9 +110,7 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
             }
             for file in about.get("siblings") or ()
         ]
-        listing = {"commit": commit, "files": files}
-        if problem := typed_json.problem("", listing, Listing):
-            raise ValueError(f"{problem.where.lstrip('.')} {problem.why}")
+        return typed_json.parse(Listing, {"commit": commit, "files": files})
     except web.RemoteError as error:
         reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE}"
         if error.status:
@@ -123,7 +121,6 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
             f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE}"
         )
         raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
-    return typed_json.parse(Listing, listing)
 
 
 def _subject(source: ModelSource) -> str:

@@ -120,10 +120,10 @@ class _Resolver:
         result = self._run(MODULE, path=source.path, timeout=self.options.timeout)
         folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
         summary: Summary = reported if isinstance(reported, Mapping) else {}
-        problem = header_summary.problem(summary)
-        if problem:
-            said = validation.not_possible(self.action.host, f"its summary {problem}")
-            raise Refusal(f"{source.variable} is {source.path}, for which {said}")
+        try:
+            header_summary.parse(summary)
+        except typed_json.Mismatch as error:
+            raise typed_json.not_as_read(self.action.host, str(source.path), error) from None
         named = summary.get("files") or ()
         files = [
             ModelFilePlan(file["name"], source.role, f"{folder}/{file['name']}", bytes=file["bytes"]) for file in named
@@ -167,10 +167,10 @@ class _Resolver:
 
     def _recorded(self, source: ModelSource) -> list[ModelFilePlan]:
         """The files of a source's record; none where it has something else."""
-        record = {"files": self._download(source).get("files") or []}
-        if typed_json.problem("it", record, Record):
+        try:
+            files = typed_json.parse(Record, self._download(source)).files
+        except typed_json.Mismatch:
             return []
-        files = typed_json.parse(Record, record).files
         wanted = hub.COMMIT if source.huggingface else ""
         if any(
             download_record.problem_of_name(file.name) or not re.fullmatch(wanted, file.revision or "")

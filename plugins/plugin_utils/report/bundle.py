@@ -10,6 +10,7 @@ import json
 import re
 import tarfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, typed_json, validation
@@ -80,7 +81,9 @@ def _texts(answer: Any) -> Texts:
     """Nothing of a host that reports something else than the module does."""
     report = answer.get("report") if isinstance(answer, Mapping) else None
     form: Any = Texts
-    return typed_json.parse(form, report) if report and not typed_json.problem("", report, form) else {}
+    with suppress(typed_json.Mismatch):
+        return typed_json.parse(form, report)
+    return {}
 
 
 def _lines(text: str) -> str:

@@ -1,10 +1,10 @@
 """Summaries of models, as planning has them."""
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, known_answer
 
 
 def known_answer_model(layers=16, width=128, kind="f32"):
-    return summary.parse(known_answer.summary(layers, width, kind))
+    return header_summary.parse(known_answer.summary(layers, width, kind))
 
 
 def nameless(model):
@@ -26,7 +26,7 @@ def model(architecture, layers=6, keys=(), **fields):
     sizes = {"layer_bytes": [1] * layers, "input_bytes": 1, "output_bytes": 1, "vocabulary": 32000}
     named = {name.replace("__", "."): value for name, value in dict(keys).items()}
     data = {"architecture": architecture, "name": architecture, "layers": layers, **shape, **sizes, **fields}
-    return summary.parse({**data, "keys": named})
+    return header_summary.parse({**data, "keys": named})
 
 
 def as_json(model):

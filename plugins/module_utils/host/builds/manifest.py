@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
@@ -35,12 +35,9 @@ class Manifest(NamedTuple):
 def read(release: Path) -> Optional[Manifest]:
     """The manifest of a folder; None where it has none of this form."""
     try:
-        data = reading.read_object(release / NAME, LIMIT_BYTES)
+        manifest = typed_json.parse(Manifest, reading.read_object(release / NAME, LIMIT_BYTES))
     except (OSError, ValueError):
         return None
-    if validation.problem("manifest", data) or typed_json.problem("manifest", data, Manifest):
-        return None
-    manifest = typed_json.parse(Manifest, data)
     return manifest if all(re.fullmatch(FILE, name, re.ASCII) for name in manifest.files) else None
 
 

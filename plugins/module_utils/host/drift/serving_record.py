@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 
@@ -50,13 +50,9 @@ class ServingRecord(NamedTuple):
 def read(folder: Path) -> Optional[ServingRecord]:
     """:param folder: where the launcher writes; None is returned where it holds no such file."""
     try:
-        data = reading.read_object(folder / names.SERVING, FILE_BYTES)
+        return typed_json.parse(ServingRecord, reading.read_object(folder / names.SERVING, FILE_BYTES))
     except (OSError, ValueError):
         return None
-    data = {name: data[name] for name in ServingRecord._fields if data.get(name) is not None}
-    if validation.problem("it", data) or typed_json.problem("it", data, ServingRecord):
-        return None
-    return typed_json.parse(ServingRecord, data)
 
 
 def of_launcher(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    Maybe,
-    Number,
-    Problem,
-    Text,
-    printable,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Mismatch
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import (
+    MAX_LAYERS,
+    Key,
+    ModelSummary,
+)
 
 MAX_TITLE = 255
 """Characters of a name."""
@@ -117,8 +117,8 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
         return _whole(model.metadata.get(f"{architecture}.{key}", default), what)
 
     layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
-    if layers > kv_cache.MAX_LAYERS:
-        raise gguf.GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {kv_cache.MAX_LAYERS} at most")
+    if layers > MAX_LAYERS:
+        raise gguf.GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {MAX_LAYERS} at most")
     heads = kv_heads = 1
     if architecture not in kv_cache.RECURRENT:
         heads = count("attention.head_count", "number of heads")
@@ -187,63 +187,42 @@ def summarize(model: gguf.Model) -> dict[str, Any]:
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }
-    reason = problem(summary)
-    if reason:
-        raise gguf.GGUFError(f"is refused: it {reason}")
+    try:
+        parse(summary)
+    except Mismatch as error:
+        raise gguf.GGUFError(f"is refused: its {error}") from None
     return summary
 
 
-COUNTS = ("width", "heads", "kv_heads", "key_dimension", "value_dimension", "context", "vocabulary")
-COUNT, SIZE, NAME = Number(1, gguf.MAX_COUNT), Number(), Text(longest=validation.LONGEST)
-SHAPE = {
-    **{"architecture": NAME, "name": NAME, "layers": Number(1, kv_cache.MAX_LAYERS), **dict.fromkeys(COUNTS, COUNT)},
-    **{"layer_bytes": [SIZE], "input_bytes": SIZE, "output_bytes": SIZE, "expert_bytes": Maybe([SIZE])},
-    **{"largest_tensor_bytes": Maybe(SIZE), "parameters": Maybe(Number(1)), "bytes": Maybe(SIZE), "keys": Maybe({})},
-    "files": Maybe([{"name": Text(longest=1024), "bytes": SIZE}]),
-}
-ROW = {"name": NAME, "type": NAME, "shape": [Number(1)], "bytes": Number(1)}
-"""Of ``tensors``."""
+KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], Key]
 
 
-def problem(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong with a summary that was written down, or None. summarize returns none of which something is."""
-    found = validation.problem("", summary) or validation.mismatch("", summary, SHAPE) or _contradiction(summary)
-    return f"is wrong at {found.where.lstrip('.') or 'a value'}, which {found.why}" if found else None
+def parse(data: Any) -> ModelSummary:
+    """What summarize returned.
 
-
-def _has_experts(summary: Mapping[str, Any]) -> bool:
-    """By the names of architecture and tensors, or the bytes that are said to be of experts."""
-    rows = summary.get("tensors")
-    named = (
-        any("_exps." in str(row.get("name")) for row in rows if isinstance(row, Mapping))
-        if isinstance(rows, list)
-        else False
-    )
-    return named or "moe" in summary["architecture"] or any(summary.get("expert_bytes") or ())
-
-
-def _contradiction(summary: Mapping[str, Any]) -> Problem | None:
-    """What does not belong together in a summary of this shape."""
-    layers, sizes = summary["layers"], summary["layer_bytes"]
-    experts, rows = summary.get("expert_bytes") or sizes, summary.get("tensors")
-    if len(sizes) != layers:
-        return Problem("layer_bytes", f"has the sizes of {len(sizes)} layers, not {layers}")
-    if len(experts) != layers or any(part > size for part, size in zip(experts, sizes)):
-        return Problem("expert_bytes", f"does not have the sizes of the experts in {layers} layers")
-    for key, value in (summary.get("keys") or {}).items():
-        numbers = Number(0, gguf.MAX_COUNT)
-        found = validation.mismatch(f"keys.{key}", value, [numbers] if isinstance(value, list) else numbers)
-        if key not in CACHE_KEYS or found:
-            return found or Problem(f"keys.{key}", "is not known")
-    if _has_experts(summary) and not (summary.get("keys") or {}).get("expert_count"):
-        return Problem(
-            "keys.expert_count", "is missing, and without it all experts count for each token: run model_info again"
+    :raises Mismatch: it has another form, or parts that do not belong together.
+    """
+    summary = typed_json.parse(ModelSummary, {**data, "keys": []} if isinstance(data, Mapping) else data)
+    try:
+        keys: Mapping[str, Key] = typed_json.parse(KEYS, data.get("keys") or {})
+    except Mismatch as error:
+        raise Mismatch(error.why, f".keys{error.where}") from None
+    summary = summary._replace(keys=tuple(keys.items()))
+    layers, experts = summary.layers, summary.expert_bytes or summary.layer_bytes
+    if len(summary.layer_bytes) != layers:
+        raise Mismatch(f"has the sizes of {len(summary.layer_bytes)} layers, not {layers}", ".layer_bytes")
+    if len(experts) != layers or any(part > size for part, size in zip(experts, summary.layer_bytes)):
+        raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
+    if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
+        raise Mismatch(f"has one beyond the {layers} layers", ".tensors")
+    if _has_experts(summary) and not keys.get("expert_count"):
+        raise Mismatch(
+            "is missing, and without it all experts count for each token: run model_info again", ".keys.expert_count"
         )
-    if not isinstance(rows, (list, type(None))):
-        return Problem("tensors", f"is {validation.show(rows)}")
-    shape = {**ROW, "layers": Maybe([Number(0, layers - 1)])}
-    for row in rows or []:
-        found = validation.mismatch("tensors", row, shape)
-        if found or "layers" not in row:
-            return found or Problem("tensors.layers", "is missing")
-    return None
+    return summary
+
+
+def _has_experts(summary: ModelSummary) -> bool:
+    """By the names of architecture and tensors, or the bytes that are said to be of experts."""
+    named = any("_exps." in row.name for row in summary.named_tensors)
+    return named or "moe" in summary.architecture or any(summary.expert_bytes)

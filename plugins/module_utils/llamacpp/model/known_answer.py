@@ -19,7 +19,7 @@ import re
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import MAX_LAYERS
 
 SENTENCE = (
     "every layer of this model lives on some worker of your cluster and each one must move the answer one word forward "
@@ -110,8 +110,8 @@ def problem(layers: int, width: int, kind: str) -> str | None:
         return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
     if not HEAD_DIMENSION <= width <= MAX_WIDTH or width % HEAD_DIMENSION:
         return f"its width is {width}: use a multiple of {HEAD_DIMENSION} up to {MAX_WIDTH}"
-    if not 1 <= layers <= kv_cache.MAX_LAYERS:
-        return f"it has {layers} layers: use 1 to {kv_cache.MAX_LAYERS}"
+    if not 1 <= layers <= MAX_LAYERS:
+        return f"it has {layers} layers: use 1 to {MAX_LAYERS}"
     return None
 
 

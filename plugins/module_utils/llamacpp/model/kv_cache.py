@@ -18,8 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 MEASURED = 11669
 """Newest build whose every buffer in the log is what these sources say: Debian's llama.cpp 0.7.0."""
 
-MAX_LAYERS = 512
-"""Of a model that llama.cpp loads: LLAMA_MAX_LAYERS in llama-hparams.h and of ik_llama.cpp."""
 
 CACHE_TYPES = {
     "f32": 4.0,

@@ -6,18 +6,15 @@
 It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp of build 11063.
 """
 
-from __future__ import annotations
+from typing import Annotated, Any, NamedTuple, Optional
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Number, Text, printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
     gguf,
     header_summary,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import Count, Name
 
 ARCHITECTURE = "clip"
 STATES, FEEDS = 4, 2
@@ -36,12 +33,6 @@ COUNTS = {"width": "embedding_length", "feed_forward": "feed_forward_length", "h
 SIZES = {"image_size": "image_size", "patch_size": "patch_size", "max_pixels": "image_max_pixels"}
 """Key of a summary → key of the header, after the encoder's prefix."""
 KINDS = ("vision", "audio")
-NAME, NUMBER = Text(longest=validation.LONGEST), Maybe(Number(1, gguf.MAX_COUNT))
-SHAPE = {
-    **{"name": NAME, "tensors": Number(1), "tensor_bytes": Number(1)},
-    "encoders": [{"kind": KINDS, "projector": NAME, **dict.fromkeys((*COUNTS, *SIZES), NUMBER)}],
-}
-"""Of a summary."""
 
 
 def is_one(model: gguf.Model) -> bool:
@@ -78,43 +69,27 @@ def _is_count(value: Any) -> bool:
     return gguf.is_whole(value) and 0 < value <= gguf.MAX_COUNT
 
 
-def problem(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong with a summary that a host or an inventory gives, or None."""
-    found = validation.mismatch("", summary, SHAPE)
-    return f"is wrong at {found.where}, which {found.why}" if found else None
-
-
 class Encoder(NamedTuple):
-    """Of pictures or of sound; numbers that the header does not have are 0."""
+    """Of pictures or of sound, with numbers that the header has."""
 
-    kind: str
-    """One of KINDS."""
-    projector: str
-    width: int
-    feed_forward: int
-    heads: int
-    image_size: int
-    patch_size: int
-    max_pixels: int
+    kind: Annotated[str, KINDS]
+    projector: Name
+    width: Optional[Count] = None
+    feed_forward: Optional[Count] = None
+    heads: Optional[Count] = None
+    image_size: Optional[Count] = None
+    patch_size: Optional[Count] = None
+    max_pixels: Optional[Count] = None
 
 
 class Projector(NamedTuple):
     """What planning knows of a projector."""
 
-    name: str
-    tensors: int
+    name: Name
+    tensors: Annotated[int, Number(1)]
     """How many."""
-    tensor_bytes: int
+    tensor_bytes: Annotated[int, Number(1)]
     encoders: tuple[Encoder, ...]
-
-
-def parse(summary: Mapping[str, Any]) -> Projector:
-    """:param summary: JSON in which ``problem`` finds nothing."""
-    encoders = (
-        Encoder(one["kind"], one["projector"], *(one.get(key) or 0 for key in (*COUNTS, *SIZES)))
-        for one in summary["encoders"]
-    )
-    return Projector(summary["name"], summary["tensors"], summary["tensor_bytes"], tuple(encoders))
 
 
 def weights(projector: Projector, alignment: int) -> int:
@@ -128,7 +103,7 @@ def bound(projector: Projector) -> int:
 
 
 def _bound_of(encoder: Encoder) -> int:
-    width, inner, heads = encoder.width, encoder.feed_forward, encoder.heads
+    width, inner, heads = encoder.width or 0, encoder.feed_forward or 0, encoder.heads or 0
     patches = _patches(encoder)
     flashes = heads and width // heads in compute_buffers.FLASH_SIZES
     scores = 0 if flashes else heads * patches

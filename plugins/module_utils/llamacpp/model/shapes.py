@@ -15,8 +15,8 @@ import re
 from typing import Annotated, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, parse
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import MAX_LAYERS, ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL
 
 TYPES = {kind.name: kind for kind in ALL.values()}
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 
     name: str
     architecture: str
-    layers: Annotated[int, Number(1, kv_cache.MAX_LAYERS)]
+    layers: Annotated[int, Number(1, MAX_LAYERS)]
     width: Count
     heads: Count
     kv_heads: Count
@@ -234,4 +234,4 @@ def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
     named = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
     model = gguf.Model({**named, **own}, stored, [file], [])
-    return parse(header_summary.summarize(model))
+    return header_summary.parse(header_summary.summarize(model))

@@ -3,25 +3,30 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What planning knows of a model: the JSON of header_summary.summarize as values."""
 
-from __future__ import annotations
+from typing import Annotated, NamedTuple, Optional, Union
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Union
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
-Key = Union[int, tuple[int, ...]]
+MAX_LAYERS = 512
+"""Of a model that llama.cpp loads: LLAMA_MAX_LAYERS in llama-hparams.h and of ik_llama.cpp."""
+Name = Annotated[str, Text(longest=LONGEST)]
+Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
+Number0 = Annotated[int, Number(0, gguf.MAX_COUNT)]
+Key = Union[Number0, tuple[Number0, ...]]
 """Value of a key of the header: one for the model, or one for each layer."""
 
 
 class TensorGroup(NamedTuple):
     """Tensors that differ in nothing but their layer."""
 
-    name: str
+    name: Name
     """With ``*`` in place of the layer."""
-    type: str
-    shape: tuple[int, ...]
-    bytes: int
+    type: Name
+    shape: tuple[Annotated[int, Number(1)], ...]
+    bytes: Annotated[int, Number(1)]
     """Of each of them."""
-    layers: tuple[int, ...] | None
+    layers: Optional[tuple[int, ...]]
     """None of a tensor outside the layers."""
 
     @property
@@ -30,34 +35,40 @@ class TensorGroup(NamedTuple):
         return 1 if self.layers is None else len(self.layers)
 
 
+class NamedFile(NamedTuple):
+    """A file of a model."""
+
+    name: Annotated[str, Text(longest=1024)]
+    bytes: int
+
+
 class ModelSummary(NamedTuple):
     """The header of a model. header_summary.summarize says what the fields mean."""
 
-    architecture: str
-    name: str
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    key_dimension: int
-    value_dimension: int
-    context: int
-    vocabulary: int
+    architecture: Name
+    name: Name
+    layers: Annotated[int, Number(1, MAX_LAYERS)]
+    width: Count
+    heads: Count
+    kv_heads: Count
+    key_dimension: Count
+    value_dimension: Count
+    context: Count
+    vocabulary: Count
     layer_bytes: tuple[int, ...]
     input_bytes: int
     output_bytes: int
     keys: tuple[tuple[str, Key], ...] = ()
     """Name of a key without the architecture, and its value."""
-    tensors: tuple[TensorGroup, ...] | None = None
+    tensors: Optional[tuple[TensorGroup, ...]] = None
     """None of a summary without their names."""
     expert_bytes: tuple[int, ...] = ()
     """Of each layer, where there are no names: bytes of which a token reads those of the chosen experts."""
-    largest_tensor_bytes: int | None = None
-    parameters: int | None = None
-    bytes: int | None = None
+    largest_tensor_bytes: Optional[int] = None
+    parameters: Optional[Annotated[int, Number(1)]] = None
+    bytes: Optional[int] = None
     """Of all files."""
-    files: tuple[tuple[str, int], ...] = ()
-    """Name and bytes of each."""
+    files: tuple[NamedFile, ...] = ()
 
     @property
     def named_tensors(self) -> tuple[TensorGroup, ...]:
@@ -68,12 +79,12 @@ class ModelSummary(NamedTuple):
         """Bytes of its files, or of its tensors where those are not known."""
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
-    def number(self, key: str) -> int | None:
+    def number(self, key: str) -> Optional[int]:
         """The one value of a key; None where there is none, or one for each layer."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, int) else None
 
-    def listed(self, key: str) -> tuple[int, ...] | None:
+    def listed(self, key: str) -> Optional[tuple[int, ...]]:
         """The values of a key that has one for each layer."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
@@ -86,29 +97,5 @@ class ModelSummary(NamedTuple):
             return [default if number is None else number] * self.layers
         return [*listed[: self.layers], *[0] * (self.layers - len(listed))]
 
-    def without_key(self, key: str) -> ModelSummary:
+    def without_key(self, key: str) -> "ModelSummary":
         return self._replace(keys=tuple(pair for pair in self.keys if pair[0] != key))
-
-
-def parse(data: Mapping[str, Any]) -> ModelSummary:
-    """:param data: JSON in which header_summary.problem finds nothing."""
-    plain = {name: data[name] for name in ModelSummary._fields if name in data}
-    keys = data.get("keys") or {}
-    tensors = data.get("tensors")
-    return ModelSummary(
-        **{
-            **plain,
-            "layer_bytes": tuple(data["layer_bytes"]),
-            "keys": tuple((name, tuple(key) if isinstance(key, list) else key) for name, key in keys.items()),
-            "tensors": None if tensors is None else tuple(map(_tensor_group, tensors)),
-            "expert_bytes": tuple(data.get("expert_bytes") or ()),
-            "files": tuple((file["name"], file["bytes"]) for file in data.get("files") or ()),
-        }
-    )
-
-
-def _tensor_group(row: Mapping[str, Any]) -> TensorGroup:
-    layers = row["layers"]
-    return TensorGroup(
-        row["name"], row["type"], tuple(row["shape"]), row["bytes"], None if layers is None else tuple(layers)
-    )

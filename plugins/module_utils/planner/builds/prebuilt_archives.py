@@ -68,5 +68,5 @@ def _machine(name: str, facts: Facts, backend: str) -> prebuilt.Machine:
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
     """Version and prefix of the newest toolkit of a backend."""
-    own = [(str(kit["version"]), str(kit["prefix"])) for kit in facts.toolchains or () if kit["backend"] == backend]
+    own = [(str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend]
     return max(own, key=lambda kit: versions.numbers(kit[0]), default=None)

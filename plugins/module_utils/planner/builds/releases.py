@@ -327,10 +327,10 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
     tools = toolchains.choose(host.name, backend, facts, host.toolchain)
     toolkit = tools["toolkit"]
     kind.update(
-        cpu=facts.cpu["features_id"],
+        cpu=facts.cpu.features_id,
         toolchain=tools["compiler"],
         accelerators=tools["version"],
-        toolkit=toolkit["prefix"] if toolkit else None,
+        toolkit=(toolkit.prefix or None) if toolkit else None,
     )
     return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"])
 
@@ -342,7 +342,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
     return {
         **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
         **host.cmake_options,
-        **backends.without(host.facts.cpu.get("unusable", []), host.cmake_options),
+        **backends.without(host.facts.cpu.unusable or (), host.cmake_options),
     }
 
 

@@ -87,7 +87,7 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
 
 def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
     """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
-    toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit["backend"] == backend]
+    toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
     if backend in backends.TOOLKITS and toolkits:
         return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
     return [name for name in backends.libraries(backend, fork) if facts.toolchain.get(name, True) is None]

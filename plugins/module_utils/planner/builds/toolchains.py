@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-
-Toolchain = Mapping[str, Any]
-"""As facts/toolchains.py describes it."""
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Toolchain
 
 MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
@@ -23,9 +19,9 @@ MINIMUM_COMPILER = "9"
 
 def missing_libraries(toolkit: Toolchain) -> list[str]:
     """Missing libraries of a toolkit; empty if its libraries are unknown."""
-    if "libraries" not in toolkit:
+    if toolkit.libraries is None:
         return []
-    return [name for name in backends.libraries(toolkit["backend"]) if name not in toolkit["libraries"]]
+    return [name for name in backends.libraries(toolkit.backend) if name not in toolkit.libraries]
 
 
 def instead(facts: Facts, backend: str) -> str:
@@ -37,9 +33,9 @@ def instead(facts: Facts, backend: str) -> str:
 
 def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Why this one cannot build for these architectures, with what could; None where it can."""
-    toolkit, form = backends.TOOLKITS[toolchain["backend"]], backends.RECORDS[toolchain["backend"]].architecture
-    own = f"{toolkit.title} {toolchain['version']}"
-    version = numbers(toolchain["version"])
+    toolkit, form = backends.TOOLKITS[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
+    own = f"{toolkit.title} {toolchain.version}"
+    version = numbers(toolchain.version)
     if version < numbers(toolkit.minimum):
         return f"{own}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
     if form is None:
@@ -58,16 +54,16 @@ def _at_prefix(name: str, wanted: str, facts: Facts, backend: str) -> dict[str, 
     """Backend → toolkit, and cpu → compiler, at the prefix that the operator names. Of a host that was not asked, the prefix is believed."""
     prefix = wanted.rstrip("/") or "/"
     if facts.toolchains is None:
-        return {toolkit["backend"]: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
-    found = [toolchain for toolchain in facts.toolchains if prefix in (toolchain["prefix"], *toolchain["links"])]
+        return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
+    found = [toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)]
     if not found:
         titles = ", ".join(toolkit.title for toolkit in backends.TOOLKITS.values())
-        known = ", ".join(toolchain["prefix"] for toolchain in facts.toolchains) or "none"
+        known = ", ".join(toolchain.prefix for toolchain in facts.toolchains) or "none"
         raise Refusal(
             f"llama_build_toolchain of {name} is {wanted}, but there is neither {titles} nor a compiler: use the prefix of one that is installed ({known}), "
             "or leave it out"
         )
-    return {toolchain["backend"]: toolchain for toolchain in found}
+    return {toolchain.backend: toolchain for toolchain in found}
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
@@ -76,7 +72,7 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     if backend not in backends.TOOLKITS or not version:
         return []
     compiler = f"{prefix}/{backends.TOOLKITS[backend].compilers[0]}" if prefix else None
-    return [{"backend": backend, "prefix": prefix, "version": version, "compiler": compiler}]
+    return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
 def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
@@ -84,17 +80,17 @@ def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: li
     installed."""
     if not offered:
         return None
-    other = f"or set llama_backend of {name} to {instead(facts, offered[0]['backend'])}"
+    other = f"or set llama_backend of {name} to {instead(facts, offered[0].backend)}"
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
     if not fitting:
         raise Refusal(f"{name} has {_unfit(offered[-1], architectures)}, {other}")
     whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
-    whole = whole or [toolkit for toolkit in fitting if toolkit["prefix"] == names.SYSTEM]
+    whole = whole or [toolkit for toolkit in fitting if toolkit.prefix == names.SYSTEM]
     if not whole:
         newest = fitting[-1]
-        title = backends.TOOLKITS[newest["backend"]].title
+        title = backends.TOOLKITS[newest.backend].title
         raise Refusal(
-            f"{name} has {title} {newest['version']} in {newest['prefix']} without {', '.join(missing_libraries(newest))}: install their development "
+            f"{name} has {title} {newest.version} in {newest.prefix} without {', '.join(missing_libraries(newest))}: install their development "
             f"packages for that {title}, name one that has them in llama_build_toolchain, {other}"
         )
     return whole[-1]
@@ -111,14 +107,14 @@ def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[st
     found, toolkit = _at_prefix(name, wanted, facts, backend) if wanted else {}, None
     compiler = found.get(backends.CPU.name)
     if backend in backends.TOOLKITS:
-        installed = [toolchain for toolchain in facts.toolchains or [] if toolchain["backend"] == backend]
+        installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
         offered = [found[backend]] if backend in found else installed or _declared_toolkit(backend, facts, None)
         toolkit = _newest(name, offered, facts, facts.architectures(backend))
-    version = compiler["version"] if compiler else facts.toolchain.get("c++")
+    version = compiler.version if compiler else facts.toolchain.get("c++")
     _recent_enough(name, facts, version)
     return {
         "toolkit": toolkit,
-        "version": toolkit["version"] if toolkit else facts.toolchain.get(backends.toolkit(backend)),
+        "version": toolkit.version if toolkit else facts.toolchain.get(backends.toolkit(backend)),
         "compiler": version,
         "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
@@ -135,7 +131,7 @@ def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
 def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str, str]:
     if not compiler:
         return {}
-    cxx = compiler["compiler"]
+    cxx = str(compiler.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
     toolkit = backends.RECORDS[backend].toolkit
     return {**environment, **({toolkit.host_compiler: cxx} if toolkit and toolkit.host_compiler else {})}
@@ -143,15 +139,15 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
 
 def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     """What names the toolkit to cmake, and to the programs. A component that was not looked for is where ``latest`` leads."""
-    if not toolkit or not toolkit["prefix"]:
+    if not toolkit or not toolkit.prefix:
         return {}
-    known, prefix = backends.TOOLKITS[toolkit["backend"]], toolkit["prefix"]
+    known, prefix = backends.TOOLKITS[toolkit.backend], toolkit.prefix
     beside = prefix.rsplit("/", 2)[0]
-    components = toolkit.get("components") or {name: f"{beside}/{name}/latest" for name in known.components}
+    components = toolkit.components or {name: f"{beside}/{name}/latest" for name in known.components}
     installed = [prefix, *components.values()]
     values = {
         "prefix": prefix,
-        "compiler": toolkit["compiler"] or "",
+        "compiler": toolkit.compiler or "",
         "beside": beside,
         "packages": ":".join(installed),
         "libraries": ":".join(f"{folder}/lib" for folder in installed),

@@ -11,13 +11,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    names,
+    service_managers,
+    typed_json,
+    validation,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, SHAPE, Facts, facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     model_inputs,
     release_request,
@@ -84,7 +88,7 @@ STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home"
 
 
 def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The hosts of a cluster, checked, with facts of the shape SHAPE: what each host says, overridden by its ``llama_hardware``.
+    """The hosts of a cluster, checked, with facts that facts_of can read: what each host says, overridden by its ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
@@ -174,7 +178,7 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = given["variables"]
     if given["facts"]:
-        check_facts(name, given["facts"])
+        typed_json.reported(name, "itself", Facts, given["facts"])
         owner = given["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
@@ -183,9 +187,11 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts and is_numeric(str(given["ansible_host"])):
         facts.pop("reached_at", None)
-    declared = validation.mismatch("llama_hardware", facts, Maybe(SHAPE))
-    if declared:
-        raise Refusal(f"{declared.where} of {name} {declared.why}: correct it, or leave it out")
+    try:
+        if facts:
+            facts_of(facts)
+    except typed_json.Mismatch as error:
+        raise Refusal(f"llama_hardware{error.where} of {name} {error.why}: correct it, or leave it out") from None
     return facts
 
 
@@ -430,17 +436,6 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
             raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
     return {str(name): int(mib) for name, mib in given.items()}
-
-
-def check_facts(name: str, given: Any) -> None:
-    """Refuses facts that planning cannot read: a host may report anything."""
-    read = {key: value for key, value in given.items() if key in SHAPE} if isinstance(given, Mapping) else given
-    problem = validation.problem("", read) or validation.mismatch("", read, SHAPE)
-    if problem:
-        raise Refusal(
-            f"the facts of {name} are not as this version of the collection reads them ({problem.where.lstrip('.')} {problem.why}): run it again "
-            "when the host can be reached; if it persists, treat this host as compromised (docs/security.md)"
-        )
 
 
 def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

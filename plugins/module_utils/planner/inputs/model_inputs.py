@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     header_summary,
     split_files,
-    summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
@@ -67,10 +66,10 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 
 def summary_of(where: str, given: Any) -> ModelSummary:
     """:raises Refusal: this is not what model_info returns."""
-    problem = header_summary.problem(given) if isinstance(given, Mapping) else f"is {validation.show(given)}"
-    if problem:
-        raise Refusal(f"{where} {problem}: set it to the summary that model_info returns")
-    return summary.parse(given)
+    try:
+        return header_summary.parse(given)
+    except typed_json.Mismatch as error:
+        raise Refusal(f"{where}{error.where} {error.why}: set it to the summary that model_info returns") from None
 
 
 def _is_set(value: Any) -> bool:

@@ -12,22 +12,19 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     service_managers,
     typed_json,
-    validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Maybe, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     header_summary,
     known_answer,
-    projector,
     split_files,
-    summary,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
@@ -50,15 +47,6 @@ LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
 """Role of an auxiliary model → its variable."""
-FOUND = {
-    "files": Maybe([typed_json.shape(ModelFilePlan)]),
-    "refused": Maybe(Text(longest=8192)),
-    "offered": Maybe([typed_json.shape(Quantisation)]),
-    "auxiliary": Maybe({}),
-    "summary": Maybe({}),
-    "closed": Maybe(Text(longest=4096)),
-}
-"""What the module model_info reports."""
 
 
 def is_brought(source: ModelSource) -> bool:
@@ -99,35 +87,35 @@ class ModelReport(NamedTuple):
     projector: Projector | None = None
 
 
-def report_of(found: Mapping[str, Any]) -> ModelReport:
-    """:param found: of the shape FOUND; empty where nothing was looked for."""
-    if problem := check(found):
-        return ModelReport(problem)
-    auxiliary = found.get("auxiliary") or {}
-    return ModelReport(
-        summary=summary.parse(found["summary"]) if found.get("summary") else None,
-        closed=found.get("closed"),
-        refused=found.get("refused"),
-        files=tuple(typed_json.parse(ModelFilePlan, file) for file in found.get("files") or ()),
-        offered=tuple(typed_json.parse(Quantisation, one) for one in found.get("offered") or ()),
-        draft=summary.parse(auxiliary[download_record.DRAFT]) if auxiliary.get(download_record.DRAFT) else None,
-        projector=projector.parse(auxiliary[download_record.MMPROJ]) if auxiliary.get(download_record.MMPROJ) else None,
-    )
+class Found(NamedTuple):
+    """What the module model_info reports."""
+
+    files: tuple[ModelFilePlan, ...] = ()
+    refused: Annotated[str | None, Text(longest=8192)] = None
+    offered: tuple[Quantisation, ...] = ()
+    auxiliary: Mapping[str, Any] = {}
+    summary: Any = None
+    closed: str | None = None
 
 
-def check(found: Mapping[str, Any]) -> str | None:
-    """Why this cannot have been found; None where it can."""
-    given = {key: found.get(key) for key in FOUND}
-    problem = validation.problem("", given) or validation.mismatch("", given, FOUND)
-    if problem:
-        return f"{problem.where.lstrip('.')} {problem.why}"
-    auxiliary = {f"auxiliary.{role}": one for role, one in (given["auxiliary"] or {}).items()}
-    for where, one in {"summary": given["summary"], **auxiliary}.items():
-        judge = projector.problem if where == f"auxiliary.{download_record.MMPROJ}" else header_summary.problem
-        if (one or where != "summary") and (wrong := judge(one) if isinstance(one, Mapping) else "is not a mapping"):
-            return f"{where} {wrong}"
-    named = [file["name"] for file in given["files"] or ()]
-    return next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), None)
+def report_of(given: Any) -> ModelReport:
+    """:param given: what the module reports; empty where nothing was looked for."""
+    try:
+        found = typed_json.parse(Found, given)
+        draft, projector = (found.auxiliary.get(role) for role in (download_record.DRAFT, download_record.MMPROJ))
+        named = [file.name for file in found.files]
+        return ModelReport(
+            problem=next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), ""),
+            summary=header_summary.parse(found.summary) if found.summary else None,
+            closed=found.closed,
+            refused=found.refused,
+            files=found.files,
+            offered=found.offered,
+            draft=None if draft is None else header_summary.parse(draft),
+            projector=None if projector is None else typed_json.parse(Projector, projector),
+        )
+    except typed_json.Mismatch as error:
+        return ModelReport(str(error))
 
 
 def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix: str) -> Model:
@@ -228,7 +216,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     """
     source = next(iter(request.sources()), None)
     if source and report.problem:
-        raise Refusal(f"{_subject(source)}, for which {validation.not_possible('the head', report.problem)}")
+        raise typed_json.not_as_read("the head", f"the model ({_subject(source)})", report.problem)
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
@@ -267,7 +255,7 @@ def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | Non
 
 @functools.lru_cache(maxsize=16)
 def _of_known_answer(size: KnownAnswerPlan) -> ModelSummary:
-    return summary.parse(known_answer.summary(*size))
+    return header_summary.parse(known_answer.summary(*size))
 
 
 def _subject(source: ModelSource) -> str:

@@ -79,13 +79,13 @@ def rate_of(device: Device, facts: Facts) -> Rate:
 
 def processor_rate(facts: Facts) -> Rate:
     """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
-    model, cores = str(facts.cpu.get("model", "")), facts.cpu.get("cores") or 1
+    model, cores = facts.cpu.model, facts.cpu.cores
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
     rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
     most = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
-        vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.get("avx512", True)
+        vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
         reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
@@ -103,7 +103,7 @@ def _assumed_processor(facts: Facts) -> device_rates.Known:
 
 
 def is_board(facts: Facts) -> bool:
-    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, str(facts.cpu.get("model", "")))
+    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, facts.cpu.model)
 
 
 EXPERTS = re.compile(r"_(?:ch)?exps\b")

@@ -331,7 +331,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         endpoint, device = entry.endpoint, entry.device
         threads = endpoint.threads
         if device.backend == "cpu" and threads is None:
-            threads = max(1, host.facts.cpu["cores"] // cpu_workers)
+            threads = max(1, host.facts.cpu.cores // cpu_workers)
         own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
         listens, dialled, opened = _ends(host, entry, address)
         workers.append(
