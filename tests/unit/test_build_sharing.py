@@ -12,7 +12,6 @@ from ansible_collections.llamacpp.cluster.plugins.modules import release as modu
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
 from support import actions, builds
-from test_cache import at_once
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 BUILD = builds.BUILD._replace(targets=("llama-server",))
@@ -162,21 +161,3 @@ def test_names_stay_below_the_cache(controller):
         folder = build_cache.CachedBuild(name, name, "x")._archive.parent
         assert folder.parent.parent == controller / "releases"
         assert folder.resolve() == folder
-
-
-def test_controllers_that_get_a_build_at_once(tmp_path):
-    (tmp_path / "packed.tar.gz").write_bytes(os.urandom(1 << 20))
-    code = f"""
-import shutil
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
-seen = []
-for turn in range(20):
-    cached = build_cache.CachedBuild("one", "head", f"b{{turn}}-cpu-1")
-    if not cached.archive():
-        with cached.receive() as target:
-            shutil.copy({str(tmp_path / "packed.tar.gz")!r}, target)
-    seen.append(sources.sha256(cached.archive()))
-print(len(seen), len(set(seen)))
-"""
-    assert at_once(code) == ["20 1"] * 3
-    assert not list(tmp_path.glob("controller/llamacpp/releases/*/*/.work-*"))

@@ -185,7 +185,6 @@ def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
         ({KEY: None}, f"{CERTIFICATE} is set and {KEY} is not"),
         ({CERTIFICATE: None}, f"{KEY} is set and {CERTIFICATE}"),
         ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use the absolute path on the head"),
-        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": "OFF"}}, "has LLAMA_OPENSSL: 'OFF', so llama-server would be"),
         ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan decides: set {KEY}"),
         ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, f"set {CERTIFICATE} instead"),
         ({"llama_server_environment": {"LLAMA_ARG_SSL_KEY_FILE": "/k"}}, f"set {KEY} instead"),

@@ -41,7 +41,6 @@ LINUX = prebuilt.Machine("host", "Linux", "x86_64", "2.41")
         ("cpu", {}, "ubuntu-x64"),
         ("cpu", {"system_version": "2.36"}, "ubuntu-x64"),
         ("cpu", {"architecture": "aarch64"}, "ubuntu-arm64"),
-        ("vulkan", {}, "ubuntu-vulkan-x64"),
         ("vulkan", {"architecture": "aarch64", "system_version": None}, "ubuntu-vulkan-arm64"),
         ("cuda", {"cuda": "13.4", "devices": ("8.6", "12.0")}, "ubuntu-cuda-13.4-x64"),
         ("cuda", {"cuda": None, "devices": ("",)}, "ubuntu-cuda-13.4-x64"),
@@ -50,7 +49,6 @@ LINUX = prebuilt.Machine("host", "Linux", "x86_64", "2.41")
         ("cuda", {"cuda": "13.10", "architecture": "aarch64", "devices": ("12.1",)}, "ubuntu-cuda-13.4-arm64"),
         ("hip", {"rocm": "10.0.2", "devices": ("gfx90a:xnack-", "gfx1151")}, "ubuntu-rocm-10.0-x64"),
         ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "24.1.0"}, "macos-arm64"),
-        ("cpu", {"system": "Darwin", "architecture": "x86_64", "system_version": "22.4.0"}, "macos-x64"),
     ],
 )
 def test_which_archive_runs_on_a_host(backend, changed, kind):
@@ -63,13 +61,11 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
     "backend, changed, said",
     [
         ("cpu", {"system_version": "2.31"}, "host has glibc 2.31, and .* needs glibc 2.35: use a newer distribution"),
-        ("cuda", {"system_version": "2.36"}, "has glibc 2.36, and .*ubuntu-cuda-12.8-x64.* needs glibc 2.39"),
         ("cpu", {"system_version": ""}, "has another C library than glibc"),
         ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
         ("cuda", {"cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, and .* needs one for 12.8: update the driver"),
         ("cuda", {"cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, and .* from 5.0 on"),
         ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, and .* needs the libraries of ROCm 10: install that, or"),
-        ("hip", {"rocm": ""}, "has no ROCm"),
         ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has a device gfx906, for which .* has no code"),
         ("hip", {"architecture": "aarch64"}, "has the backend hip, .* no archive with an RPC worker on Linux aarch64"),
     ],
@@ -170,12 +166,10 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
         ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
         ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: use a mapping"),
-        ({"llama_release": {**ASKED, "checksums": {NAME: "md5:1"}}}, "the checksums .*'md5:1'"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
         ({"llama_build_fast_load": True}, "source: prebuilt, programs that are compiled already"),
         ({"llama_build_cmake_options": {"GGML_RPC_RDMA": "ON"}}, "has GGML_RPC_RDMA, but .* compiles nothing: remove"),
-        ({"llama_backend": "sycl"}, "llama_backend of here is sycl, but that host has no such device"),
     ],
 )
 def test_what_archives_do_not_have_is_refused(local, variables, said):
@@ -190,8 +184,6 @@ def test_pairs_of_types_that_only_compiling_gives(local):
 
 # ------------------------------------------------------------------------------------------------------------------------ auto
 
-FORKY = {"version": "0.7.0", "installed": ()}
-
 
 def chosen(cluster, **variables):
     plan = asking(cluster, **{"llama_release": "auto", **variables}).accepted()
@@ -201,17 +193,15 @@ def chosen(cluster, **variables):
 
 
 def test_auto_is_upstreams_programs_where_each_host_has_them(pair):
-    pair.hosts["worker1"]["facts"].update(architecture="aarch64", glibc="2.41", packaged=FORKY)
+    pair.hosts["worker1"]["facts"].update(architecture="aarch64", glibc="2.41")
     source, why = chosen(pair)
     assert source == "prebuilt"
     assert why.startswith("upstream has an archive for each host; compiling would add llama_build_fast_load, patches")
 
 
-@pytest.mark.parametrize("shaders", [None, "2025"])
-def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_toolkit(local, shaders):
-    """A host without CUDA's toolkit compiles for the processor, or for Vulkan where it has that compiler."""
+def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_toolkit(local):
     vulkan = {**GPU, "backend": "vulkan", "architecture": ""}
-    tools = {**CARD["toolchain"], "nvcc": None, "glslc": shaders, "vulkan": shaders, "spirv-headers": shaders}
+    tools = {**CARD["toolchain"], "nvcc": None, "glslc": "2025", "vulkan": "2025", "spirv-headers": "2025"}
     local.hosts["here"]["facts"].update(CARD, accelerators=[GPU, vulkan], toolchain=tools)
     local.hosts["here"]["variables"].update(llama_worker_endpoints=None)
     assert chosen(local)[0] == "prebuilt"
@@ -223,6 +213,7 @@ def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_t
     [
         ({**CARD, "newest_cuda": "12.4"}, {}, "here can compile for cuda, which source: prebuilt does not have"),
         ({}, {"llama_build_fast_load": True}, "source: prebuilt, programs that are compiled already, but llama_build"),
+        ({"glibc": "2.31"}, {}, "here has glibc 2.31, and upstream's archive"),
         ({}, {"llama_build_cmake_options": {"GGML_AVX512": "OFF"}}, "llama_build_cmake_options of here has GGML_AVX"),
     ],
 )
@@ -317,7 +308,6 @@ def test_a_cut_download_begins_again(release, server, cache):
         (answer(404), r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* does not give \(HTTP 404\): use another build"),
         (answer(200, CONTENT[:1000], Content_Length=len(CONTENT)), "was cut off: its server sent less than it"),
         (answer(200, b"<html>sign in</html>"), r"\.tar\.gz: its server may send something else; give"),
-        (answer(200, CONTENT[:-50000]), r"\.tar\.gz: its server may send"),
     ],
 )
 def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release, server, cache, fault, said):
@@ -327,7 +317,7 @@ def test_what_a_server_does_not_give_is_one_sentence_and_leaves_nothing(release,
     assert kept(cache) == []
 
 
-@pytest.mark.parametrize("status, times, asked", [(503, 3, 4), (429, 1, 2), (502, 4, 4), (404, 1, 1)])
+@pytest.mark.parametrize("status, times, asked", [(503, 3, 4), (502, 4, 4), (404, 1, 1)])
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, status, times, asked):
     server.faults[f"/assets/{NAME}"] = [answer(status)] * times
     if times < asked:

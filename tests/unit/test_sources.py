@@ -1,9 +1,7 @@
 import gzip
 import hashlib
-import http.server
 import os
 import tarfile
-import threading
 
 import pytest
 from ansible.errors import AnsibleError
@@ -37,14 +35,6 @@ def test_a_file_of_the_controller(tmp_path, cache):
     assert sorted(kept(cache)) == [f"{SHA[:16]}.json", f"{SHA[:16]}.tar.gz"]
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path):
-    (tmp_path / "a.tar.gz").write_bytes(CONTENT)
-    (fetched,) = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-    fetched.path.write_bytes(b"damaged")
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched]
-    assert fetched.path.read_bytes() == CONTENT
-
-
 def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
     (tmp_path / "a.tar.gz").write_bytes(b"something else")
     with pytest.raises(
@@ -59,11 +49,6 @@ def test_what_stands_in_the_cache_and_cannot_be_read_is_named(tmp_path, cache):
     (cache / f"{SHA[:16]}.tar.gz").mkdir(parents=True)
     with pytest.raises(AnsibleError, match=r"llama_release needs .* on the controller, which cannot be used"):
         sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(Refusal, match=r"llama_release has the path .*none\.tar\.gz.*not a file.*use a path"):
-        sources.fetch(release(path=str(tmp_path / "none.tar.gz")))
 
 
 def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
@@ -83,13 +68,6 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
     assert resolve(request, find).path == "a.tar.gz", "what is in the cache is not asked for again"
 
 
-@pytest.mark.parametrize("path", [["a.tar.gz"], 5])
-def test_a_path_that_is_none(path):
-    request = {"source": "archive", "path": path, "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"llama_release has the path .*use the path of a tar archive on the controller"):
-        resolve(request, str)
-
-
 def test_an_archive_behind_a_url(server):
     server.faults["/a.tar.gz"] = answer(200, CONTENT)
     (fetched,) = sources.fetch(release(url=server.url + "/a.tar.gz"))
@@ -97,15 +75,11 @@ def test_an_archive_behind_a_url(server):
     assert fetched.path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("key", ["path", "patch"])
 @pytest.mark.parametrize("name", ["fifo", ""])
-def test_what_is_not_a_file_is_not_read(tmp_path, key, name):
+def test_what_is_not_a_file_is_not_read(tmp_path, name):
     os.mkfifo(tmp_path / "fifo")
     request = {"source": "archive", "path": str(tmp_path / name), "checksum": f"sha256:{SHA}", "build": 1}
-    if key == "patch":
-        (tmp_path / "a").write_bytes(b"")
-        request.update(path=str(tmp_path / "a"), patches=[str(tmp_path / name)])
-    with pytest.raises(Refusal, match=f"llama_release has the {key} .*is not a file that the controller can read"):
+    with pytest.raises(Refusal, match=r"llama_release has the path .*is not a file that the controller can read"):
         resolve(request, str)
 
 
@@ -142,19 +116,3 @@ def test_pip_that_fails(monkeypatch, stderr, said):
     monkeypatch.setattr(sources.subprocess, "run", lambda *_arguments, **_options: failed)
     with pytest.raises(AnsibleError, match=said):
         sources.fetch(planned_source("pypi", "0.3.36", version="0.3.36", checksum=f"sha256:{SHA}"))
-
-
-def test_what_a_server_says_does_not_control_the_screen(cache):
-    class Lies(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.wfile.write(b"HTTP/1.1 404 gone\x1b[2J\x07\r\n\r\n")
-
-        def log_message(self, *_arguments):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lies) as served:
-        threading.Thread(target=served.serve_forever, args=(0.02,), daemon=True).start()
-        with pytest.raises(AnsibleError, match="404") as refused:
-            sources.fetch(release(url=f"http://127.0.0.1:{served.server_port}/a"))
-        served.shutdown()
-    assert str(refused.value).isprintable()

@@ -214,7 +214,8 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
         raise Refusal(f"{lacks}: run brew install {' '.join(sorted(of_missing))} there, then run the playbook again")
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{lacks}, and llama_host_scope is user: let an administrator install {', '.join(of_missing)}, then run the playbook again"
+            f"{lacks}, and this run has no root access there (llama_host_scope is user): let an administrator install {', '.join(of_missing)}, then run the "
+            "playbook again"
         )
     return {tool: packages[tool] for tool in needs.wanted if tool in packages}
 
