@@ -113,7 +113,7 @@ def kept(plan):
     """A kept plan, how the host differs from it, and files that its services read and that are missing."""
     wanted = {path for service in plan.host.services for path in service.reads}
     made = {file.path for file in plan.host.files if file.content is None}
-    drift = state.drift(plan.host._replace(knocks=()))
+    drift = state.drift(plan.host._replace(port_probes=()))
     missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift.changed_files)
     missing.update(drift.changed_models)
     return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing)}

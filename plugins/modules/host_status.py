@@ -54,7 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 drift:
-  description: As M(llamacpp.cluster.host_info) returns it, without C(knocks).
+  description: As M(llamacpp.cluster.host_info) returns it, without C(port_probes).
   returned: when O(plan) is given, or O(served) and a plan served
   type: dict
 digest:

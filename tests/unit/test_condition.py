@@ -138,12 +138,12 @@ def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
 def test_no_worker_is_connected_to(pair, place, monkeypatch):
     """Not even as the comparison with the plan does, to see that ports are closed."""
     planned = typed(pair.plan()).hosts["worker1"]
-    assert planned.knocks
+    assert planned.port_probes
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
     monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
     _drift, condition = host_status.read("system", planned._replace(**place._asdict()), None)
-    assert compared[0].knocks == ()
+    assert compared[0].port_probes == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
 
 

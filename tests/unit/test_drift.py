@@ -303,8 +303,8 @@ def test_ports_that_the_plan_names_are_probed(planned, monkeypatch):
     monkeypatch.setattr(state.interfaces, "addresses", lambda: ["127.0.0.1", "127.0.0.9"])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        planned.change(knocks=(endpoint,))
-        assert planned.drift().knocks == ((endpoint, "127.0.0.9", True),)
+        planned.change(port_probes=(endpoint,))
+        assert planned.drift().port_probes == ((endpoint, "127.0.0.9", True),)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
         first, second = host.workers
         host = host._replace(
             **{"prefix": place, "cache": place, "units": place, "state": str(folder), "scope": "user", "account": None},
-            **dict.fromkeys(("services", "builds", "accounts", "folders", "firewall", "links", "knocks"), ()),
+            **dict.fromkeys(("services", "builds", "accounts", "folders", "firewall", "links", "port_probes"), ()),
             files=(FilePlan(str(file), 4, hashlib.sha256(b"text").hexdigest()),),
             **{"service_manager": "launchd", "host_settings": False},
             workers=(

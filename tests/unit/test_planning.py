@@ -1070,7 +1070,7 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
     cluster.hosts["worker2"]["facts"].update(units_filter=False, firewall="ufw")
     cluster.hosts["worker4"]["facts"].update(service_manager="supervisor")
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
-    tried = {name: host["knocks"] for name, host in cluster.plan()["hosts"].items()}
+    tried = {name: host["port_probes"] for name, host in cluster.plan()["hosts"].items()}
     endpoint = "192.0.2.1{}:50052".format
     assert tried == {
         "head": [],

@@ -45,7 +45,7 @@ def test_nothing_else_of_the_plan_follows_from_it(rdma):
     for key in ("placement", "estimate"):
         assert by_rdma[key] == plain[key]
     for name, host in plain["hosts"].items():
-        for key in ("firewall", "knocks"):
+        for key in ("firewall", "port_probes"):
             assert by_rdma["hosts"][name][key] == host[key]
     assert "rdma" not in str(plain)
 

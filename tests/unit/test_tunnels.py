@@ -33,7 +33,7 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
     assert plan["head"]["argv"][1:3] == ["--rpc", "127.0.0.1:60052,192.0.2.12:50052"]
     assert "127.0.0.1:60052" in plan["head"]["launcher"]
     assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2"]
-    assert not any("127.0.0.1" in endpoint for own in plan["hosts"].values() for endpoint in own["knocks"])
+    assert not any("127.0.0.1" in endpoint for own in plan["hosts"].values() for endpoint in own["port_probes"])
     (link, _other) = plan["estimate"]["links"]
     assert (link["kind"], link["measured"]) == ("tunnel", False)
     assert "127.0.0.1:60052" in "\n".join(plan_text.plan_parts(typed(plan))["Topology"])
@@ -130,9 +130,9 @@ def test_without_root_stunnel_has_to_be_there(encrypted):
 
 
 def test_others_try_the_end_of_the_tunnel_that_is_open_to_the_network(encrypted):
-    knocks = encrypted.plan()["hosts"]["worker2"]["knocks"]
-    assert "192.0.2.11:50052" in knocks
-    assert not any(endpoint.startswith("127.") for endpoint in knocks)
+    port_probes = encrypted.plan()["hosts"]["worker2"]["port_probes"]
+    assert "192.0.2.11:50052" in port_probes
+    assert not any(endpoint.startswith("127.") for endpoint in port_probes)
 
 
 def test_stunnel_costs_a_token_its_share(pair):

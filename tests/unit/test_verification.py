@@ -179,7 +179,7 @@ def closed(plan, probes=(), changed=(), **by_host):
 
     :param by_host: host → its attempts to connect.
     """
-    hosts = {name: reports(plan)[name]._replace(knocks=attempts) for name, attempts in by_host.items()}
+    hosts = {name: reports(plan)[name]._replace(port_probes=attempts) for name, attempts in by_host.items()}
     check = checks(judged(plan, hosts=hosts, probes=probes, changed=changed), "closed")[0]
     assert check.subject == "192.0.2.11:50052"
     return check.status, check.evidence
@@ -216,7 +216,7 @@ def test_a_port_is_closed_where_somebody_else_than_the_head_could_not_connect(pa
 @pytest.mark.parametrize("is_open", [True, False])
 def test_attempts_of_a_host_that_was_not_asked_to_try_do_not_count(pair, is_open):
     plan = typed(pair.plan())
-    worker2 = plan.hosts["worker2"]._replace(knocks=("192.0.2.12:50052",))
+    worker2 = plan.hosts["worker2"]._replace(port_probes=("192.0.2.12:50052",))
     plan = plan._replace(hosts={**plan.hosts, "worker2": worker2})
     assert closed(plan, worker2=tried("192.0.2.12", is_open))[0] == "not tested"
 
@@ -342,7 +342,7 @@ def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
 def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(pair, monkeypatch):
     described = pair.plan()
     found = drifts(described)
-    found["worker2"]["knocks"] = [{"endpoint": "192.0.2.11:50052", "source": "192.0.2.12", "open": True}]
+    found["worker2"]["port_probes"] = [{"endpoint": "192.0.2.11:50052", "source": "192.0.2.12", "open": True}]
     answers = {name: {"drift": drift} for name, drift in found.items()}
     for changed, failing in (([], ["closed"]), (["worker1"], None)):
         result = verify(described, healthy(typed(described)), answers=answers, changed=changed)

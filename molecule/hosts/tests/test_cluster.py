@@ -12,7 +12,7 @@ MEASURING_PORT = 50051
 WORST_EXPOSURE = 16
 """As systemd-analyze security --threshold takes it: 1.6. 0.2 of it is pidfd_getfd, see docs/security.md."""
 
-KNOCK = """
+PROBE = """
 import socket, sys
 try:
     socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
@@ -31,8 +31,8 @@ server.accept()
 """
 
 
-def knock(name, address, port):
-    return on(name).check_output("python3 -c %s %s %s", KNOCK, address, str(port))
+def probe(name, address, port):
+    return on(name).check_output("python3 -c %s %s %s", PROBE, address, str(port))
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_port_is_open_to_the_head_alone(name, address, port):
         on(name).run_test("setsid -f timeout 30 python3 -c %s %s %s >/dev/null 2>&1", LISTEN, address, str(port))
     others = [other for other in ("outsider", *PLAN["hosts"]) if other not in (name, PLAN["head"]["host"])]
     if port != MEASURING_PORT or firewalled:
-        assert {other: knock(other, address, port) for other in others} == dict.fromkeys(others, "closed")
+        assert {other: probe(other, address, port) for other in others} == dict.fromkeys(others, "closed")
     if port == MEASURING_PORT:
-        assert knock(PLAN["head"]["host"], address, port) == "open"
+        assert probe(PLAN["head"]["host"], address, port) == "open"
 
 
 def test_the_answer():

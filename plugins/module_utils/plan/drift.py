@@ -88,7 +88,7 @@ class Drift(NamedTuple):
     """files of the model that are missing or have other content"""
     redefined: tuple[Name, ...]
     """services that do not run by the planned definition and files"""
-    knocks: tuple[PortProbe, ...]
+    port_probes: tuple[PortProbe, ...]
     """attempts that had a result"""
     last: Optional[LastPlan]
     """that the host took"""

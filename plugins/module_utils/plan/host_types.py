@@ -331,7 +331,7 @@ class HostPlan(NamedTuple):
     """`firewalld`, `ufw`, `nftables`, or null where none is active"""
     unit_closes: bool
     """whether the workers' definitions close their ports to all but the head, which the host was seen to do"""
-    knocks: tuple[Endpoint, ...]
+    port_probes: tuple[Endpoint, ...]
     """endpoints that are closed to this host, to which it tries to connect"""
     links: tuple[LinkPlan, ...]
     """the host's `llama_links`"""

@@ -85,7 +85,7 @@ def read(
     place = places.place_of(scope)
     if planned:
         places.check_place(places.place_in(planned), place)
-    drift = state.drift(planned._replace(knocks=())) if planned else None
+    drift = state.drift(planned._replace(port_probes=())) if planned else None
     services = drift.services if drift else {}
     defined = places.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)

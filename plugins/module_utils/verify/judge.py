@@ -236,8 +236,10 @@ def _attempts(plan: Plan, observed: Observed, owner: str, end: str) -> Iterator[
         yield Attempt("the controller", source or "", source is not None)
     for name, report in observed.hosts.items():
         is_stale = owner in observed.changed and name not in observed.changed
-        if name in plan.hosts and end in plan.hosts[name].knocks and not is_stale:
-            yield from (Attempt(name, probe.source, probe.open) for probe in report.knocks if probe.endpoint == end)
+        if name in plan.hosts and end in plan.hosts[name].port_probes and not is_stale:
+            yield from (
+                Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == end
+            )
 
 
 def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:

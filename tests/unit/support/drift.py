@@ -24,7 +24,7 @@ def drifts(plan, **states):
             "changed_files": [],
             "changed_models": [],
             "redefined": [],
-            "knocks": [],
+            "port_probes": [],
             "last": None,
             "differences": [],
         }

@@ -249,7 +249,7 @@ def served(prefix: str) -> kept_plan.KeptPlan | None:
 
 def drift(planned: HostPlan) -> Drift:
     """What differs on this host from its part of the plan."""
-    probes = port_probes.begin(planned.knocks, interfaces.addresses() if planned.knocks else [])
+    probes = port_probes.begin(planned.port_probes, interfaces.addresses() if planned.port_probes else [])
     running = processes.of_account(planned.prefix, planned.account)
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in planned.services}
@@ -272,7 +272,7 @@ def drift(planned: HostPlan) -> Drift:
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
-        knocks=tuple(port_probes.results(probes)),
+        port_probes=tuple(port_probes.results(probes)),
         last=last,
         differences=(
             *_accounts(planned.accounts),

@@ -37,7 +37,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.dr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import runtime_folder, state_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
 
-KNOCKING_HOSTS = 2
+PROBING_HOSTS = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
@@ -81,7 +81,7 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         firewall=_door(draft.cluster.server) if is_head else _firewall(draft.head.host, host, entry.workers),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
-        knocks=_knocks(draft, entry),
+        port_probes=_port_probes(draft, entry),
         links=host.links,
         services=(),
         tunnel_keys=keys or None,
@@ -145,14 +145,14 @@ def _unit_closes(facts: Facts) -> bool:
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 
-def _knocks(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+def _port_probes(draft: Draft, entry: Equipped) -> tuple[str, ...]:
     """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
     if name == draft.cluster.head:
         return ()
     others = [other for other in draft.equipped if other != draft.cluster.head]
     place = others.index(name)
-    following = [draft.equipped[other] for other in [*others[place + 1 :], *others[:place]][:KNOCKING_HOSTS]]
+    following = [draft.equipped[other] for other in [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
     return tuple(worker.open for other in [*own, *closed] for worker in other.workers if worker.open)
