@@ -77,6 +77,7 @@ programs:
   elements: dict
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -101,7 +102,7 @@ def main():
     )
     params, check = module.params, module.check_mode
     place = typed_json.parse(Place, params["host"])
-    lock = host_lock.hold(place.prefix, exclusive=bool(params["state"]) and not check)
+    lock = host_lock.hold(place.prefix) if params["state"] and not check else nullcontext()
     with errors.reported(module), lock:
         service = job.Job(place)
         changed = params["state"] == "started" or bool(params["state"] and service.exists())

@@ -56,7 +56,7 @@ def filled(workers, check_mode):
             size += cache_prefill.fill(worker, check_mode)
         except (Refusal, OSError) as error:
             why.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
-    return {"bytes": size, "why": why}
+    return size, why
 
 
 def main():
@@ -69,15 +69,12 @@ def main():
     )
     fields = cache_prefill.Worker._fields
     planned = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
-    try:
-        with errors.reported(module):
-            workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
-            done = commands.work_as(module.params["account"], lambda: filled(workers, module.check_mode))
-    except (RuntimeError, KeyError) as error:
-        module.fail_json(msg=f"the caches of workers are not filled: {error}")
-    for sentence in done["why"]:
+    with errors.reported(module):
+        workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
+        size, why = commands.work_as(module.params["account"], filled, workers, module.check_mode)
+    for sentence in why:
         module.warn(sentence)
-    module.exit_json(changed=done["bytes"] > 0, bytes=done["bytes"])
+    module.exit_json(changed=size > 0, bytes=size)
 
 
 if __name__ == "__main__":

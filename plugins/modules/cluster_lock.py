@@ -35,9 +35,6 @@ options:
   run:
     description: This run. The action plugin gives it.
     type: dict
-  ended:
-    description: A run that has ended, as the controller knows. The action plugin gives it.
-    type: dict
 """
 
 EXAMPLES = r"""
@@ -80,10 +77,9 @@ def main():
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         run = typed_json.parse(cluster_lock.Run, wanted["run"])
-        ended = typed_json.parse(cluster_lock.Run, wanted["ended"]) if wanted["ended"] else None
         try:
             if wanted["state"] == "present":
-                taken_from = cluster_lock.take(prefix, run, ended, wanted["take_over"])
+                taken_from = cluster_lock.take(prefix, run, wanted["take_over"])
             else:
                 cluster_lock.release(prefix, run)
         except cluster_lock.HeldError as error:

@@ -78,7 +78,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, kept_plans, ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
@@ -91,8 +91,7 @@ def compare(planned):
     :raises Refusal: something there has a planned name and is not of this collection.
     """
     ownership.check(planned)
-    with host_lock.hold(planned.prefix, exclusive=False):
-        return state.drift(planned)
+    return state.drift(planned)
 
 
 def since_served(prefix):

@@ -51,6 +51,7 @@ msg:
   type: str
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
@@ -69,10 +70,10 @@ class Arguments(NamedTuple):
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
     arguments = typed_json.parse(Arguments, module.params)
-    waiting = host_lock.hold(arguments.prefix, exclusive=not module.check_mode)
-    system = System()
-    with errors.reported(module), waiting:
-        before, after = configuration.apply(arguments.links, module.check_mode, system)
+    system, check = System(), module.check_mode
+    lock = host_lock.hold(arguments.prefix) if arguments.prefix and not check else nullcontext()
+    with errors.reported(module), lock:
+        before, after = configuration.apply(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
     module.exit_json(
         changed=before != after,

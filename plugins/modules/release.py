@@ -160,7 +160,7 @@ def main():
             if wrong:
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
             module.exit_json(changed=changed, manifest=typed_json.dump(installed), diff=diff if changed else {})
-    except (Refusal, KeyError, subprocess.SubprocessError) as error:
+    except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
         why = errors.sentence(error, arguments.prefix, arguments.cache)

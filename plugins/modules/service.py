@@ -71,12 +71,13 @@ changes:
   sample: [{"service": "llamacpp-server", "before": "running", "after": "running, restarted"}]
 """
 
+from contextlib import nullcontext
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 
 def differences(manager, changes):
@@ -111,27 +112,20 @@ def main():
         supports_check_mode=True,
     )
     host, state = module.params["host"], module.params["state"]
-    planned = [typed_json.parse(ServicePlan, service) for service in module.params["services"]]
-    wanted = services.Wanted(
-        run=[services.Service(entry.name, str(entry.definition), not entry.temporary) for entry in planned],
-        restart=module.params["restart"],
-        **{
-            verb: module.params["names"] if state == verb_state else []
-            for verb, verb_state in (("start", "started"), ("stop", "stopped"), ("remove", "absent"))
-        },
-    )
-    if wanted.run and state != "started":
-        module.fail_json(msg=f"services are given with state {state}: name the services to be {state} in names.")
+    planned = [typed_json.parse(services.Service, service) for service in module.params["services"]]
+    verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
+    run = planned if state == "started" else []
+    wanted = services.Wanted(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.reported(module):
         place = typed_json.parse(Place, host)
         manager = services.manager_of(place)
-        touched = [*(service.name for service in wanted.run), *module.params["names"]]
-        with host_lock.hold(host["prefix"], exclusive=not module.check_mode):
+        touched = [*(service.name for service in run), *module.params["names"]]
+        with nullcontext() if module.check_mode else host_lock.hold(place.prefix):
             read = {entry.name: services.digest_of(entry.reads) for entry in planned if entry.reads}
             changes = job.cancel(place, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
-                services.record_reads(host["prefix"], read, changes)
+                services.record_reads(place.prefix, read, changes)
     module.exit_json(
         changed=bool(changes),
         diff=differences(manager, changes),

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from multiprocessing import get_context
 
 import pytest
 import yaml
@@ -57,39 +56,11 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
     assert taken.describe().startswith("site.yml of anna on laptop7")
 
 
-def test_the_lock_of_a_run_that_has_ended_is_taken_over_and_no_other(tmp_path):
-    cluster_lock.take(tmp_path, run())
-    with pytest.raises(cluster_lock.HeldError):
-        cluster_lock.take(tmp_path, run(3), ended=run(2))
-    assert cluster_lock.take(tmp_path, run(3), ended=run()).is_same(run())
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
 def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_path, text):
     (tmp_path / names.CLUSTER_LOCK).write_text(text)
     assert cluster_lock.take(tmp_path, run()) is None
     assert cluster_lock.read(tmp_path).is_same(run())
-
-
-def _race(prefix, number, results):
-    try:
-        results.put((number, bool(cluster_lock.take(prefix, run(number), ended=run()))))
-    except cluster_lock.HeldError:
-        results.put((number, False))
-
-
-def test_of_many_that_take_over_at_once_one_gets_it(tmp_path):
-    cluster_lock.take(tmp_path, run())
-    fork = get_context("fork")
-    results = fork.Queue()
-    racing = [fork.Process(target=_race, args=(tmp_path, number, results)) for number in range(2, 10)]
-    for process in racing:
-        process.start()
-    winners = [number for number, held in (results.get(timeout=60) for _process in racing) if held]
-    for process in racing:
-        process.join()
-    assert len(winners) == 1
-    assert cluster_lock.read(tmp_path).is_same(run(winners[0]))
 
 
 def call(capsys, run, **arguments):

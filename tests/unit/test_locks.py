@@ -8,7 +8,6 @@ import sys
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download
 from ansible_collections.llamacpp.cluster.plugins.modules import link
 
 pytestmark = pytest.mark.programs
@@ -16,9 +15,9 @@ pytestmark = pytest.mark.programs
 HOLDER = """
 import sys, time
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.host_lock import hold
-with hold(sys.argv[1], exclusive=sys.argv[2] == "True"):
+with hold(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(float(sys.argv[3]))
+    time.sleep(float(sys.argv[2]))
 """
 
 
@@ -29,83 +28,56 @@ def mark(tmp_path):
 
 @pytest.fixture
 def other(tmp_path, popen):
-    """Starts a process that holds the lock of a host, which has been changed before."""
-    (tmp_path / "changes.lock").touch()
+    """Starts a process that holds the lock of a host."""
 
-    def start(changes, seconds):
-        argv = [sys.executable, "-c", HOLDER, str(tmp_path), str(changes), str(seconds)]
-        process = popen(argv, stdout=subprocess.PIPE, text=True)
+    def start(seconds):
+        process = popen([sys.executable, "-c", HOLDER, str(tmp_path), str(seconds)], stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "held\n"
         return process
 
     return start
 
 
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_the_next_run_waits_for_a_task_under_way(tmp_path, other, exclusive):
-    process = other(True, 1.5)
-    with host_lock.hold(str(tmp_path), exclusive):
+def test_the_next_run_waits_for_a_task_under_way_and_not_for_a_killed_one(tmp_path, other, monkeypatch):
+    process = other(1)
+    with host_lock.hold(str(tmp_path)):
         assert process.wait(10) == 0
-
-
-def test_a_killed_task_and_a_comparison_keep_nobody_waiting(tmp_path, other, monkeypatch):
     monkeypatch.setattr(host_lock, "WAIT_SECONDS", 0)
-    killed = other(True, 60)
+    killed = other(60)
     killed.kill()
     killed.wait()
-    with host_lock.hold(str(tmp_path), exclusive=True):
+    with host_lock.hold(str(tmp_path)):
         pass
-    other(False, 60)
-    with host_lock.hold(str(tmp_path), exclusive=False):
-        pass
-
-
-def test_a_comparison_writes_nothing_and_needs_no_installation(tmp_path):
-    for prefix in (tmp_path, tmp_path / "missing"):
-        with host_lock.hold(str(prefix), exclusive=False):
-            pass
-    assert [path.name for path in tmp_path.iterdir()] == [names.FOLDER_MARK]
-    with host_lock.hold(str(tmp_path / "missing"), exclusive=True):
+    with host_lock.hold(str(tmp_path / "missing")):
         assert not (tmp_path / "missing").exists()
 
 
-CHANGES = {link: {"links": []}}
-
-
-@pytest.mark.parametrize("module", CHANGES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, call, module):
+def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, call):
     monkeypatch.setattr(host_lock, "WAIT_SECONDS", 0.2)
-    process = other(True, 60)
-    failed = call(module=module, prefix=str(tmp_path), **CHANGES[module])
-    assert re.search(f"process {process.pid} on this host.* end it", failed["msg"])
+    process = other(60)
+    failed = call(module=link, prefix=str(tmp_path), links=[])
+    assert re.search(
+        f"process {process.pid} on this host holds .*changes.lock for more than 0.2 s.* end it", failed["msg"]
+    )
+    assert "failed" not in call(module=link, prefix=str(tmp_path), links=[], check=True)
 
 
-LOCKS = {
-    "changes.lock": lambda folder: host_lock.hold(str(folder), True),
-    ".fetching": lambda folder: download.exclusive(folder, 0),
-    "cluster.lock": lambda folder: locks.hold(folder / "cluster.lock"),
-}
-
-
-@pytest.mark.parametrize("name", LOCKS)
-def test_no_other_account_can_hold_a_lock(tmp_path, name):
+def test_no_other_account_can_hold_a_lock(tmp_path):
+    path = tmp_path / "x.lock"
     for mode in (0o600, 0o644):
-        (tmp_path / name).touch(mode)
-        (tmp_path / name).chmod(mode)
-        with LOCKS[name](tmp_path):
-            assert os.stat(tmp_path / name).st_mode & 0o777 == 0o600
-    (tmp_path / name).unlink()
-    with LOCKS[name](tmp_path):
-        assert os.stat(tmp_path / name).st_mode & 0o777 == 0o600
+        path.touch(mode)
+        path.chmod(mode)
+        with locks.hold(path):
+            assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_of_another_account_is_refused(tmp_path, name):
-    (tmp_path / name).touch(0o600)
-    os.chown(tmp_path / name, 64007, -1)
-    with pytest.raises(PermissionError, match=f"belongs to uid 64007.*{name}"), LOCKS[name](tmp_path):
+def test_a_lock_of_another_account_is_refused(tmp_path):
+    path = tmp_path / "x.lock"
+    path.touch(0o600)
+    os.chown(path, 64007, -1)
+    with pytest.raises(PermissionError, match=r"belongs to uid 64007.*x\.lock"), locks.hold(path):
         pass
     os.chown(tmp_path, 64007, -1)  # as on a disk whose file system knows one account
-    with LOCKS[name](tmp_path):
+    with locks.hold(path):
         pass

@@ -62,7 +62,7 @@ class Machine:
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
         planned = [one if isinstance(one, services.Service) else defined(one) for one in run]
-        wanted = services.Wanted(planned, **{**{"restart": [], "start": [], "stop": [], "remove": []}, **lists})
+        wanted = services.Wanted(planned, **lists)
         return {change.service: (change.before, change.after) for change in services.apply(self.manager, wanted, check)}
 
     def lines(self, name):
@@ -88,8 +88,8 @@ def planned_service(**changes):
     return typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, **changes))
 
 
-def defined(name, text=None, at_boot=True):
-    return services.Service(name, text or f"{name} 1", at_boot)
+def defined(name, text=None, temporary=False):
+    return services.Service(name, text or f"{name} 1", temporary)
 
 
 @pytest.fixture(params=list(services.CLASSES))
@@ -219,20 +219,18 @@ def test_a_folder_that_cannot_be_written(machine):
 # ------------------------------------------------------------------------------------------------------- one by one
 
 
-def test_systemd_reads_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
+def test_a_restart_has_systemd_read_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    machine.lines("calls")
     (machine.folder / "unread" / WORKER).touch()
     assert machine.manager.unread([WORKER]) == {WORKER}
-    assert machine.apply(WORKER)
-    assert "systemctl daemon-reload" in machine.changes()
+    machine.apply(WORKER, restart=[WORKER])
     assert machine.manager.unread([WORKER]) == set()
 
 
 def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
-    machine.apply(defined(WORKER, at_boot=False), OTHER)
+    machine.apply(defined(WORKER, temporary=True), OTHER)
     assert machine.manager.not_at_boot([WORKER, OTHER]) == {WORKER}
     (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
@@ -354,12 +352,6 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     result = call(host={"service_manager": "runit", "scope": "system", **folders})
     assert result["failed"]
     assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
-
-
-def test_definitions_are_given_with_started_alone(machine, call):
-    planned = planned_service(definition="text")
-    result = call(host=machine.host, state="absent", services=[planned])
-    assert result["msg"] == "services are given with state absent: name the services to be absent in names."
 
 
 def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machine, monkeypatch):

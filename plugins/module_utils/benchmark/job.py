@@ -65,7 +65,7 @@ class Job:
             self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
         else:
             _apply(self._serving, stop=[names.SERVER])
-        service = services.Service(NAME, definition + self._return, at_boot=False)
+        service = services.Service(NAME, definition + self._return, temporary=True)
         _apply(self.measuring, run=[service], restart=[NAME])
 
     def end(self) -> None:
@@ -82,8 +82,7 @@ class Job:
 
 
 def _apply(manager: services.Manager, **wanted: Any) -> None:
-    every: dict[str, Any] = {name: [] for name in services.Wanted._fields}
-    services.apply(manager, services.Wanted(**{**every, **wanted}), check=False)
+    services.apply(manager, services.Wanted(**wanted), check=False)
 
 
 def cancel(place: Place, touched: Collection[str], check: bool) -> list[services.Change]:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import pwd
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,14 @@ def find_user_session() -> None:
 def as_account(account: str | None) -> dict[str, Any]:
     """How subprocess runs a command as an account: ``user``, ``group`` and ``extra_groups``; empty where this process is not root's.
 
-    :raises KeyError: there is no such account.
+    :raises Refusal: there is no such account.
     """
     if account is None or os.geteuid() != 0:
         return {}
-    entry = pwd.getpwnam(account)
+    try:
+        entry = pwd.getpwnam(account)
+    except KeyError:
+        raise Refusal(f"the account {account} is missing on this host: run site.yml, which makes it") from None
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
@@ -93,8 +98,6 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
             env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
             **as_account(account),
         )
-    except KeyError:
-        raise CommandError(argv, f"the account {account} is missing on this host", None) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(argv, str(error), None) from error
     if done.returncode and not may_fail:
@@ -111,45 +114,21 @@ def output(argv: list[str]) -> str:
         return ""
 
 
-def work_as(account: str | None, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work`` returns, done by another process as an account where this one is root's: so that no path that the account changes leads
-    root elsewhere.
-
-    :param work: returns what JSON can hold.
-    :raises RuntimeError: with the text of an exception of ``work``. An OSError or a Refusal comes as it is where the account does not change.
-    """
+def _become(account: str) -> None:
     changes = as_account(account)
-    if not changes:
+    os.setgroups([])
+    os.setgid(changes["group"])
+    os.setuid(changes["user"])
+
+
+def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work`` returns, done by another process as an account where this one is root's: so that no path that the account changes leads
+    root elsewhere."""
+    if not as_account(account):
+        return work(*arguments)
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, initializer=_become, initargs=(account,)) as pool:
         try:
-            return work()
-        except (OSError, Refusal):
-            raise
-        except Exception as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            os.setgroups([])
-            os.setgid(changes["group"])
-            os.setuid(changes["user"])
-            text = json.dumps({"result": work()})
-        except BaseException as error:
-            text = json.dumps(
-                {"error": str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"}
-            )
-        with open(writer, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = {}  # of a process that was killed while it wrote
-    if "result" not in answer:
-        raise RuntimeError(answer.get("error", "the process ended"))
-    return dict(answer["result"])
+            return pool.submit(work, *arguments).result()
+        except BrokenProcessPool as error:
+            raise Refusal(f"the process that works as {account} has ended: {error}") from error

@@ -13,44 +13,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+
 POLL_SECONDS = 0.2
 
 
-class ForeignError(PermissionError):
-    """The file belongs to an account that is neither this one nor the owner of its folder."""
-
-
-class BusyError(Exception):
+class BusyError(Refusal):
     """Another process holds the lock."""
 
 
-def open_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """The file of a lock as a descriptor. One that is opened for writing is closed to other accounts, where its file system has modes.
+def open_file(path: Path) -> int:
+    """The file of a lock as a descriptor, closed to other accounts where its file system has modes.
 
-    :raises OSError: it is a link, or cannot be opened.
+    :raises OSError: it is a link, or cannot be opened, or belongs to an account that is neither this one nor the owner of its folder.
     """
-    lock = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        status = os.fstat(lock)
-        if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
-            raise ForeignError(
-                errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
-            )
-    except OSError:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status = os.fstat(lock)
+    if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
         os.close(lock)
-        raise
-    if flags & os.O_RDWR and status.st_mode & 0o077:
-        with suppress(OSError):
-            os.fchmod(lock, 0o600)
+        raise PermissionError(
+            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
+        )
+    with suppress(OSError):
+        os.fchmod(lock, 0o600)
     return lock
 
 
-def take(lock: int, seconds: float = 0, how: int = fcntl.LOCK_EX) -> bool:
+def take(lock: int, seconds: float = 0) -> bool:
     """Locks an open file until it is closed, here and in the processes that inherit it; False where others hold it for longer than that."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -59,18 +53,18 @@ def take(lock: int, seconds: float = 0, how: int = fcntl.LOCK_EX) -> bool:
 
 
 @contextmanager
-def hold(
-    path: Path, seconds: float = 0, how: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT
-) -> Iterator[int]:
+def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     """Holds the lock of a file meanwhile; its descriptor.
 
     :raises BusyError: other processes hold it for longer than ``seconds``.
     :raises OSError: see ``open_file``.
     """
-    lock = open_file(path, flags)
+    lock = open_file(path)
     try:
-        if not take(lock, seconds, how):
-            raise BusyError
+        if not take(lock, seconds):
+            raise BusyError(
+                f"{shown_holders(path)} on this host holds {path} for more than {seconds:g} s: wait until it ends, or end it, and run the playbook again"
+            )
         yield lock
     finally:
         os.close(lock)

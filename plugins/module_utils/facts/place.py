@@ -24,7 +24,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 FACTS_BYTES = 64 * 1024 * 1024
 """What is read at most of the facts of all hosts."""
@@ -74,8 +73,8 @@ def place_of(wanted_scope: str) -> Place:
     return Place(found_scope, manager, **names.places(found_scope, manager, environment))
 
 
-def place_in(planned: HostPlan) -> Place:
-    """The place that a plan has."""
+def place_in(planned: object) -> Place:
+    """The place that a host's part of a plan has."""
     return Place(*(getattr(planned, name) for name in Place._fields))
 
 

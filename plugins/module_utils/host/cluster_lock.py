@@ -66,10 +66,9 @@ def read(prefix: Path) -> Run | None:
         return None
 
 
-def take(prefix: Path, run: Run, ended: Run | None = None, take_over: bool = False) -> Run | None:
+def take(prefix: Path, run: Run, take_over: bool = False) -> Run | None:
     """Gives the lock to a run, and returns the run from which it was taken over.
 
-    :param ended: a run that has ended, as its own controller knows.
     :param take_over: whether to take it over from any run.
     :raises HeldError: another run has it.
     """
@@ -77,21 +76,14 @@ def take(prefix: Path, run: Run, ended: Run | None = None, take_over: bool = Fal
         holder = read(prefix)
         if run.is_same(holder):
             return None
-        if holder and not take_over and not holder.is_same(ended):
+        if holder and not take_over:
             raise HeldError(holder)
-        _write(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))))
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)
         return holder
 
 
 def release(prefix: Path, run: Run) -> None:
     """Takes the lock from a run, where it has it. After a teardown there is none, and none is made."""
     if run.is_same(read(prefix)):
-        with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-            if run.is_same(read(prefix)):
-                _write(lock, "")
-
-
-def _write(lock: int, text: str) -> None:
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, text.encode(), 0)
-    os.fsync(lock)
+        (prefix / names.CLUSTER_LOCK).write_text("")

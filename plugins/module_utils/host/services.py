@@ -16,7 +16,7 @@ import pwd
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of, from_disk, read_object
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, lingers, supervisor_runs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
@@ -38,19 +37,18 @@ RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 
 
 class Service(NamedTuple):
-    """A service as the plan defines it."""
+    """What of a planned service its manager needs."""
 
     name: str
     definition: str
-    at_boot: bool
+    temporary: bool = False
+    """It does not start at boot."""
+    reads: tuple[str, ...] = ()
+    """Files that it reads when it starts."""
 
 
 def _run(argv: list[str], may_fail: bool = False) -> str:
     return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
-
-
-def _last_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-LOG_LINES:])
 
 
 # -------------------------------------------------------------------------------------------------------------- managers
@@ -81,12 +79,9 @@ class Manager:
 
     def define(self, services: Collection[Service]) -> None:
         """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
-        changed = [service for service in services if not self.is_defined(service)]
-        if changed:  # what they name was copied just now, and a power cut must not leave them without it
-            prefix = Path(self.place.prefix)
-            files.sync(prefix, *prefix.glob("*.json"), *prefix.glob("runtime"), *prefix.glob("runtime/**/*"))
-        for service in changed:
-            replace_file(self.path(service.name), service.definition, self.record.mode)
+        for service in services:
+            if not self.is_defined(service):
+                replace_file(self.path(service.name), service.definition, self.record.mode)
 
     def remove(self, services: Collection[str]) -> None:
         """Removes definitions of services that are stopped, and has the manager forget them."""
@@ -163,7 +158,7 @@ class Systemd(Manager):
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
         self._systemctl("daemon-reload")
-        at_boot = self.not_at_boot([service.name for service in services if service.at_boot])
+        at_boot = self.not_at_boot([service.name for service in services if not service.temporary])
         if at_boot:
             self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
 
@@ -328,15 +323,15 @@ def manager_of(place: Place) -> Manager:
 class Wanted(NamedTuple):
     """What is asked of a host's services."""
 
-    run: list[Service]
+    run: Sequence[Service] = ()
     """To be defined and to run."""
-    restart: list[str]
+    restart: Collection[str] = ()
     """Those of them that restart even if they run as defined."""
-    start: list[str]
+    start: Sequence[str] = ()
     """Services that are defined, and are to run."""
-    stop: list[str]
+    stop: Sequence[str] = ()
     """Services that are to be stopped and stay defined."""
-    remove: list[str]
+    remove: Sequence[str] = ()
     """Services that are to be stopped and forgotten."""
 
 
@@ -370,10 +365,8 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     planned = [service.name for service in wanted.run]
     redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
     restart = [name for name in planned if name in redefined or name in wanted.restart]
-    at_boot = [service.name for service in wanted.run if service.at_boot]
-    # Of a service that is restarted, the manager may still have an older definition than the file: nobody waits for an answer to that.
-    unread = manager.unread([name for name in planned if name not in restart])
-    unsettled = {*restart, *manager.not_at_boot(at_boot), *unread}
+    at_boot = [service.name for service in wanted.run if not service.temporary]
+    unsettled = {*restart, *manager.not_at_boot(at_boot)}
     start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
     ended = [*wanted.stop, *wanted.remove, *restart, *start]
     return Steps(
@@ -387,17 +380,14 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
 def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
     texts = {service.name: service.definition for service in wanted.run}
     changes = []
-    for name in states:
-        current = text_of(manager.path(name))
-        after = states[name]
+    for name in [name for name in states if any(name in step for step in steps)]:
+        current, after = text_of(manager.path(name)), states[name]
         if name in steps.start:
             after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
             after = STOPPED
-        touched = any(name in step for step in steps)
         text = "" if name in steps.remove else texts.get(name, current)
-        if touched:
-            changes.append(Change(name, states[name], after, current, text))
+        changes.append(Change(name, states[name], after, current, text))
     return changes
 
 
@@ -414,13 +404,6 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
         starting = [name for name in group if name in steps.start]
         if starting:
             manager.start(starting)
-
-
-def _explain(manager: Manager, error: Exception, services: Iterable[str]) -> str:
-    """The error, with the last lines of the log of each service that does not run."""
-    logs = {name: _last_lines(manager.log(name)) for name in services}
-    said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
-    return f"{error}{said}"
 
 
 def digest_of(paths: Iterable[str]) -> str:
@@ -443,9 +426,9 @@ def _state_of(path: Path) -> str:
         return f"{path} is missing\n"
 
 
-def has_read(prefix: str, service: ServicePlan) -> bool:
+def has_read(prefix: str, name: str, paths: Iterable[str]) -> bool:
     """Whether a running service has read the files that are there now, as the run noted that started it."""
-    return reads_at_start(prefix).get(service.name) == digest_of(service.reads)
+    return reads_at_start(prefix).get(name) == digest_of(paths)
 
 
 def reads_at_start(prefix: str) -> dict[str, Any]:
@@ -475,15 +458,17 @@ def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
 
     :raises Refusal: with the last lines of the services' logs.
     """
-    every = [*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove]
-    every = list(dict.fromkeys(every))
-    steps = None
+    every = dict.fromkeys([*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove])
+    starting: list[str] = []
     try:
-        states = manager.state(every)
+        states = manager.state(list(every))
         steps = _steps(manager, wanted, states)
+        starting = steps.start
         changes = _changes(manager, wanted, states, steps)
         if not check:
             _carry_out(manager, wanted, steps)
     except commands.CommandError as error:
-        raise Refusal(_explain(manager, error, steps.start if steps else [])) from error
+        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting}
+        said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+        raise Refusal(f"{error}{said}") from error
     return changes

@@ -14,8 +14,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
@@ -65,22 +64,6 @@ def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
         )
 
 
-@contextmanager
-def exclusive(folder: Path, seconds: float) -> Iterator[int]:
-    """The lock of the folder, as a descriptor, which curl keeps where this process is killed.
-
-    :raises Refusal: another process still has it after so long.
-    """
-    path = folder / model_files.LOCK
-    try:
-        with locks.hold(path, seconds) as lock:
-            yield lock
-    except locks.BusyError:
-        raise Refusal(
-            f"{locks.shown_holders(path)} on this host downloads models (it holds {path}): wait until it ends, or end it, and run the playbook again"
-        ) from None
-
-
 def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, seconds: float) -> None:
     """Brings all files to their places, and writes the records.
 
@@ -88,7 +71,7 @@ def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, s
     :raises Refusal: one of them cannot be had, or there is no room; what has come is kept.
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with exclusive(folder, seconds) as lock:
+    with locks.hold(folder / model_files.LOCK, seconds) as lock:
         waiting = model_files.pending(wanted)
         check_room(waiting, folder)
         server = model_files.token_server(wanted)

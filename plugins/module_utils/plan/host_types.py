@@ -373,4 +373,3 @@ class LockArguments(NamedTuple):
     state: Annotated[str, ("present", "absent")] = "present"
     take_over: bool = False
     run: Optional[Mapping[str, Any]] = None
-    ended: Optional[Mapping[str, Any]] = None

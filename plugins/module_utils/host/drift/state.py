@@ -150,7 +150,7 @@ def _redefined(planned: HostPlan, manager: managers.Manager, states: Mapping[str
         pid = states[service.name].pid
         started = processes.started_at(pid)
         is_newer = started is not None and started + CLOCK_SECONDS < _modified(path)
-        reads_again = pid and service.reads and not managers.has_read(planned.prefix, service)
+        reads_again = pid and service.reads and not managers.has_read(planned.prefix, service.name, service.reads)
         if not same or is_newer or reads_again or service.name in unread:
             found.append(service.name)
     return found
