@@ -53,10 +53,10 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
     known_answer_file.write(tmp_path / "model.gguf", 2, width, kind)
     read = library.GGUFReader(tmp_path / "model.gguf")
     contents = {name: field.contents() for name, field in read.fields.items()}
-    for key, _form, value in known_answer_file.metadata(2, width, kind):
+    for key, _form, value in known_answer.metadata(2, width, kind):
         assert contents[key] == (pytest.approx(value) if isinstance(value, float) else value), key
     tensors = {tensor.name: library.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in read.tensors}
-    assert [*tensors] == [name for name, _shape in known_answer_file.tensor_shapes(2, width)]
+    assert [*tensors] == [name for name, _shape in known_answer.tensor_shapes(2, width)]
     diagonal = {(index, index): 1 for index in range(width)}
     expected = {
         "token_embd.weight": known_answer.embedding(),

@@ -19,6 +19,7 @@ import re
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import MAX_LAYERS
 
 SENTENCE = (
@@ -26,6 +27,7 @@ SENTENCE = (
     "so if you can read this sentence then all of them computed it right"
 )
 CONTEXT = 4096
+EPSILON = 1e-9
 HEAD_DIMENSION = 64
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
 """Elements and bytes of one block of each tensor type that the model is offered in."""
@@ -128,23 +130,6 @@ def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
     return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
 
 
-def _tensors(layers: int, width: int, kind: str) -> list[dict[str, Any]]:
-    """The tensors as header_summary.group returns them."""
-    rows = []
-    for name, shape in shapes(width):
-        stored = kind if len(shape) == 2 else "f32"
-        rows.append(
-            {
-                "name": name,
-                "type": stored.upper(),
-                "shape": list(reversed(shape)),
-                "bytes": bytes_of(math.prod(shape), stored),
-                "layers": list(range(layers)) if "*" in name else None,
-            }
-        )
-    return rows
-
-
 NAME = "known answer, {} layers of {}, {}"
 """In the file: of its layers, width and type."""
 
@@ -154,31 +139,50 @@ def is_name(name: str) -> bool:
     return bool(re.fullmatch(NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
+def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of all tensors in the file's order."""
+    first, *of_layer, norm, last = shapes(width)
+    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
+    return [first, *every, norm, last]
+
+
+def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
+    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
+    heads, tokens = width // HEAD_DIMENSION, CONTROL_TOKENS + BYTE_TOKENS + pieces()
+    types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
+    return [
+        ("general.architecture", "STRING", "llama"),
+        ("general.name", "STRING", NAME.format(layers, width, kind)),
+        ("llama.context_length", "UINT32", CONTEXT),
+        ("llama.embedding_length", "UINT32", width),
+        ("llama.block_count", "UINT32", layers),
+        ("llama.feed_forward_length", "UINT32", width),
+        ("llama.attention.head_count", "UINT32", heads),
+        ("llama.attention.head_count_kv", "UINT32", heads),
+        ("llama.rope.dimension_count", "UINT32", HEAD_DIMENSION),
+        ("llama.attention.layer_norm_rms_epsilon", "FLOAT32", EPSILON),
+        ("llama.vocab_size", "UINT32", len(tokens)),
+        ("tokenizer.ggml.model", "STRING", "llama"),
+        ("tokenizer.ggml.tokens", "[STRING]", tokens),
+        ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * len(tokens)),
+        ("tokenizer.ggml.token_type", "[INT32]", types),
+        ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
+        ("tokenizer.ggml.bos_token_id", "UINT32", 1),
+        ("tokenizer.ggml.eos_token_id", "UINT32", 2),
+        ("tokenizer.ggml.add_bos_token", "BOOL", True),
+        ("tokenizer.ggml.add_eos_token", "BOOL", False),
+    ]
+
+
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """What header_summary.summarize says of the written model, without writing it; all but its files."""
-    vocabulary = first_piece() + len(pieces())
-    matrices = layers * 7 * width * width + 2 * width * vocabulary
-    norm = bytes_of(width, "f32")
-    return {
-        "architecture": "llama",
-        "name": NAME.format(layers, width, kind),
-        "parameters": matrices + (2 * layers + 1) * width,
-        "quantisation": kind.upper(),
-        "layers": layers,
-        "width": width,
-        "heads": width // HEAD_DIMENSION,
-        "kv_heads": width // HEAD_DIMENSION,
-        "key_dimension": HEAD_DIMENSION,
-        "value_dimension": HEAD_DIMENSION,
-        "context": CONTEXT,
-        "vocabulary": vocabulary,
-        "keys": {"rope.dimension_count": HEAD_DIMENSION},
-        "layer_bytes": [bytes_of(7 * width * width, kind) + 2 * norm] * layers,
-        "input_bytes": bytes_of(width * vocabulary, kind),
-        "output_bytes": bytes_of(width * vocabulary, kind) + norm,
-        "largest_tensor_bytes": bytes_of(width * max(width, vocabulary), kind),
-        "tensors": _tensors(layers, width, kind),
-    }
+    keys = {key: value for key, _form, value in metadata(layers, width, kind)}
+    tensors = {}
+    for name, shape in tensor_shapes(layers, width):
+        stored, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
+        tensors[name] = gguf.Tensor(stored.upper(), shape[::-1], elements, bytes_of(elements, stored))
+    found = header_summary.summarize(gguf.Model(keys, tensors, [], []))
+    return {key: value for key, value in found.items() if key not in ("files", "bytes")}
 
 
 def file_name(layers: int, width: int, kind: str) -> str:

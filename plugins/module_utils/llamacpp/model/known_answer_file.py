@@ -19,7 +19,6 @@ VERSION = 3
 """Of GGUF."""
 ALIGNMENT = 32
 """Of a tensor's bytes in the file."""
-EPSILON = 1e-9
 TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
 """Type of a value in GGUF → its number, and how struct packs it."""
 ARRAY = 9
@@ -45,7 +44,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
 
 def file_bytes(layers: int, width: int, kind: str) -> int:
     """Size of the written file, without writing it."""
-    data = sum(_stored_bytes(shape, kind) for _name, shape in tensor_shapes(layers, width))
+    data = sum(_stored_bytes(shape, kind) for _name, shape in known_answer.tensor_shapes(layers, width))
     return len(_header(layers, width, kind)) + data
 
 
@@ -55,48 +54,12 @@ def _stored_bytes(shape: tuple[int, ...], kind: str) -> int:
     return kv_cache.pad(size, ALIGNMENT)
 
 
-def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of all tensors in the file's order."""
-    first, *of_layer, norm, last = known_answer.shapes(width)
-    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
-    return [first, *every, norm, last]
-
-
-def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
-    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
-    model = known_answer.summary(layers, width, kind)
-    words = known_answer.pieces()
-    types = [2, 3, 3] + [6] * len(known_answer.BYTE_TOKENS) + [1] * len(words)
-    return [
-        ("general.architecture", "STRING", model["architecture"]),
-        ("general.name", "STRING", model["name"]),
-        ("llama.context_length", "UINT32", model["context"]),
-        ("llama.embedding_length", "UINT32", width),
-        ("llama.block_count", "UINT32", layers),
-        ("llama.feed_forward_length", "UINT32", width),
-        ("llama.attention.head_count", "UINT32", model["heads"]),
-        ("llama.attention.head_count_kv", "UINT32", model["kv_heads"]),
-        ("llama.rope.dimension_count", "UINT32", known_answer.HEAD_DIMENSION),
-        ("llama.attention.layer_norm_rms_epsilon", "FLOAT32", EPSILON),
-        ("llama.vocab_size", "UINT32", model["vocabulary"]),
-        ("tokenizer.ggml.model", "STRING", "llama"),
-        ("tokenizer.ggml.tokens", "[STRING]", known_answer.CONTROL_TOKENS + known_answer.BYTE_TOKENS + words),
-        ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * model["vocabulary"]),
-        ("tokenizer.ggml.token_type", "[INT32]", types),
-        ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
-        ("tokenizer.ggml.bos_token_id", "UINT32", 1),
-        ("tokenizer.ggml.eos_token_id", "UINT32", 2),
-        ("tokenizer.ggml.add_bos_token", "BOOL", True),
-        ("tokenizer.ggml.add_eos_token", "BOOL", False),
-    ]
-
-
 def _header(layers: int, width: int, kind: str) -> bytes:
     rows = [
         (name, shape, TENSOR_TYPES[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
-        for name, shape in tensor_shapes(layers, width)
+        for name, shape in known_answer.tensor_shapes(layers, width)
     ]
-    return header_of(metadata(layers, width, kind), rows)
+    return header_of(known_answer.metadata(layers, width, kind), rows)
 
 
 def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
