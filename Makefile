@@ -24,7 +24,7 @@ SCENARIO ?= default
 ACTION ?= test
 FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs site lint sanity unit unit-long unit-and-long unit-full fuzz integration molecule test ci test-full
+.PHONY: help venv dev demo down plan build docs site lint sanity unit plans unit-long unit-and-long unit-full fuzz integration molecule test ci test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ sanity: dev ## Run ansible-test sanity
 
 unit: dev ## Run the unit tests but those of unit-long
 	@$(PYTEST_UNIT) -m "not fuzz and not faults and not programs"
+
+plans: dev ## Record tests/unit/data/plans again, which test_systems.py compares with: look at each line of the difference
+	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something
 	@$(PYTEST_UNIT) -m programs

@@ -48,6 +48,10 @@ FACTS = {
 }
 
 
+def pytest_addoption(parser):
+    parser.addoption("--record-plans", action="store_true", help="write tests/unit/data/plans again")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What is collected stays until the end: looking for garbage in it, then and later, costs a tenth of the time of the tests."""

@@ -21,24 +21,6 @@ from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, 
 from support.models import tensor
 
 
-def test_the_local_cluster(local):
-    plan = local.plan()
-    here = plan["hosts"]["here"]
-    assert not plan["refused"]
-    assert plan["fits"]
-    assert [worker["endpoint"] for worker in here["workers"]] == ["127.0.0.1:50052", "127.0.0.1:50053"]
-    assert here["workers"][0]["argv"][1:] == ["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-t", "8"]
-    assert here["firewall"] == []
-    assert [entry["layers"] for entry in plan["placement"]] == [8, 8]
-    assert [entry["output"] for entry in plan["placement"]] == [False, True]
-    argv = plan["head"]["argv"]
-    assert argv[argv.index("--rpc") + 1] == "127.0.0.1:50052,127.0.0.1:50053"
-    assert argv.index("--rpc") < argv.index("--device")
-    assert argv[argv.index("--tensor-split") + 1] == "8,9"
-    assert argv[argv.index("--n-gpu-layers") + 1] == "17"
-    assert plan["advisories"] == []
-
-
 def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30"}]
     plan = pair.accepted()
@@ -245,13 +227,6 @@ def test_a_release_of_one_host_alone_is_refused(pair):
     pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
     with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):
         release_variables(entry.read("test", pair.hosts), CATALOGUE)
-
-
-def test_where_tensors_are_moved_the_network_takes_at_least_so_long(pair, big_model):
-    plan = serve(pair, sized(big_model, 4), llama_placement="all")
-    assert plan["estimate"]["bound"] == "about"
-    moved = serve(pair, sized(big_model, 4), llama_server_override_tensor=["blk=CPU"])
-    assert moved["estimate"]["bound"] == "at least"
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
-from conftest import CATALOGUE, make, refused
+from conftest import CATALOGUE, make, refused, typed
 from support.clusters import IK_LLAMA
 
 FOLDER = Path(__file__).resolve().parents[2] / "inventories"
@@ -111,19 +112,6 @@ def with_a_type(kind):
     return extra
 
 
-def line(planned):
-    return " ".join(planned["head"]["argv"])
-
-
-def workers_of(planned):
-    """Endpoint → the words of a worker's command line after the program."""
-    return {
-        worker["endpoint"]: " ".join(worker["argv"][1:])
-        for host in planned["hosts"].values()
-        for worker in host["workers"]
-    }
-
-
 def accepted(planned):
     """Ids of the errors of a plan that is not refused for them."""
     return [advisory["id"] for advisory in planned["advisories"] if advisory["severity"] == "error"]
@@ -188,136 +176,6 @@ def written(data, **extra):
             hostvars.setdefault(name, {}).update({**group.get("vars", {}), **(own or {}), **extra})
     groups = {name: list(group["hosts"]) for name, group in data.items()}
     return planned_of({"groups": groups, "hostvars": hostvars, **extra})
-
-
-# mac_loopback
-
-
-def test_mac_loopback():
-    planned = plan("mac_loopback")
-    assert not planned["refused"]
-    assert workers_of(planned) == {
-        "127.0.0.1:50052": "-H 127.0.0.1 -p 50052 -d MTL0",
-        "127.0.0.1:50053": "-H 127.0.0.1 -p 50053 -d CPU -t 16",
-    }
-    assert line(planned) == (
-        f"/Users/me/.local/share/llamacpp/releases/{planned['hosts']['mac']['builds'][0]['id']}/bin/llama-server "
-        "--rpc 127.0.0.1:50053,127.0.0.1:50052 --device RPC0,RPC1 "
-        "--model /Users/me/.local/share/llamacpp/models/unsloth--GLM-4.7-Flash-GGUF-5994c9aa/GLM-4.7-Flash-Q4_K_M.gguf "
-        "--host 127.0.0.1 --port 8080 --n-gpu-layers 48 --tensor-split 1,47 --ctx-size 8192 --parallel 1 --cache-ram 8192 --fit off --log-verbosity 4"
-    )
-    mac = planned["hosts"]["mac"]
-    assert (mac["service_manager"], mac["units"]) == ("launchd", "/Users/me/Library/LaunchAgents")
-    options = mac["builds"][0]["cmake_options"]
-    assert {"GGML_METAL": "ON", "GGML_RPC": "ON", "GGML_BLAS": "OFF"}.items() <= options.items()
-    assert mac["tools"] == {"cmake": "cmake", "ninja": "ninja"}
-
-
-# strix_halo_quad
-
-
-def endpoints(*hosts, port):
-    return ",".join(f"192.168.128.{host}:{port}" for host in hosts)
-
-
-def layers_of(planned):
-    return {entry["device"]: entry["layers"] for entry in planned["placement"]}
-
-
-def test_strix_halo_quad():
-    planned = plan("strix_halo_quad")
-    assert not planned["refused"]
-    assert planned["hosts"]["cluster1"]["workers"] == []
-    for host, number in (("cluster2", 12), ("cluster3", 13), ("cluster4", 14)):
-        words = [worker["argv"] for worker in planned["hosts"][host]["workers"]]
-        assert ["b11669-vulkan" in words[0][0], "b11063-hip" in words[1][0]] == [True, True]
-        assert [" ".join(word[1:]) for word in words] == [
-            f"-H 192.168.128.{number} -p 50053 -d Vulkan0 -c",
-            f"-H 192.168.128.{number} -p 50054 -d ROCm0 -c",
-        ]
-        opened = {(rule["port"], *rule["sources"]) for rule in planned["hosts"][host]["firewall"]}
-        assert opened == {(port, "192.168.128.11") for port in (50053, 50054)}
-    assert line(planned).split("bin/", 1)[1] == (
-        f"llama-server --rpc {endpoints(12, 13, port=50054)} --device RPC0,RPC1,ROCm0 "
-        "--model /opt/llamacpp/models/unsloth--DeepSeek-R1-GGUF-6bb195e5/DeepSeek-R1-UD-Q2_K_XL-00001-of-00005.gguf --host 127.0.0.1 --port 8080 "
-        "--n-gpu-layers 62 --tensor-split 22,19,21 --ctx-size 8192 --parallel 1 --cache-ram 0 --load-mode none --fit off --log-verbosity 4"
-    )
-
-
-def test_a_large_model_is_on_all_four_hosts_by_hip_without_mmap():
-    planned = plan("strix_halo_quad", **of_file("models/deepseek_r1_q4_k_m.yml"))
-    assert not planned["refused"]
-    assert f"--rpc {endpoints(12, 13, 14, port=50054)}" in line(planned)
-    assert "--tensor-split 17,15,15,15" in line(planned)
-    assert max(entry["weights_mib"] for entry in planned["placement"]) == pytest.approx(97323.9, abs=0.1)
-    assert "--load-mode none" in line(planned)
-
-
-# strix_halo_pair
-
-
-def test_strix_halo_pair():
-    planned = plan("strix_halo_pair")
-    assert not planned["refused"]
-    assert workers_of(planned) == {"10.99.0.2:50052": "-H 10.99.0.2 -p 50052 -d ROCm0"}
-    assert line(planned).split("bin/", 1)[1] == (
-        "llama-server --rpc 10.99.0.2:50052 --device RPC0,ROCm0 --model /models/MiniMax-M2.5-REAP-139B-A10B-Q8_0.gguf "
-        "--host 127.0.0.1 --port 8081 --n-gpu-layers 63 --tensor-split 31,32 --ctx-size 4096 --parallel 1 --flash-attn on "
-        "--cache-ram 8192 --load-mode dio --fit off --log-verbosity 4 --no-warmup"
-    )
-    assert planned["head"]["environment"]["ROCBLAS_USE_HIPBLASLT"] == "1"
-    for host in planned["hosts"].values():
-        assert (host["scope"], host["service_manager"], host["account"]) == ("user", "systemd_user", None)
-        assert host["units"] == "/home/me/.config/systemd/user"
-        (build,) = host["builds"]
-        assert build["cmake_options"]["GPU_TARGETS"] == "gfx1151"
-    assert accepted(planned) == ["unprotected-worker"]
-
-
-def test_strix_halo_pair_splits_the_model_more_evenly_than_it_was_seen():
-    """«local (~68 GB) and remote (~72 GB)» of the guide, by ``-ts 1/1``, which divides layers and not bytes."""
-    shares = {entry["host"]: entry["weights_mib"] for entry in plan("strix_halo_pair")["placement"]}
-    assert shares == {"halo1": pytest.approx(70540, abs=100), "halo2": pytest.approx(69920, abs=100)}
-    by_hand = plan("strix_halo_pair", llama_server_tensor_split=[1, 1])["placement"]
-    assert [entry["weights_mib"] for entry in by_hand] == [pytest.approx(72000, abs=500), pytest.approx(68000, abs=500)]
-
-
-# cuda_triple
-
-
-def test_cuda_triple():
-    planned = plan("cuda_triple")
-    assert not planned["refused"]
-    cards = [f"10.0.0.{host}:{port}" for host in (28, 40) for port in range(50052, 50056)]
-    assert workers_of(planned) == {
-        card: f"-H {card[:9]} -p {card[10:]} -d CUDA{index % 4}" for index, card in enumerate(cards)
-    }
-    head = line(planned).split("bin/", 1)[1]
-    assert head.startswith(f"llama-server --rpc {','.join(cards)} --device CUDA0,")
-    assert (
-        " --model /opt/llamacpp/models/ubergarm--DeepSeek-R1-0528-GGUF-989e0d3b/DeepSeek-R1-0528-IQ2_K_R4-00001-of-00005.gguf "
-        in head
-    )
-    for words in (
-        "--n-gpu-layers 62",
-        "--ctx-size 16384 --parallel 1",
-        "--cache-type-k q8_0",
-        "--flash-attn on --threads 48",
-        "-mla 3 -amb 512",
-    ):
-        assert f" {words}" in head
-    overrides = planned["head"]["argv"][planned["head"]["argv"].index("--override-tensor") + 1].split(",")
-    assert overrides[0] == r"blk\.(1|2|3|4|5|6)\.ffn_.*=CUDA0"
-    assert overrides[4] == r"blk\.(19|20|21|22)\.ffn_.*=RPC0[10.0.0.28:50052]"
-    assert overrides[-2:] == [r"blk\.(47|48|49|50)\.ffn_.*=RPC0[10.0.0.40:50055]", "exps=CPU"]
-    assert all(15000 < entry["weights_mib"] < 18000 for entry in planned["placement"])
-    beside = [entry["device"] for entry in planned["placement"] for _layer in range(entry["layers"])]
-    for layers, device in re.findall(r"blk\\\.\(([0-9|]+)\)\\\.ffn_\.\*=(.*)", "\n".join(overrides)):
-        assert {beside[int(layer)] for layer in layers.split("|")} == {device}
-    assert list(layers_of(planned)) == [f"CUDA{index}" for index in range(4)] + [f"RPC0[{card}]" for card in cards]
-    options = planned["hosts"]["gpu1"]["builds"][0]["cmake_options"]
-    expected = {"GGML_CUDA": "ON", "GGML_BLAS": "OFF", "GGML_RPC": "ON", "GGML_SCHED_MAX_COPIES": "1"}
-    assert expected.items() <= options.items()
 
 
 def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork():
@@ -400,8 +258,6 @@ def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
     said = reason(written(data))
     assert "llama.cpp uses 15 devices at most, so 1 of 16 are left out" in said
     assert "host3" not in {entry["host"] for entry in written(data)["placement"]}
-    layers = int(re.search(r"set llama_server_gpu_layers to (\d+)", said)[1])
-    check_placement(written(data, llama_server_gpu_layers=layers))
     split = [1] * 16
     assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
     assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
@@ -541,15 +397,6 @@ def test_a_host_that_is_only_declared_has_the_processor_and_the_link_that_are_de
     assert links == {("ethernet", 1, False), ("loopback", 11.0, False)}
 
 
-def test_three_sparks_talk_over_their_cables():
-    """Each worker is reached over the cable that joins it with the head, not over the one between the workers."""
-    planned = plan(CLUSTERS / "spark_trio.yml", **of_file("models/qwen3_5_397b.yml"), llama_placement="all")
-    assert sorted(workers_of(planned)) == ["10.10.12.2:50052", "10.10.13.3:50052"]
-    for name, source in (("spark2", "10.10.12.1"), ("spark3", "10.10.13.1")):
-        assert {tuple(rule["sources"]) for rule in planned["hosts"][name]["firewall"]} == {(source,)}
-    assert planned["hosts"]["spark1"]["builds"][0]["cmake_options"]["CMAKE_CUDA_ARCHITECTURES"] == "121a-real"
-
-
 REMEDIES = (
     (r"set (llama_server_context) to (\d+)", int),
     (r"[Ss]et (llama_server_backend) to (\w+)", str),
@@ -667,6 +514,56 @@ def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
     assert "llama_server_context" not in said
 
 
+# Plans as they were recorded
+
+RECORDED = {
+    "mac_loopback": ("mac_loopback", {}),
+    "strix_halo_quad": ("strix_halo_quad", {}),
+    "strix_halo_pair": ("strix_halo_pair", {}),
+    "cuda_triple": ("cuda_triple", {}),
+    "spark_trio": (CLUSTERS / "spark_trio.yml", {**of_file("models/qwen3_5_397b.yml"), "llama_placement": "all"}),
+    "mac_and_linux": (CLUSTERS / "mac_and_linux.yml", dense(56)),
+    "bc250_pair": (CLUSTERS / "bc250_pair.yml", of_file("models/qwen3_coder_30b.yml")),
+}
+"""What is recorded → inventory and extra variables."""
+
+
+def record_of(planned):
+    """What a reader of a plan looks at, but for sentences: builds and tools of each host, and parts of the page."""
+    typed_plan = typed(planned)
+    parts = plan_text.plan_parts(typed_plan)
+    kinds = {}
+    for name, host in typed_plan.hosts.items():
+        options = [" ".join(f"{key}={value}" for key, value in one.cmake_options.items()) for one in host.builds]
+        kind = "; ".join([f"{host.service_manager} {host.scope}", ", ".join(host.tools), *options])
+        kinds.setdefault(kind, []).append(name)
+    hosts = [f"  {', '.join(alike)}  {kind}" for kind, alike in kinds.items()]
+    speeds = [line for line in parts["Predicted speed"] if "limited by" in line]
+    advisories = [f"  {plan_text.advisory_title(one)}" for one in typed_plan.advisories]
+    shown = [
+        *parts["Topology"],
+        *parts["Memory"],
+        *hosts,
+        *parts["Commands"],
+        *parts["Open ports"],
+        *advisories,
+        *speeds,
+    ]
+    return "\n".join(shown)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_plan_is_as_it_was_recorded(name, monkeypatch, request):
+    """`make plans` records them again: look at each line of the difference."""
+    monkeypatch.setattr(plan_text, "WIDTH", 240)
+    source, extra = RECORDED[name]
+    path = Path(__file__).parent / "data" / "plans" / f"{name}.txt"
+    record = f"{record_of(plan(source, **extra))}\n"
+    if request.config.getoption("--record-plans"):
+        path.write_text(record)
+    assert record == path.read_text()
+
+
 # The tables of inventories/*/README.md
 
 READMES = sorted(path.parent.name for path in FOLDER.glob("*/README.md"))
@@ -754,13 +651,6 @@ def test_four_alike_hosts_are_filled_as_their_readme_says(given):
     assert max(shares) - min(shares) <= 2 * max(entry["weights_mib"] / entry["layers"] for entry in placed)
 
 
-def test_two_alike_hosts_get_halves_as_their_readme_says():
-    for name, given in COMMANDS:
-        if name == "strix_halo_pair":
-            first, second = of_command(name, given)["placement"]
-            assert abs(first["weights_mib"] - second["weights_mib"]) <= first["weights_mib"] / first["layers"]
-
-
 def test_a_board_alone_serves_what_has_room_beside_its_tables_and_its_compute_buffer():
     """Its driver lends 12 of 16 GiB: the tables are in the rest. With the bound of the compute buffer the model is too large for one of two."""
     model = of_file("models/gpt_oss_20b.yml")
@@ -768,16 +658,3 @@ def test_a_board_alone_serves_what_has_room_beside_its_tables_and_its_compute_bu
     alone = written(cluster_of(False, pair["children"]["llama_head"]["hosts"], **pair["vars"], **model))
     check_placement(alone)
     assert not plan(CLUSTERS / "bc250_pair.yml", **model)["estimate"]["best_single_host"]["faster"]
-
-
-def test_two_bc250_serve_what_they_were_seen_to_serve():
-    """Qwen3 30B in Q4_K_M with 8192 tokens of context ran there: at most an option of Mesa's is asked for."""
-    model = of_file("models/qwen3_coder_30b.yml")
-    planned = plan(CLUSTERS / "bc250_pair.yml", **model)
-    if planned["refused"]:
-        assert "radv_enable_unified_heap_on_apu: 'true'" in reason(planned)
-        heap = {"radv_enable_unified_heap_on_apu": "true"}
-        given = {"llama_server_environment": heap, "llama_worker_endpoints": [{"environment": heap}]}
-        planned = plan(CLUSTERS / "bc250_pair.yml", **model, **given)
-    check_placement(planned)
-    assert {entry["host"] for entry in planned["placement"]} == {"bowie", "crockett"}

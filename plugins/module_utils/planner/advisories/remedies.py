@@ -20,7 +20,7 @@ Attempt = Callable[[Cluster], Optional[Plan]]
 
 LEAST_CONTEXT = 1024
 """Tokens of a slot below which a shorter context is no remedy."""
-STEPS = 8
+STEPS = 16
 """So many numbers of layers on devices are tried, all of them first, where the head alone does not hold the model."""
 
 
