@@ -80,9 +80,9 @@ class ActionModule(Action):
 
     def _what_fits(self, arguments: Arguments) -> dict:
         question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
-        tables = compare(self.find_file, self.variables, arguments.facts, question)
-        display.display(what_fits.text_of(tables, question))
-        result = {"tables": typed_json.dump(tables)}
+        rows = compare(self.find_file, self.variables, arguments.facts, question)
+        display.display(what_fits.text_of(rows, question))
+        result = {"models": typed_json.dump(rows)}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(result, indent=2) + "\n")
         return {"changed": False, **result}
@@ -118,17 +118,13 @@ def make(
 
 def compare(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
-) -> list[list[what_fits.Row]]:
-    """What the cluster of the inventory that a task sees could serve; with changes, first without and then with them.
+) -> list[what_fits.Row]:
+    """What the cluster of the inventory that a task sees could serve.
 
     :raises Refusal: it cannot be planned, whatever the model.
     """
     offers = what_fits.offers_of(inventory.published_models(), question.models)
     name, hosts = inventory.hosts(task_vars, facts, inventory.of_play(task_vars))
-    possible = [hosts, *([inventory.what_if(name, hosts, question.changes)] if question.changes else [])]
     catalogue = cluster_inputs.catalogue(inventory.packages())
-    tables = []
-    for members in possible:
-        cluster = sources.look_up(find_file, cluster_inputs.read(name, members, what_fits.ANY_MODEL), catalogue)
-        tables.append(what_fits.rows(cluster, offers, catalogue, question))
-    return tables
+    cluster = sources.look_up(find_file, cluster_inputs.read(name, hosts, what_fits.ANY_MODEL), catalogue)
+    return what_fits.rows(cluster, offers, catalogue, question)

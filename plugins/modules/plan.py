@@ -68,11 +68,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-tables:
-  description: A row of each model, the most wanted first; with changes first a table without and then one with them. O(path) gets them, too.
+models:
+  description: A row of each model, the most wanted first. O(path) gets them, too.
   returned: with O(what_fits)
   type: list
-  elements: list
+  elements: dict
 plan:
   description: The plan. Its form is described in docs/plan.md.
   returned: without O(what_fits), when it is not refused; O(path) gets it in either case

@@ -109,53 +109,6 @@ def _variables(name: str, hostvars: Any) -> dict:
     return {variable: checked.validated_parameters.get(variable) for variable in spec}
 
 
-def with_values(
-    hosts: Mapping[str, Mapping[str, Any]], name: str, values: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
-    """The hosts of a cluster, with other values of some variables of one of them.
-
-    :raises Refusal: types are wrong, or no plan can hold a value.
-    """
-    checked = _variables(name, values)
-    changed = {variable: checked[variable] for variable in values}
-    return {**hosts, name: {**hosts[name], "variables": {**hosts[name]["variables"], **changed}}}
-
-
-def what_if(
-    cluster: str, hosts: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict]:
-    """The hosts of a cluster as they might be.
-
-    :param changes: host → other values of its variables. A host that is not there yet becomes a worker: a copy of the one that ``like`` names, else of
-        the head, without its links, at an address that nobody has (RFC 5737).
-    :raises Refusal: this is not possible.
-    """
-    head = next((name for name, host in hosts.items() if "head" in host["groups"]), "")
-    for number, (name, given) in enumerate(changes.items(), 1):
-        values, like = {key: value for key, value in given.items() if key != "like"}, given.get("like", head)
-        strange = [repr(key) for key in values if key not in specification()]
-        if strange or (name not in hosts and like not in [*hosts]):
-            what = strange[0] if strange else f"like {validation.show(like)}"
-            raise Refusal(
-                f"{name} is given {what}: use variables of docs/variables.md, and in like a host of the cluster"
-            )
-        if name not in hosts:
-            facts = None if "llama_hardware" in values else {**(hosts[like]["facts"] or {}), "reached_at": None}
-            removed = ["llama_links"] if facts else ["llama_links", "llama_worker_endpoints"]
-            variables = {**hosts[like]["variables"], **{variable: [] for variable in removed}}
-            new = {"groups": ["worker"], "ansible_host": f"192.0.2.{number}", "variables": variables, "facts": facts}
-            known = (hosts[head]["facts"] or {}).get("reached_at") or cluster_inputs.is_numeric(
-                hosts[head]["ansible_host"]
-            )
-            alone = {} if known else {head: {**hosts[head], "ansible_host": "192.0.2.254"}}
-            hosts = {**hosts, **alone, name: {**hosts[like], **new}}
-        elif "llama_links" in values and hosts[head]["facts"]:
-            measured = {**(hosts[head]["facts"].get("measured") or {}), name: None}
-            hosts = {**hosts, head: {**hosts[head], "facts": {**hosts[head]["facts"], "measured": measured}}}
-        hosts = with_values(hosts, name, values)
-    return cluster_inputs.settle(cluster, hosts)
-
-
 def variables_of(task_vars: dict, name: str = "") -> dict:
     """The variables of a host, held against their specifications.
 

@@ -384,7 +384,7 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
         ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
         (
             {"llama_worker_endpoints": [{"backend": "hip"}]},
-            ["llama_worker_endpoints[0] of here", "'hip'", "builds llama.cpp for cpu", "llama_backend of here"],
+            ["llama_worker_endpoints[0] of here", "'hip', of which no device is left", "offer CPU", "llama_backend"],
         ),
         (
             {"llama_worker_endpoints": [{"backend": "hip", "device": "CPU"}]},
@@ -500,7 +500,7 @@ def test_two_heads_and_none(pair):
         ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
         (
             [{"backend": "cuda"}] * 3,
-            ["endpoints[2] of here has the backend 'cuda', but earlier endpoints lend all", "(CUDA0, CUDA1): remove"],
+            ["endpoints[2] of here has the backend 'cuda', of which no device is left", "CUDA0, CUDA1"],
         ),
     ],
 )

@@ -221,17 +221,13 @@ def overridden(cluster):
     return cluster
 
 
-COPIES = {"llama_build_cmake_options": {"GGML_SCHED_MAX_COPIES": "1"}}
-PEERS = {"llama_build_cmake_options": {"GGML_CUDA_NO_PEER_COPY": True}}
 OVERRIDE = {"llama_server_override_tensor": ["blk.0.nothing=CPU"]}
 
 
 NO_OFFLOAD = {"llama_server_extra_args": ["-nkvo"]}
 
 
-@pytest.mark.parametrize(
-    "variables, of_workers", [(COPIES, True), (PEERS, True), (OVERRIDE, False), (NO_OFFLOAD, False)]
-)
+@pytest.mark.parametrize("variables, of_workers", [(OVERRIDE, False), (NO_OFFLOAD, False)])
 def test_what_switches_the_pipeline_off_and_where_workers_overlap_without_it(variables, of_workers):
     """Two workers read prompts as fast with -ot that fits no tensor, which switches it off (docs/performance.md)."""
 

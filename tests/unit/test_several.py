@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import complete, identity, known_answer_of, typed
-from support.clusters import FORK, STRIX_HALO, TREE, cards_of, model, strix_halo_head
+from support.clusters import FORK, TREE, cards_of, model
 from support.drift import drifts, typed_drifts
 
 SMALL = {"name": "small", "known_answer": known_answer_of()}
@@ -220,33 +220,6 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     assert (
         turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
     )
-
-
-def test_remedies_of_one_advisory_that_differ_stand_beside_each_other(pair):
-    plan = typed(pair.plan())
-    (one,) = [entry for entry in plan.advisories if entry.id == "rpc-in-clear"]
-    plans = [
-        plan._replace(advisories=(one._replace(remedy=remedy),)) for remedy in ("Set llama_model_path.", "B.", "B.")
-    ]
-    assert merging._advisories(["a", "b", "c"], plans) == (one._replace(remedy="Set llama_model_path. B."),)
-    plans[2] = plan._replace(advisories=())
-    named = one._replace(message=f"a and b in llama_models: {one.message}", remedy="Set path. B.")
-    assert merging._advisories(["a", "b", "c"], plans) == (named,)
-
-
-def test_workers_that_one_model_needs_are_not_advised_against_for_another_one():
-    """With ``all`` each model uses them, also one that the head alone would serve faster."""
-
-    def advised(*sizes):
-        cluster = strix_halo_head(1)
-        worker = {"facts": STRIX_HALO, "llama_release": {**TREE, "build": 11063}}
-        cluster.add("halo1", "worker", address="192.0.2.11", **worker)
-        entries = [on_paper(f"m{gib}", gib, layers=8) for gib in sizes]
-        advisories = several(cluster, *entries, llama_placement="all").plan()["advisories"]
-        return [entry["message"] for entry in advisories if entry["id"] == "slower-than-one-host"]
-
-    assert [message.partition(" ")[0] for message in advised(1, 2)] == ["m1", "m2"]
-    assert advised(1, 120) == []
 
 
 def test_an_advisory_of_one_model_names_it_and_of_all_does_not():

@@ -256,7 +256,7 @@ def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
     hosts[3]["llama_hardware"] = {"memory_mib": 8192}
     data = cluster_of(False, found, **big(200), llama_hardware={"memory_mib": 16384})
     said = reason(written(data))
-    assert "llama.cpp uses 15 devices at most, so 1 of 16 are left out" in said
+    assert "the model does not fit: " in said
     assert "host3" not in {entry["host"] for entry in written(data)["placement"]}
     split = [1] * 16
     assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))

@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Estimate,
     LinkEstimate,
     Plan,
-    PromptEstimate,
     Refused,
 )
 
@@ -92,18 +91,13 @@ def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
 
 
 def plan_table(plan: Plan) -> str:
-    """Release, source, and where the layers are: parts of the page."""
-    source = source_of(plan)
-    builds = sorted({build.id for host in plan.hosts.values() for build in host.builds})
-    parts = plan_parts(plan)
-    lines = [
-        f"  release  {plan.release.ref} ({', '.join(builds)})",
-        *_chosen(plan),
-        *([] if plan.head.models else [f"  model    {plan.model.name}"]),
-        *(_wrapped("  source   ", source) if source else []),
-        *(f"  no cache on {worker}: {why}" for worker, why in _workers_without_cache(plan)),
+    """Release, source, and where the layers are: the first parts of the page."""
+    parts, shown = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
+    uncached = [
+        line for worker, why in _workers_without_cache(plan) for line in _wrapped("  ", f"no cache on {worker}: {why}")
     ]
-    for title in ("Models",) if plan.head.models else ("Topology", "Memory"):
+    lines = [*plan_title(plan), *uncached]
+    for title in shown:
         lines += ["", *parts.get(title, [])]
     return "\n".join([*lines, ""])
 
@@ -473,13 +467,15 @@ def speed_rows(plan: Plan) -> list[list[str]]:
             ]
             for speed in estimate.at_context
         ),
-        *(_long_prompt(estimate.prompt) if estimate.prompt else []),
+        *(
+            [
+                f"a prompt of {prompt.tokens}",
+                f"{prompt.speed_range} tokens per second",
+                f"{'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}",
+            ]
+            for prompt in filter(None, [estimate.prompt])
+        ),
     ]
-
-
-def _long_prompt(prompt: PromptEstimate) -> list[list[str]]:
-    pieces = f"{'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}"
-    return [[f"a prompt of {prompt.tokens}", f"{prompt.speed_range} tokens per second", pieces]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -491,7 +487,7 @@ def speed_notes(plan: Plan) -> list[str]:
     return [
         f"{best.host} alone: {speed}",
         f"Of five measurements, four lay in the range that was predicted for them. "
-        f"Rates of devices are {_rates(estimate)}; how fast the head reads the model is assumed. "
+        f"Rates of devices are {RATES[estimate.rates or 'assumed']}; how fast the head reads the model is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
         *_correction(estimate),
         _conversations(plan),
@@ -506,11 +502,6 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     by = f"corrected by {found.factor:.2g}, measured on {found.date} with {found.model} and {found.release}"
     return [f"Generation is {by}; prompts, one host alone and fallbacks are as predicted."]
-
-
-def _rates(estimate: Estimate) -> str:
-    """Where the rates of devices are from."""
-    return RATES.get(estimate.rates or "", str(estimate.rates))
 
 
 def _conversations(plan: Plan) -> str:

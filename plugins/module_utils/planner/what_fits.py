@@ -52,8 +52,6 @@ class Question(NamedTuple):
     """Tokens of generation per second that are fast enough."""
     models: tuple[Mapping[str, Any], ...] = ()
     """For offers_of, besides published ones."""
-    changes: Mapping[str, Mapping[str, Any]] = {}
-    """Host → variables that it would have."""
 
 
 class Offer(NamedTuple):
@@ -214,19 +212,16 @@ def _why(plan: Plan | Refused) -> str:
     return plan.reasons[0]
 
 
-def text_of(tables: Sequence[Sequence[Row]], question: Question) -> str:
-    """The table for a person; of two, those without and with changes, one that shows what changes."""
-    old = {row.model: row for row in tables[0]}
+def text_of(found: Sequence[Row], question: Question) -> str:
+    """The table for a person."""
     served = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
     others = [["not served", "uses", "file", "GiB", "why"]]
-    for row in tables[-1]:
-        was, cells = old[row.model], _cells(row)
+    for row in found:
         if row.why_not:
-            others.append([row.model, *cells, textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")])
-            continue
-        past = [cells[0], *["-"] * (len(cells) - 1)] if was.why_not else _cells(was)
-        cells = [new if new == before else f"{before} → {new}" for before, new in zip(past, cells)]
-        served.append([row.model, *cells])
+            why = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
+            others.append([row.model, *_cells(row), why])
+        else:
+            served.append([row.model, *_cells(row)])
     told = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
     return "\n".join(
         [

@@ -40,8 +40,6 @@ NAMES = {
     "zt": "tunnel",
 }
 """How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
-LEAST_FIGURE = 0.001
-"""Of a link: what is less was not measured."""
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -64,8 +62,7 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
-    found = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
-    round_trip, mbit = (figure if figure and figure >= LEAST_FIGURE else None for figure in found)
+    round_trip, mbit = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
     assumed = cost_model.LINKS[kind]
     gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
     gbit = mbit / 1000 if mbit else gbit or assumed.gbit

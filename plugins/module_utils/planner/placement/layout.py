@@ -170,7 +170,6 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         candidates = _candidates(load, devices, device_costs(devices, case.hosts))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
-    few = not fits and len(placed.devices) < len(devices)
     missing = _missing_on_head(case.facts, load, first, beside)
     over, stays = placed.over(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
@@ -179,7 +178,6 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         reasons=(
             *reasons,
             *(_without_tensors(overrides, load) if reasons else ()),
-            *([_too_many(devices)] if few else []),
         ),
         missing_mib=missing + sum(mib for _device, mib in over),
     )
@@ -280,28 +278,23 @@ def _ordered(candidates: Sequence[Candidate], load: device_load.Load) -> list[Ca
     return sorted(by_speed, key=lambda candidate: middle.get(candidate.device.buffer, load.units))
 
 
-def _as_many_as_possible(
+def _solved(
     candidates: Sequence[Candidate], first: int, every: bool
 ) -> tuple[Sequence[Candidate], Sequence[int] | None]:
-    """The devices, without those that are more than llama.cpp schedules over, and the units of each: the slowest workers are left out, or the smallest
-    where the model needs the room of the others. ``every`` as of ``_fastest``."""
-    by_speed = sorted(candidates, key=lambda one: (one.device.worker is None, -one.place.group, one.place.capacity))
-    by_size = sorted(candidates, key=lambda one: (one.place.capacity, -one.place.group))
-    for order in (by_speed, by_size):
-        kept, used, units = list(candidates), list(candidates), None
-        for leaving in (None, *order):
-            if leaving and (leaving.is_needed or leaving not in used):
-                continue
-            kept = [candidate for candidate in kept if candidate is not leaving]
-            places = [candidate.place for candidate in kept]
-            units = solver.solve([place._replace(base=place.base - solver.MUST * every) for place in places], first)
-            used = [one for one, count in zip(kept, units or ()) if count or one.is_needed]
-            if len(used) <= capabilities.MAX_DEVICES:
-                break
-        if units is not None:
-            return kept, units
-    largest = by_size[-capabilities.MAX_DEVICES :]
-    return [candidate for candidate in candidates if candidate in largest], None
+    """The devices and the units of each; of more than llama.cpp schedules over, those with the most memory. ``every`` as of ``_fastest``."""
+
+    def units_of(some: Sequence[Candidate]) -> Sequence[int] | None:
+        return solver.solve([one.place._replace(base=one.place.base - solver.MUST * every) for one in some], first)
+
+    units = units_of(candidates)
+    used = [one for one, count in zip(candidates, units or ()) if count or one.is_needed]
+    if len(candidates) <= capabilities.MAX_DEVICES or (units and len(used) <= capabilities.MAX_DEVICES):
+        return candidates, units
+    wanted = sorted(
+        candidates, key=lambda one: (one.is_needed, one.device.worker is None, one.place.capacity, -one.place.group)
+    )[-capabilities.MAX_DEVICES :]
+    kept = [one for one in candidates if one in wanted]
+    return kept, units_of(kept)
 
 
 def _fastest(
@@ -311,7 +304,7 @@ def _fastest(
 
     :param every: whether every device gets layers, as far as there are enough.
     """
-    candidates, units = _as_many_as_possible(candidates, first, every)
+    candidates, units = _solved(candidates, first, every)
     places, gpu_layers = [candidate.place for candidate in candidates], load.units - first
     if units is None:
         room = [max(0, place.capacity - place.fixed) for place in places]
@@ -385,13 +378,6 @@ def _check_number(used: Sequence[Device], asked: bool) -> None:
     raise Refusal(
         f"the plan needs {len(used)} devices ({lent} of workers, {len(used) - lent} of the head), but llama.cpp uses {capabilities.MAX_DEVICES} at most "
         f"beside the head's processor: {remedy}"
-    )
-
-
-def _too_many(devices: Sequence[Device]) -> str:
-    return (
-        f"llama.cpp uses {capabilities.MAX_DEVICES} devices at most, so {len(devices) - capabilities.MAX_DEVICES} of {len(devices)} are left out; the "
-        "head's processor does not count: llama_server_gpu_layers may leave layers to it"
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ContextSpeed, PromptEstimate
@@ -30,10 +29,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
-WITHOUT_EVENTS = ("GGML_CUDA_NO_PEER_COPY", "GGML_SYCL_NO_PEER_COPY")
-"""Options of cmake with which the head's own devices have no events."""
-COPIES = "GGML_SCHED_MAX_COPIES"
-"""That of how often the scheduler has what it hands on: with one copy no device goes on before the next has read it."""
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 WORTH = 0.9
@@ -88,10 +83,8 @@ def _of_layers(
 
 def _is_switched_off(case: estimate.Case, server: Server) -> bool:
     """Whether the pipeline that this release would have is off (llama_context of build 11063)."""
-    given = case.hosts[case.head].cmake_options
-    without = any(backends.is_on(given.get(name, "")) for name in WITHOUT_EVENTS) or given.get(COPIES) == "1"
     partly = case.placed.gpu_layers < case.placed.load.units
-    return bool(partly or without or server.override_tensor or server_settings.without_kv_offload(server))
+    return bool(partly or server.override_tensor or server_settings.without_kv_offload(server))
 
 
 def prompt_s(

@@ -90,27 +90,14 @@ def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
     return [*devices, Lendable("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
 
 
-def _no_device(where: str, host: str, backend: str, built: Collection[str], offered: list[Lendable]) -> Refusal:
-    """An endpoint that gives a backend alone, of which no device is left."""
-    lent = [device.device for device in offered if device.backend == backend]
-    if lent:
-        return Refusal(
-            f"{where} has the backend {backend!r}, but earlier endpoints lend all its devices ({', '.join(lent)}): remove it, or declare "
-            "further devices in llama_hardware"
-        )
-    return Refusal(
-        f"{where} has the backend {backend!r}, but the host builds llama.cpp for {', '.join(built)}: use one of these, or add it to "
-        f"llama_backend of {host}"
-    )
-
-
-def _device_of(
-    where: str, host: str, endpoint: Endpoint, offered: list[Lendable], lent: Collection[str], built: Collection[str]
-) -> Lendable:
+def _device_of(where: str, endpoint: Endpoint, offered: list[Lendable], lent: Collection[str]) -> Lendable:
     """The device that an endpoint lends: the one that it names, or else the first of its backend that is left."""
     free = [device for device in offered if device.device not in lent and endpoint.backend in (None, device.backend)]
     if not free and not endpoint.device and endpoint.backend not in (None, "cpu"):
-        raise _no_device(where, host, str(endpoint.backend), built, offered)
+        raise Refusal(
+            f"{where} has the backend {endpoint.backend!r}, of which no device is left: the host's builds offer {', '.join(d.device for d in offered)}. "
+            "Remove it, add the backend to llama_backend, or declare further devices in llama_hardware"
+        )
     name = endpoint.device or (free or offered[-1:])[0].device
     device = next((device for device in offered if device.device == name), None)
     if device is None:
@@ -250,7 +237,7 @@ def declare(host: Host, built: Collection[str], serves: str | None) -> list[Decl
     declared: list[Declared] = []
     for index, endpoint in enumerate(endpoints):
         where = f"llama_worker_endpoints[{index}] of {host.name}"
-        device = _device_of(where, host.name, endpoint, offered, {other.device.device for other in declared}, built)
+        device = _device_of(where, endpoint, offered, {other.device.device for other in declared})
         port = FIRST_PORT + index if endpoint.port is None else endpoint.port
         _check_numbers(where, endpoint, port, {other.port for other in declared})
         number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""

@@ -29,10 +29,6 @@ HUB_CACHE = "LLAMA_CACHE"
 """Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
 
 
-ONE_HOST = "slower-than-one-host"
-"""Its remedy takes the workers from all models."""
-
-
 def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     """The plan of all.
 
@@ -102,23 +98,11 @@ def _sentence(of: str, text: str) -> str:
     return turns.sentence(of, text) if of else text
 
 
-def _gains_by_workers(plan: Plan) -> bool:
-    """The known-answer model uses them however fast they are."""
-    estimate = plan.estimate
-    return bool(estimate.links and not estimate.best_single_host.faster and not plan.model.known_answer)
-
-
 def _advisories(called: Sequence[str], plans: Sequence[Plan], given: Collection[str] = ()) -> tuple[AdvisoryPlan, ...]:
-    left_out = {ONE_HOST} if any(map(_gains_by_workers, plans)) else set()
-    met = [
-        [(one._replace(remedy=""), one.remedy) for one in plan.advisories if one.id not in left_out] for plan in plans
-    ]
-    found = []
-    for one, of in _once(called, [[alike for alike, _remedy in own] for own in met], given):
-        remedy = " ".join(dict.fromkeys(remedy for own in met for alike, remedy in own if alike == one))
-        message, remedy = _sentence(of, one.message), turns.own_words(remedy) if of else remedy
-        found.append(one._replace(message=message, remedy=remedy))
-    return tuple(found)
+    return tuple(
+        one._replace(message=_sentence(of, one.message), remedy=turns.own_words(one.remedy) if of else one.remedy)
+        for one, of in _once(called, [plan.advisories for plan in plans], given)
+    )
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
