@@ -33,7 +33,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     hardware,
     interfaces,
     memory_bandwidth,
-    mesa,
     toolchains,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
@@ -250,7 +249,6 @@ def facts(
         "glibc": hardware.glibc(),
         "newest_cuda": hardware.newest_cuda(),
         "interfaces": interfaces.interfaces(),
-        "unified_heap": mesa.unified_heap(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),
         "reached_at": connection.address(os.environ),

@@ -128,8 +128,6 @@ class Facts(NamedTuple):
     """Version; empty with another C library, None where it is not known."""
     newest_cuda: Optional[Word] = None
     """That the NVIDIA driver runs."""
-    unified_heap: bool = False
-    """Whether Mesa's configuration shows all of a memory that graphics share with the host."""
     interfaces: tuple[Interface, ...] = ()
     reached_at: Optional[Annotated[str, Text(r"[0-9.]+", 15)]] = None
     """Address at which the controller reaches it, where the inventory has a name."""

@@ -78,19 +78,6 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return whole * 2 // 3
 
 
-def environments(
-    facts: Facts, endpoints: Mapping[str, Mapping[str, str]], own: Collection[str], server: Mapping[str, str]
-) -> dict[str, Mapping[str, str]]:
-    """Name of a device → environment of the program that drives it, of those whose driver may show less than there is.
-
-    :param endpoints: name of the device → environment of its endpoint.
-    :param own: names of the devices that llama-server itself drives: heap_of_head has the driver show enough, unless its environment says else.
-    """
-    heap = {backends.UNIFIED_HEAP: "true"} if facts.unified_heap else {}
-    lent = {name: {**heap, **environment} for name, environment in endpoints.items()}
-    return {**lent, **(dict.fromkeys(own, server) if backends.UNIFIED_HEAP in server else {})}
-
-
 def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
 
@@ -111,13 +98,6 @@ def _with_visible_memory(device: Device, facts: Facts) -> Device:
         return device
     visible = visible_mib(device.backend, accelerator, device.environment)
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
-
-
-def with_heap(worker: Worker, facts: Facts) -> Worker:
-    """The worker, with what its host's configuration of Mesa says of shared memory in its environment, where that counts unless it says else."""
-    if not (facts.unified_heap and worker.shared and worker.backend == "vulkan"):
-        return worker
-    return worker._replace(environment={backends.UNIFIED_HEAP: "true", **worker.environment})
 
 
 def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], bounded: bool) -> list[Device]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory, remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
@@ -96,8 +97,9 @@ def _lending(cluster: Cluster, programs: Programs, bounded: bool) -> Lending:
     shares = {}
     for name, host in cluster.hosts.items():
         own = names_of_driven if host.is_head else []
-        endpoints = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
-        environments = devices.environments(host.facts, endpoints, own, cluster.server.environment)
+        environments = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
+            environments.update(dict.fromkeys(own, cluster.server.environment))
         shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
@@ -137,7 +139,7 @@ def _equip(
         backends=built,
         tools=requirements.tools_of(host, built, catalogue, wanted, secured),
         optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
-        workers=tuple(devices.with_heap(worker, facts) for worker in declared),
+        workers=tuple(declared),
     )
 
 

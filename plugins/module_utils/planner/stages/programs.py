@@ -70,13 +70,9 @@ def _check_same_release(cluster: Cluster) -> None:
     for name, host in cluster.hosts.items():
         for variable, request in host.releases.items():
             own = cluster.releases[variable]
-            if request and own and request.fast_load != own.fast_load:
-                raise Refusal(
-                    f"llama_build_fast_load of {name} differs from that of the head {cluster.head}, and head and workers need the same patch: set "
-                    "it for the whole group"
-                )
             if request != own:
+                patched = request and own and request.fast_load != own.fast_load
                 raise Refusal(
-                    f"{variable} of {name} differs from that of the head {cluster.head}, and head and workers need the same release: set it "
-                    "for the whole group, or llama_release_<backend> where backends differ"
+                    f"{'llama_build_fast_load' if patched else variable} of {name} differs from that of the head {cluster.head}, and head and workers need "
+                    "the same release and patches: set it for the whole group, or llama_release_<backend> where backends differ"
                 )
