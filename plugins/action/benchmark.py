@@ -120,7 +120,6 @@ class ActionModule(Action):
             plan=served.id or "",
             release=f"llama.cpp {served.release.ref}, commit {served.release.commit}",
             model=served.model.name,
-            hosts=matrix.machines(cluster, served),
             cells=tuple(cells),
         )
         return loads

@@ -68,16 +68,16 @@ class Job:
         service = services.Service(NAME, definition + self._return, temporary=True)
         _apply(self.measuring, run=[service], restart=[NAME])
 
-    def end(self) -> None:
-        """Ends the job and has the server serve."""
-        _apply(self.measuring, remove=[NAME])
-        _apply(self._serving, start=[names.SERVER])
+    def end(self, serve: bool = True) -> None:
+        """Ends the job.
 
-    def cancel(self) -> None:
-        """Ends the job, and leaves the server stopped where the job has stopped it: who asks for that decides what serves."""
+        :param serve: whether the server serves then; else whoever asks for that decides.
+        """
         running = self.runs()
         _apply(self.measuring, remove=[NAME])
-        if running:  # systemd is about to start the server
+        if serve:
+            _apply(self._serving, start=[names.SERVER])
+        elif running:  # systemd is about to start the server
             self._serving.stop([names.SERVER])
 
 
@@ -97,5 +97,5 @@ def cancel(place: Place, touched: Collection[str], check: bool) -> list[services
         return []
     before = job.measuring.state([NAME])[NAME]
     if not check:
-        job.cancel()
+        job.end(serve=False)
     return [services.Change(NAME, before, services.STOPPED, "", "")]

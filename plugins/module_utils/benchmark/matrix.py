@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Cell
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
 GENERATED = 128
@@ -138,17 +137,3 @@ def _predicted(plan: Plan, test: str) -> float | None:
     if long and long.pipelined and is_prompt and int(test[2:]) > long.micro_batch:
         return None
     return plan.estimate.prompt_tokens_per_s if is_prompt else plan.estimate.generation_tokens_per_s
-
-
-def machines(cluster: Cluster, plan: Plan) -> dict[str, str]:
-    """What each host is, for the record."""
-    links = {link.host: link for link in plan.estimate.links}
-    described = {}
-    for name in hosts_in_order(plan):
-        if name in cluster.places:
-            facts, link = cluster.places[name].facts, links.get(name)
-            parts = [f"{facts.system} {facts.architecture}", facts.cpu.model, f"{facts.memory_mib} MiB"]
-            parts += [accelerator.name for accelerator in same_device.devices(facts)]
-            parts += [f"{link.kind} of {2 * link.one_way_ms:g} ms, {1000 * link.gbit_per_s:g} Mbit/s"] if link else []
-            described[name] = ", ".join(filter(None, parts))
-    return described

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A benchmark: what was measured, what the plan predicts, and on which machines. docs/benchmark.schema.json describes its JSON."""
 
-from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
@@ -70,8 +69,6 @@ class Benchmark(NamedTuple):
     """of llama.cpp, whose program measures"""
     model: str
     """that is served"""
-    hosts: Mapping[str, Words]
-    """name → processor, memory, accelerators, and the link to the head"""
     cells: tuple[Cell, ...]
     """what is measured, in this order"""
 

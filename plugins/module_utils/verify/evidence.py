@@ -21,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     state,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
@@ -92,7 +91,6 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         return evidence._replace(waits_for=waits_for(evidence.handshakes.workers), load=load)
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(
-        handshakes=_with_unused_workers(evidence.handshakes, subject, evidence.fallback),
         server=ServerEvidence(
             start_log.buffers(first_load),
             _rdma_connections(subject, host),
@@ -183,18 +181,6 @@ def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFal
         if served:
             return ServedFallback(served.name, served.since)
     return None
-
-
-def _with_unused_workers(recorded: Handshakes, subject: Subject, served: ServedFallback | None) -> Handshakes:
-    """The handshakes, and what the workers answer now that the head does not hold."""
-    on_fallback = served.planned(subject.fallbacks) if served else None
-    workers = dict(recorded.workers)
-    for worker in (worker for host in subject.hosts.values() for worker in host.workers):
-        used = worker.endpoint in on_fallback.workers if on_fallback else worker.used
-        if not used:
-            address, port = worker.endpoint.rsplit(":", 1)
-            workers[worker.endpoint] = rpc.probe(address, int(port), protocol=worker.protocol)
-    return recorded._replace(workers=workers)
 
 
 def _complete(client: Client, subject: Subject) -> Completion:

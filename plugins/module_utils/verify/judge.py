@@ -337,15 +337,15 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
 
 
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
-    """Of workers that others run only those are asked that the plan uses: any other one may serve somebody else."""
+    """Of workers that the plan uses: any other one of others may serve somebody else."""
     needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
-    own = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
-    for endpoint in (*own, *(worker.endpoint for worker in plan.external_workers if worker.used)):
-        yield _check("handshake", endpoint, *_judge_handshake(handshakes, endpoint, needed.get(endpoint, 0)))
-    for worker in plan.external_workers:
-        if not worker.used:
-            text = f"{worker.host} runs it by itself, and the plan does not use it"
-            yield _check("handshake", worker.endpoint, None, text)
+    own = [worker for host in plan.hosts.values() for worker in host.workers]
+    for worker in (*own, *plan.external_workers):
+        if worker.used:
+            judged = _judge_handshake(handshakes, worker.endpoint, needed.get(worker.endpoint, 0))
+            yield _check("handshake", worker.endpoint, *judged)
+        else:
+            yield _check("handshake", worker.endpoint, None, "the head does not use it")
 
 
 def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float) -> tuple[bool, str]:

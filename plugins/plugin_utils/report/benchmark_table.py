@@ -42,7 +42,7 @@ def as_markdown(record: Benchmark) -> str:
     lines.insert(1, " | ".join("-" * width for width in widths))
     why = [f"- {reason}: {'; '.join(cells)}\n" for reason, cells in skipped(record).items()]
     text = (
-        f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}; hosts: {', '.join(record.hosts)}.\n\n"
+        f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}.\n\n"
         + "".join(f"| {line} |\n" for line in lines)
         + ("\nNot measured:\n\n" + "".join(why) if why else "")
     )
@@ -60,7 +60,7 @@ def view(record: Benchmark) -> dict[str, Any]:
         "rows": list(map(row, measured)),
         "skipped": skipped(record),
     }
-    parts = {"Measured and predicted": measured, "Not measured": content["skipped"], "Machines": record.hosts}
+    parts = {"Measured and predicted": measured, "Not measured": content["skipped"]}
     return {
         "parts": [name for name, rows in parts.items() if rows],
         "title": f"Benchmark of {record.cluster}",
