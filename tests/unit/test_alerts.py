@@ -49,7 +49,6 @@ def states(now):
 OWN = {
     "state": "state",
     "restarts_total": "cause",
-    "device_temperature_celsius": "device",
     "service_info": "release",
 }
 """Metric → the label whose value is written after its name."""
@@ -75,11 +74,6 @@ HEALTHY = {
 for _host in SERVICES:
     HEALTHY |= {
         f"{_host} up": 1,
-        f"{_host} node_hwmon_temp_celsius": 60,
-        f"{_host} node_hwmon_temp_crit_celsius": 90,
-        f"{_host} device_temperature_celsius CUDA0": 60,
-        f"{_host} node_cpu_scaling_frequency_hertz": 3e9,
-        f"{_host} waiting_seconds_total": rising(0.05),
         f"{_host} service_info": 1,
         f"{_host} updated_timestamp_seconds": rising(1),
         f"{_host} restarts_total ended": 0,
@@ -157,7 +151,6 @@ FAULTS = [
         {"LlamaPromptsSlow": "head"},
     ),
     ("turns of a chat", {"head prompt_tokens_total": rising(7), "head prompt_seconds_total": rising(0.1)}, 45, {}),
-    ("slow for a link", {**SLOW, "w2 worker_round_trip_seconds": turns(0.0002, 0.02)}, 22, {"LlamaHostSlows": "w2"}),
     ("head waits for nobody", states("waiting"), 5, {"LlamaHeadDown": "head"}),
     ("head ends while it loads", ENDS_EACH_MINUTE, 20, {"LlamaHeadDown": "head", "LlamaRestarted": "head"}),
     (
@@ -201,11 +194,6 @@ FAULTS = [
         40,
         {"LlamaGenerationSlow": "head"},
     ),
-    ("hot", {"w1 node_hwmon_temp_celsius": 88}, 5, {"LlamaHot": "w1"}),
-    ("hot as NVIDIA says", {"w1 device_temperature_celsius CUDA0": 91}, 5, {"LlamaHot": "w1"}),
-    ("hot card, whose limit the kernel says", {"w1 device_temperature_celsius ROCm0": 97}, 5, {}),
-    ("no limit known", w1(node_hwmon_temp_celsius=96, node_hwmon_temp_crit_celsius=None), 5, {"LlamaHot": "w1"}),
-    ("hot, below its limit", w1(node_hwmon_temp_celsius=97, node_hwmon_temp_crit_celsius=110), 5, {}),
     ("verified long ago", {"head verified_timestamp_seconds": -700000}, 20, {"LlamaKnownAnswerOld": "head"}),
     ("verification failed", {"head verified_passed": 0}, 20, {"LlamaKnownAnswerOld": "head"}),
     (
@@ -216,14 +204,6 @@ FAULTS = [
     ),
 ]
 """What differs from HEALTHY, and which alerts are raised of which host after so many minutes."""
-CAUSES = {
-    "Most probably because of w2: round trip.": {"w2 worker_round_trip_seconds": turns(0.0002, 0.02)},
-    "Most probably because of w2: packets sent again.": {"w2 worker_retransmissions_total": rising(1.5)},
-    "Most probably because of w2: waiting for processors.": {"w2 waiting_seconds_total": rising(0.5)},
-    "Most probably because of w2: clock of the processor.": {"w2 node_cpu_scaling_frequency_hertz": turns(3e9, 1.5e9)},
-    "Most probably because of w2: temperature.": {"w2 node_hwmon_temp_celsius": turns(60, 94)},
-    "No host stands out.": {},
-}
 
 
 @pytest.mark.parametrize("name, changes, minute, wanted", FAULTS, ids=[name for name, *_more in FAULTS])
@@ -244,21 +224,11 @@ def test_each_alert_is_raised_by_some_fault():
     assert {alert for *_fault, wanted in FAULTS for alert in wanted} == {
         rule["alert"] for rule in rules if "alert" in rule
     }
-    reasons = {rule["labels"]["reason"] for rule in rules if rule.get("record", "").endswith("suspicion")}
-    assert {cause[29:-1] for cause, changes in CAUSES.items() if changes} == reasons
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_slow_generation_names_the_host_and_what_is_wrong_there(tmp_path, cause):
-    said = f"m of c has made 7 tokens per second for a quarter of an hour, less than planned. {cause}"
-    labels = {
-        "severity": "warning",
-        "cluster": "c",
-        "host": "head",
-        "instance": "head:9100",
-        "job": "llamacpp",
-        "model": "m",
-    }
-    raised = {"exp_labels": labels, "exp_annotations": {"summary": said}}
+def test_slow_generation_says_how_slow(tmp_path):
+    said = "m of c has made 7 tokens per second for a quarter of an hour, less than planned."
+    labels = {"cluster": "c", "host": "head", "instance": "head:9100", "job": "llamacpp", "model": "m"}
+    raised = {"exp_labels": {**labels, "severity": "warning"}, "exp_annotations": {"summary": said}}
     query = {"eval_time": "40m", "alertname": "LlamaGenerationSlow", "exp_alerts": [raised]}
-    promtool(tmp_path, case(cause, {**SLOW, **CAUSES[cause]}, alert_rule_test=[query]))
+    promtool(tmp_path, case("slow", SLOW, alert_rule_test=[query]))

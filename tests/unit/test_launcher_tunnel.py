@@ -1,7 +1,6 @@
 """Tunnels of the launcher: real stunnel between real launchers, with stand-ins for the programs of llama.cpp."""
 
 import contextlib
-import datetime
 import os
 import shutil
 import signal
@@ -130,40 +129,6 @@ def ends(cluster, tmp_path):
     return Ends(cluster, tmp_path)
 
 
-A_YEAR_LATE = """
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int status = syscall(SYS_clock_gettime, clock, now);
-    if (clock == CLOCK_REALTIME) now->tv_sec -= 366 * 86400;
-    return status;
-}
-time_t time(time_t *seconds) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (seconds) *seconds = now.tv_sec;
-    return now.tv_sec;
-}
-int gettimeofday(struct timeval *now, void *zone) {
-    now->tv_usec = 0;
-    return time(&now->tv_sec) < 0;
-}
-"""
-"""Of a library that gives a program the time of a host whose clock is wrong."""
-
-
-def set_back(folder, monkeypatch):
-    """Has stunnel take it to be a year ago."""
-    source, library, wrapper = (folder / name for name in ("late.c", "late.so", "stunnel"))
-    source.write_text(A_YEAR_LATE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    wrapper.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {tunnel.program()} "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-
-
 def stunnel_of(process):
     (found,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
     return found
@@ -212,18 +177,6 @@ class TestRealTunnels:
             os.kill(stunnel_of(process), signal.SIGKILL)
             lines_until(process, "stunnel ended by signal 9: it is started again")
             assert until(lambda: ends.state() == "ok")
-
-    @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-    def test_a_clock_that_is_wrong_by_a_year_is_no_matter(self, ends, tmp_path, monkeypatch):
-        ends.share_a_key()
-        with monkeypatch.context() as wrong:
-            set_back(tmp_path, wrong)
-            worker = ends.start()
-        ends.client()
-        assert ends.state() == "ok"
-        worker.terminate()
-        said = worker.stdout.read().decode()
-        assert f"{datetime.date.today() - datetime.timedelta(366):%Y.%m.%d}" in said
 
     def test_a_head_whose_key_is_another_one_says_so_and_serves_once_it_is_right(self, ends):
         ends.give(ends.theirs, KEY)

@@ -239,28 +239,17 @@ def test_a_worker_says_what_it_knows(exported):
     assert one(found, "restarts_total", cause="hung") == one(found, "restarts_total", cause="ended") == 1
 
 
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "spoil", ["no folder", "a folder in its place", "no description", "nothing of it", "other figures"]
-)
-def test_nothing_that_is_wrong_with_metrics_stops_a_head(exported, spoil):
-    _server, endpoint = a_worker()
-    if spoil == "no folder":
-        exported.folder.rmdir()
-    if spoil == "a folder in its place":
-        (exported.folder / "llamacpp-server.prom").mkdir()
-    planned = {"colour": 1} if spoil == "other figures" else {"state": "red"} if spoil == "nothing of it" else None
-    process = exported.head(endpoint, planned=planned)
-    if spoil == "no description":
-        exported.description.unlink()
-    expected = "could not be written" if "folder" in spoil else "no metrics are written"
-    said = lines_until(process, expected)
-    until(lambda: exported.cluster.is_now("serving"))
-    assert sum(expected in line for line in said) == 1
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
-    said = process.stdout.read().decode()
-    assert expected not in said, "once"
+def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(exported, monkeypatch, capfd):
+    monkeypatch.setattr(exporter, "EVERY", 0)
+    monkeypatch.setattr(exporter.journal, "SAID", set())
+    exported.folder.rmdir()
+    _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
+    for _start in range(2):
+        exporter.Exporter(description, service).of_worker()
+    exporter.Exporter(description, "another").of_worker()
+    said = capfd.readouterr().out
+    assert said.count(f"{exported.file} could not be written: No such file or directory") == 1
+    assert f"no metrics are written: {description} does not describe another" in said
 
 
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
@@ -284,24 +273,6 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     assert (traffic.retransmissions, traffic.needless) == (1433, needless)
 
 
-def test_a_service_says_how_long_it_had_no_processor(exported, tmp_path, monkeypatch):
-    for name in ("proc/self", "sys/fs/cgroup/system.slice/w.service"):
-        (tmp_path / name).mkdir(parents=True)
-    assert exporter.waited(tmp_path) is None
-    groups, pressure = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup/system.slice/w.service/cpu.pressure"
-    groups.write_text("1:name=systemd:/\n0::/system.slice/w.service\n")
-    pressure.write_text(
-        "some avg10=1.53 avg60=1.87 avg300=1.73 total=1088168194\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
-    )
-    assert exporter.waited(tmp_path) == pytest.approx(1088.168194)
-    groups.write_text("4:cpu:/\n")
-    assert exporter.waited(tmp_path) is None
-    _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
-    monkeypatch.setattr(exporter, "waited", lambda: 2.5)
-    exporter.Exporter(description, service).of_worker()
-    assert one(exported.found(), "waiting_seconds_total", service=service) == 2.5
-
-
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"
 
 
@@ -321,19 +292,18 @@ def test_memory_of_amd_s_devices_as_the_kernel_says_it(tmp_path, files, found):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     read = exporter.Sensors(tmp_path).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
-    assert read == {name: exporter.Sensed(used) for name, used in found.items()}
+    assert read == found
 
 
 def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
     said = tmp_path / "said"
     sensors = exporter.Sensors(tmp_path, ["cat", said])
     assert [sensors.read(["ROCm0"]), sensors.asking] == [{}, None]
-    said.write_text("1, 1024, 66\nUnable to determine, 1, 2\n3, [N/A], 41\n")
+    said.write_text("1, 1024\nUnable to determine, 1\n2, [N/A]\n3, 1\n")
     assert sensors.read(["CUDA1"]) == {}
     sensors.asking.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
-    assert [*found] == ["CUDA1", "CUDA3"], "a device that says nothing moves no other one up"
-    assert [*found.values()] == [exporter.Sensed(1 << 30, 66), exporter.Sensed(None, 41)]
+    assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert missing.read(["CUDA0"]) == {}
 

@@ -116,18 +116,6 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
 
 
-def test_connections_of_a_process():
-    table = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:A000 0100007F:C384 01 00000000:00000000 00:00000000 00000000     0        0 111 1\n"
-        "   1: 0100007F:A001 0100007F:C385 08 00000000:00000000 00:00000000 00000000     0        0 222 1\n"
-        "   2: 0100007F:A002 0100007F:C386 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
-    )
-    endpoints = ["127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.1:50054"]
-    own = [link for link in progress.links_of(table) if link.inode in {"111", "222"}]
-    assert llama_server.connected(own, endpoints) == {"127.0.0.1:50052"}
-
-
 def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "START_LOG_BYTES", 100)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
@@ -283,46 +271,35 @@ def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
             assert b"\r\nAuthorization: Bearer ke\xff\r\n" in client.recv(65536)
 
 
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    "answer, expected",
+    "scheme, secured, answer, expected",
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n", True),
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", False),
-        (b"x" * 1000, False),
-        (b"", False),
+        ("http", False, OK, True),
+        ("http", False, b"HTTP/1.1 503 Service Unavailable\r\n\r\n", False),
+        ("http", False, b"x" * 1000, False),
+        ("http", False, b"", False),
+        ("http", False, None, False),
+        ("https", True, OK, True),
+        ("https", False, OK, False),
     ],
 )
-def test_health_is_one_answer(answer, expected):
-    def script(client):
-        client.recv(4096)
-        client.sendall(answer)
-        client.close()
-
-    server = Server(script)
-    assert llama_server.healthy(f"http://127.0.0.1:{server.port}") == expected
-    server.listener.close()
-
-
-def test_a_server_that_is_silent_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(llama_server, "HEALTH_SECONDS", 0.3)
-    server, started = Server(lambda client: time.sleep(2)), time.monotonic()
-    assert not llama_server.healthy(f"http://127.0.0.1:{server.port}")
-    assert time.monotonic() - started < 1.5
-    server.listener.close()
-
-
-@pytest.mark.parametrize("secured, expected", [(True, True), (False, False)])
-def test_health_is_asked_by_https(certify, secured, expected):
+def test_health_is_one_answer_in_time(certify, monkeypatch, scheme, secured, answer, expected):
+    monkeypatch.setattr(llama_server, "HEALTH_SECONDS", 0.5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certify("own"))
 
     def script(client):
-        with context.wrap_socket(client, server_side=True) if secured else client as client:
-            client.recv(4096)
-            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        with context.wrap_socket(client, server_side=True) if secured else client as connection:
+            connection.recv(4096)
+            time.sleep(2 if answer is None else 0)
+            connection.sendall(answer or b"")
 
-    server = Server(script)
-    assert llama_server.healthy(f"https://127.0.0.1:{server.port}") == expected
+    server, started = Server(script), time.monotonic()
+    assert llama_server.healthy(f"{scheme}://127.0.0.1:{server.port}") == expected
+    assert time.monotonic() - started < 1.5
     server.listener.close()
 
 

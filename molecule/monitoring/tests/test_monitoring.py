@@ -1,6 +1,5 @@
 """Prometheus sees the whole cluster, and what goes wrong there raises the alert that names it, and no other."""
 
-import contextlib
 import json
 import shlex
 import subprocess
@@ -9,39 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HOSTS, PLAN, on
+from conftest import PLAN, on
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "failure" / "tests"))
 import faults
-from asker import Asker
-from slow import slowed
 
 pytestmark = pytest.mark.timeout(1800)
 
 LONGEST = 420
 """Seconds until an alert is raised, or ends."""
-SOON = 120
-"""Seconds until a host that slows the cluster down is named."""
-
-DELAY = """
-import fcntl, os, queue, socket, struct, sys, threading, time
-own, head, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-(mac,) = (line.split()[3] for line in open("/proc/net/arp") if line.split()[0] == head)
-tunnel = os.open("/dev/net/tun", os.O_RDWR)
-fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH", b"slow0", 0x1001))
-os.system(f"ip link set slow0 up && ip route add {head}/32 dev slow0 src {own}")
-link, waiting = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM), queue.Queue()
-def send():
-    while True:
-        due, packet = waiting.get()
-        time.sleep(max(0, due - time.monotonic()))
-        link.sendto(packet, ("eth0", 0x0800, 0, 0, bytes.fromhex(mac.replace(":", ""))))
-threading.Thread(target=send, daemon=True).start()
-while True:
-    packet = os.read(tunnel, 65536)
-    waiting.put((time.monotonic() + seconds, packet))
-"""
-"""What goes from a worker to the head arrives so much later. The route goes with the program."""
 
 
 def asked(path, **parameters):
@@ -162,29 +137,3 @@ def test_a_fault_raises_the_alert_that_names_it(fault, name, alerts):
 def test_they_end_when_all_is_healed():
     faults.whole_disk()
     until(quiet, EARLIER)
-
-
-@contextlib.contextmanager
-def link_delayed(name, lowest):
-    own, head = (HOSTS[host]["test_addresses"][0] for host in (name, faults.HEAD))
-    delay = max(0.02, 2 / lowest)
-    faults.inside(name, f"exec python3 -c {shlex.quote(DELAY)} {own} {head} {delay}", detach=True)
-    try:
-        yield
-    finally:
-        faults.inside(name, "pkill --full '[s]low0'")
-
-
-def quota_cut(name, lowest):
-    return slowed(lowest / 2, [name])
-
-
-@pytest.mark.parametrize("slowing, name", [(quota_cut, "mo1"), (link_delayed, "mo2")])
-def test_a_host_that_slows_the_cluster_down_is_named_within_two_minutes(slowing, name):
-    """It makes the model half as fast as the least that is planned."""
-    until(quiet, {("LlamaHostSlows", "mo1", ""), ("LlamaHostSlows", "mo2", "")})
-    (lowest,) = asked("query", query="llamacpp_cluster:generation_tokens_per_second:lowest")["result"]
-    alert = ("LlamaHostSlows", name, "")
-    with slowing(name, float(lowest["value"][1])), Asker():
-        until(lambda _seen, now: alert in now, {alert}, SOON)
-    until(quiet, {alert})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
@@ -33,7 +33,7 @@ EVERY = 15.0
 VERIFIED = "verified.json"
 """Result of the last verification, beside the description."""
 CUDA = "CUDA"
-NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used,temperature.gpu", "--format=csv,noheader,nounits")
+NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
 MEMORIES = "vram", "gtt"
 """Of a device of AMD's: its own, and what the host lends it."""
 
@@ -127,10 +127,8 @@ class Exporter:
         figures.add("started_timestamp_seconds", self.started, **own)
         for cause, number in self.restarts.items():
             figures.add("restarts_total", number, **own, cause=cause)
-        figures.add("waiting_seconds_total", waited(), **own)
-        for device, sensed in self.sensors.read(told.drives).items():
-            figures.add("device_memory_used_bytes", sensed.used, worker=told.worker, device=device)
-            figures.add("device_temperature_celsius", sensed.celsius, worker=told.worker, device=device)
+        for device, used in self.sensors.read(told.drives).items():
+            figures.add("device_memory_used_bytes", used, worker=told.worker, device=device)
         add(figures, told)
         if told.folder:
             journal.replace(self._file(told), figures.text(), 0o644)
@@ -203,53 +201,36 @@ def _add_counts(figures: metrics.Figures, head: server.Head, told: metrics.Descr
             figures.add(ours, watched.counts.get(name), model=model or next(iter(told.planned), ""))
 
 
-def waited(root: Path = Path("/")) -> float | None:
-    """Seconds in which a thread of this service was ready and had no processor: others had them, or its quota was used up. None where the kernel does not
-    count them."""
-    with suppress(OSError, StopIteration):
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-        group = next(line[4:] for line in groups if line.startswith("0::/"))
-        found = re.match(r"some .* total=(\d{1,18})\n", (root / "sys/fs/cgroup" / group / "cpu.pressure").read_text())
-        return int(found[1]) / 1e6 if found else None
-    return None
-
-
-class Sensed(NamedTuple):
-    """Of a device at one moment; None is what nobody says."""
-
-    used: float | None = None
-    """Bytes of its memory."""
-    celsius: float | None = None
-    """Only of NVIDIA's: those of others are in node exporter's figures."""
-
-
 class Sensors:
-    """Of the devices of a host."""
+    """Memory that is used of a host's devices."""
 
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
-        self.nvidia: dict[int, Sensed] = {}
+        self.nvidia: dict[str, int] = {}
         self.asking: threading.Thread | None = None
 
-    def read(self, devices: Iterable[str]) -> dict[str, Sensed]:
-        """:param devices: as llama.cpp calls them."""
-        cards = dict(enumerate(self._amd()))
-        # Vulkan has an order of its own, with devices of all vendors.
-        single = len([*self.root.glob("sys/class/drm/renderD*")]) == 1
-        kinds = {"ROCm": cards, "Vulkan": cards if single else {}, CUDA: self.nvidia}
+    def read(self, devices: Iterable[str]) -> dict[str, int]:
+        """Device → bytes, where that is known.
+
+        :param devices: as llama.cpp calls them.
+        """
         if any(name.startswith(CUDA) for name in devices) and not (self.asking and self.asking.is_alive()):
             self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
             self.asking.start()
-        named = {f"{kind}{index}": sensed for kind, known in kinds.items() for index, sensed in known.items()}
-        return {name: named[name] for name in devices if name in named}
+        known = {**self._amd(), **self.nvidia}
+        return {name: known[name] for name in devices if name in known}
 
-    def _amd(self) -> list[Sensed]:
-        """In the order of their render nodes."""
-        found = []
-        for device in sorted(self.root.glob("sys/class/drm/renderD*/device")):
+    def _amd(self) -> dict[str, int]:
+        """In the order of their render nodes. Vulkan has an order of its own, with devices of all vendors."""
+        nodes, used = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
+        for node in nodes:
             with suppress(OSError, ValueError):
-                found.append(Sensed(sum(int((device / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES)))
-        return found
+                used.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES))
+        return {
+            f"{kind}{index}": size
+            for kind in (["ROCm", "Vulkan"] if len(nodes) == 1 else ["ROCm"])
+            for index, size in enumerate(used)
+        }
 
     def _ask_nvidia(self) -> None:
         """In a thread, since nvidia-smi may take seconds, or hang with its driver. What it says is read the next time."""
@@ -258,10 +239,5 @@ class Sensors:
             said = subprocess.run(
                 self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
-        rows = re.findall(r"^(\d+), (\d+|.*?), (\d+|.*)$", said, re.MULTILINE)
-        self.nvidia = {
-            int(index): Sensed(
-                int(used) * units.MIB if used.isdigit() else None, int(degrees) if degrees.isdigit() else None
-            )
-            for index, used, degrees in rows
-        }
+        rows = re.findall(r"^(\d+), (\d+)$", said, re.MULTILINE)
+        self.nvidia = {f"{CUDA}{index}": int(used) * units.MIB for index, used in rows}

@@ -54,14 +54,11 @@ def _planned(what: str, of: str) -> tuple[Metric, ...]:
     )
 
 
-OF_DEVICE = ("worker", "device")
-"""The worker is empty where llama-server drives the device itself."""
 METRICS = (
     Metric("service_info", GAUGE, "1, with what runs", ("service", "kind", "release", "plan")),
     Metric("updated_timestamp_seconds", GAUGE, "When the launcher wrote this", ("service",)),
     Metric("started_timestamp_seconds", GAUGE, "When the program was last started", ("service",)),
     Metric("restarts_total", COUNTER, "Ends of the program, by cause", ("service", "cause")),
-    Metric("waiting_seconds_total", COUNTER, "Time in which a thread of the service had no processor", ("service",)),
     Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
     Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
     Metric("answers", GAUGE, "Whether llama-server says that it is healthy"),
@@ -86,8 +83,7 @@ METRICS = (
     Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "When it was"),
-    Metric("device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory", OF_DEVICE),
-    Metric("device_temperature_celsius", GAUGE, "Temperature of a device of NVIDIA's", OF_DEVICE),
+    Metric("device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory", ("worker", "device")),
 )
 OF_SERVER = {
     "prompt_tokens_total": "prompt_tokens_total",
