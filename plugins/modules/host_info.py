@@ -21,14 +21,6 @@ options:
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
-  compare:
-    description: Whether to return also O(ignore:compared), where O(plan) is not given.
-    type: bool
-    default: false
-  compared:
-    description:
-      - RV(compared) of a call before. Where that is the difference from O(plan), the action plugin returns it and asks the host no second time.
-    type: dict
   kept:
     description: Whether to return RV(kept), and nothing else.
     type: bool
@@ -55,10 +47,6 @@ facts:
   returned: when O(plan) is not given
   type: dict
   sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
-compared:
-  description: The difference from the part of the plan that served last, C(drift), and C(digest) of that part.
-  returned: when O(compare) is true, a plan served, and the account sees all of it
-  type: dict
 drift:
   description: State of each planned service, and the services that are installed but not planned.
   returned: when O(plan) is given
@@ -75,13 +63,10 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Compared
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
 
 
@@ -92,20 +77,6 @@ def compare(planned):
     """
     ownership.check(planned)
     return state.drift(planned)
-
-
-def since_served(prefix):
-    """How this host differs from its part of the plan that served last, so that a run which plans the same need not ask again. None where
-    nothing is to be compared with, or the comparison would end the run."""
-    record = state.served(prefix)
-    if not record:
-        return None
-    try:
-        drift = compare(record.host)
-    except (Refusal, OSError):
-        return None
-    taken = state.taken_ports(record.host.services, drift.services)
-    return None if taken else Compared(kept_plan.digest(record.host), drift)
 
 
 def kept(plan):
@@ -126,9 +97,7 @@ def read(arguments):
         return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan
     if planned is None:
-        found = host.facts(arguments.scope, arguments.packages, arguments.measure)
-        served = since_served(found["prefix"]) if arguments.compare else None
-        return {"facts": found, **({"compared": typed_json.dump(served)} if served else {})}
+        return {"facts": host.facts(arguments.scope, arguments.packages, arguments.measure)}
     drift = compare(planned)
     result = {"drift": typed_json.dump(drift)}
     taken = state.taken_ports(planned.services, drift.services)

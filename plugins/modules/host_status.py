@@ -18,27 +18,12 @@ options:
   head:
     description: Of the plan, what it says of the head. Only given on the head.
     type: dict
-  served:
-    description: Whether to compare with the plan that served last, where O(plan) is not given, and the account sees all of it.
-    type: bool
-    default: false
-  facts:
-    description: Whether to report also what M(llamacpp.cluster.host_info) does without a plan.
-    type: bool
-    default: false
   report:
     description:
       - Whether to report also what a bug bundle has of a host, which is logs, kernel and drivers. API keys of O(head), and what looks like a
         secret, are taken out of that.
     type: bool
     default: false
-  packages:
-    description: As M(llamacpp.cluster.host_info) has it, for O(facts).
-    type: dict
-    default: {}
-  known:
-    description: What a call with O(served) returned. Where that is of the same O(plan), the action plugin returns it and asks the host no second time.
-    type: dict
 seealso:
   - module: llamacpp.cluster.status
   - module: llamacpp.cluster.host_info
@@ -55,15 +40,7 @@ EXAMPLES = r"""
 RETURN = r"""
 drift:
   description: As M(llamacpp.cluster.host_info) returns it, without C(port_probes).
-  returned: when O(plan) is given, or O(served) and a plan served
-  type: dict
-digest:
-  description: Of the part of the plan that served last.
-  returned: when O(served) is true, and drift is that from it
-  type: str
-facts:
-  description: As M(llamacpp.cluster.host_info) returns them.
-  returned: when O(facts) is true
+  returned: when O(plan) is given
   type: dict
 report:
   description: Texts by their names, without secrets.
@@ -79,10 +56,6 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
 
@@ -90,13 +63,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types impo
 def read(arguments):
     """What the module returns."""
     found: dict[str, Any] = {}
-    if arguments.facts:
-        found["facts"] = host.facts(arguments.scope, arguments.packages)
-    if arguments.served and not arguments.plan:
-        record = state.served(place_of(arguments.scope).prefix)
-        if record:
-            arguments = arguments._replace(plan=record.host, head=record.head)
-            found["digest"] = kept_plan.digest(record.host)
     drift, condition = host_status.read(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None

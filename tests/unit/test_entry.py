@@ -387,7 +387,10 @@ def test_what_is_to_be_measured_is_checked_when_it_is_planned():
     own.update(llama_model_known_answer={}, llama_benchmark_prompts=[0])
     task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     result = actions.run(plan, task_vars, page=False)
-    assert "nothing was changed: llama_benchmark_prompts has 0: use 1 to 1048576." in result["msg"]
+    assert (
+        "nothing was changed: llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths has 0: use larger numbers."
+        in result["msg"]
+    )
 
 
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):

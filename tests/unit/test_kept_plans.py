@@ -5,12 +5,10 @@ import errno
 import json
 import os
 import stat
-from unittest import mock
 
 import faults
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.action import host_info, host_status
 from ansible_collections.llamacpp.cluster.plugins.action import kept_plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -18,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info as host_info_module
@@ -52,7 +49,7 @@ def test_a_plan_is_kept_before_it_is_applied_and_when_it_served(prefix, record):
     assert begin(prefix, record)
     assert stat.S_IMODE((prefix / "plans/next.json").stat().st_mode) == 0o600
     assert kept(prefix) == {"next": 1}
-    assert kept_plans.serving(str(prefix)) is None
+    assert kept_plans.read(str(prefix), kept_plans.NOW) is None
     assert not kept_plans.last(str(prefix)).served
     assert kept_plans.mark_served(str(prefix), record["id"])
     assert kept(prefix) == {"now": 1}
@@ -82,56 +79,7 @@ def test_a_part_that_changes_within_one_plan_replaces_what_serves(prefix, record
     assert begin(prefix, newer, check=True)
     assert begin(prefix, newer)
     assert not begin(prefix, newer)
-    assert kept_plans.serving(str(prefix)).host.metrics == "/elsewhere"
-
-
-@pytest.fixture
-def nothing_differs(monkeypatch):
-    drift = Drift({}, (), (), (), (), (), (), (), (), None, ())
-    monkeypatch.setattr(state, "drift", lambda part: drift)
-    monkeypatch.setattr(host_info_module.ownership, "check", lambda part: None)
-    monkeypatch.setattr(state, "taken_ports", lambda services, states: None)
-    return drift
-
-
-def test_a_host_compares_itself_with_what_served_last(prefix, record, nothing_differs, monkeypatch):
-    assert host_info_module.since_served(str(prefix)) is None
-    begin(prefix, record)
-    assert host_info_module.since_served(str(prefix)) is None
-    serve(prefix, record)
-    part = typed_json.parse(HostPlan, record["host"])
-    assert host_info_module.since_served(str(prefix)) == (kept_plan.digest(part), nothing_differs)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert host_info_module.since_served(str(prefix)) is None
-
-
-def test_what_would_end_a_comparison_is_left_to_it(prefix, record, nothing_differs, monkeypatch):
-    serve(prefix, record)
-    monkeypatch.setattr(state, "taken_ports", lambda services, states: "Something else already uses 1.")
-    assert host_info_module.since_served(str(prefix)) is None
-    monkeypatch.setattr(state, "taken_ports", lambda services, states: None)
-
-    def refuse(part):
-        raise Refusal("not ours")
-
-    monkeypatch.setattr(host_info_module.ownership, "check", refuse)
-    assert host_info_module.since_served(str(prefix)) is None
-
-
-def test_only_what_a_host_said_of_the_same_part_counts(record):
-    part = typed_json.parse(HostPlan, record["host"])
-    unread = part._replace(files=tuple(file._replace(content=None, source="/elsewhere") for file in part.files))
-    assert kept_plan.digest(unread) == kept_plan.digest(part)
-    said = {"digest": kept_plan.digest(part), "drift": "said", "condition": "said"}
-    for plugin, argument in ((host_info, "compared"), (host_status, "known")):
-        for plan, asked in ((record["host"], False), ({**record["host"], "metrics": "/elsewhere"}, True)):
-            action = actions.made(plugin, plan=plan, **{argument: said})
-            action._execute_module = mock.Mock(return_value={"drift": "asked"})
-            assert action.run(task_vars={})["drift"] == ("asked" if asked else "said")
-            assert action._execute_module.called is asked
-            if asked:
-                arguments = action._execute_module.call_args.kwargs["module_args"]
-                assert (arguments["plan"]["metrics"], arguments[argument]) == ("/elsewhere", None)
+    assert kept_plans.read(str(prefix), kept_plans.NOW).host.metrics == "/elsewhere"
 
 
 def test_check_mode_writes_nothing(prefix, record):
@@ -185,11 +133,11 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
 def test_what_cannot_be_read_is_as_if_it_were_not_there(prefix, record, spoil):
     serve(prefix, record)
     spoil(prefix / "plans/now.json")
-    assert kept_plans.serving(str(prefix)) is None
+    assert kept_plans.read(str(prefix), kept_plans.NOW) is None
     assert kept_plans.last(str(prefix)) is None
     assert kept_plans.builds(str(prefix)) == set()
     serve(prefix, record)
-    assert kept_plans.serving(str(prefix)).id == record["id"]
+    assert kept_plans.read(str(prefix), kept_plans.NOW).id == record["id"]
 
 
 def test_builds_of_all_kept_plans_stay(prefix, record):
@@ -226,7 +174,7 @@ def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkey
     model = record["model"]["path"]
     drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), None, ())
     monkeypatch.setattr(host_info_module.state, "drift", lambda part: drift)
-    answered = host_info_module.kept(kept_plans.serving(str(prefix)))
+    answered = host_info_module.kept(kept_plans.read(str(prefix), kept_plans.NOW))
     assert answered["plan"]["id"] == record["id"]
     assert answered["missing"] == sorted([model, "/models/part.gguf"])
 

@@ -36,11 +36,6 @@ def last(prefix: str) -> LastPlan | None:
     return LastPlan(kept.id, kept.release, kept.declared, not begun) if kept else None
 
 
-def serving(prefix: str) -> KeptPlan | None:
-    """The plan that serves; None while another one is applied."""
-    return None if _path(prefix, NEXT).exists() else read(prefix, NOW)
-
-
 def builds(prefix: str) -> set[str]:
     """Ids of the builds of all kept plans."""
     kept = filter(None, (read(prefix, place) for place in PLACES))

@@ -100,14 +100,6 @@ class Drift(NamedTuple):
     """file of keys of a tunnel → identities in it, none where others could read it; missing where no tunnel ends"""
 
 
-class Compared(NamedTuple):
-    """How a host differs from its part of the plan that served there last."""
-
-    digest: Annotated[str, Text("[0-9a-f]{16}")]
-    """of that part, as kept_plan.digest makes it"""
-    drift: Drift
-
-
 class HostAnswer(NamedTuple):
     """What a host reports of itself, given its part of the plan."""
 

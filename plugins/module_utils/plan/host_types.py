@@ -359,8 +359,6 @@ class HostInfoArguments(NamedTuple):
     scope: Scope = "auto"
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None
-    compare: bool = False
-    compared: Optional[Mapping[str, Any]] = None
     kept: bool = False
     measure: bool = False
 

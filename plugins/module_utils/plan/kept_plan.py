@@ -3,12 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The record that a host keeps of a plan: its own part, as it was applied."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Line, PlanId
 
@@ -42,9 +39,3 @@ class LastPlan(NamedTuple):
     declared: Line
     served: bool
     """whether it serves; else it was begun"""
-
-
-def digest(part: HostPlan) -> str:
-    """What a host's part of a plan has, in 16 digits. Where the controller has a file, or its text, does not count."""
-    plain = part._replace(files=tuple(file._replace(source=None, content=None) for file in part.files))
-    return hashlib.sha256(json.dumps(typed_json.dump(plain), sort_keys=True).encode()).hexdigest()[:16]

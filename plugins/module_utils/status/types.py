@@ -4,7 +4,7 @@
 """How a host and a cluster are at this moment. Sizes are in MiB and times in seconds, where names do not say otherwise."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
@@ -32,11 +32,7 @@ class Arguments(NamedTuple):
     scope: Scope = "auto"
     plan: Optional[HostPlan] = None
     head: Optional[HeadPlan] = None
-    served: bool = False
-    facts: bool = False
     report: bool = False
-    packages: Mapping[str, Any] = {}
-    known: Optional[Mapping[str, Any]] = None
 
 
 class HeadCondition(NamedTuple):

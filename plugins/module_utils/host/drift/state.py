@@ -240,13 +240,6 @@ def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[D
         yield Difference("record", identity, f"plan {identity} is not the last one that served")
 
 
-def served(prefix: str) -> kept_plan.KeptPlan | None:
-    """The plan that serves, where this account sees all that it is compared with."""
-    kept = kept_plans.serving(prefix)
-    hidden = kept and kept.host.scope == "system" and os.geteuid()
-    return None if hidden else kept
-
-
 def drift(planned: HostPlan) -> Drift:
     """What differs on this host from its part of the plan."""
     probes = port_probes.begin(planned.port_probes, interfaces.addresses() if planned.port_probes else [])
