@@ -18,12 +18,13 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of, from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, lingers, supervisor_runs
 
 COMMAND_SECONDS = 120
@@ -40,7 +41,7 @@ class Service(NamedTuple):
     """What of a planned service its manager needs."""
 
     name: str
-    definition: str
+    definition: Annotated[str, Text(r"(?s).*", 1 << 20)]
     temporary: bool = False
     """It does not start at boot."""
     reads: tuple[str, ...] = ()
