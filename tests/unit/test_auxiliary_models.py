@@ -115,17 +115,9 @@ def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_proces
     assert rows(plan)["draft"]["device"] is None
 
 
-@pytest.mark.parametrize(
-    "arguments, environment, kv",
-    [
-        ([], {}, 256),
-        (["-ctkd", "q8_0", "-ctvd", "q8_0"], {}, 136),
-        ([], {"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K": "q8_0"}, 196),
-        (["-ctkd", "q8_0"], {"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K": "f32"}, 196),
-    ],
-)
-def test_the_draft_models_cache_has_its_own_size_and_arguments_win_over_variables(arguments, environment, kv):
-    given = {"llama_server_extra_args": arguments, "llama_server_environment": environment}
+@pytest.mark.parametrize("arguments, kv", [([], 256), (["-ctkd", "q8_0", "-ctvd", "q8_0"], 136)])
+def test_the_draft_models_cache_has_its_own_size(arguments, kv):
+    given = {"llama_server_extra_args": arguments}
     cluster = cards_of(10, llama_server_context=8192, llama_server_cache_type_k="q4_0", **given, **BUILD)
     assert rows(with_both(cluster, draft=draft()).plan())["draft"]["kv_mib"] == kv
 
@@ -141,7 +133,6 @@ def test_a_type_of_the_draft_models_cache_that_is_none_is_refused():
         ("draft", draft(), {"llama_release": FORK}, "ik_llama.cpp chooses"),
         ("mmproj", None, {}, "its header was not read"),
         ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device is given"),
-        ("mmproj", PROJECTOR, {"llama_server_environment": {"MTMD_BACKEND_DEVICE": "none"}}, "MTMD_BACKEND_DEVICE is"),
         ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload is given"),
         ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld is given"),
         ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "none"]}, "--spec-draft-device is"),
@@ -183,7 +174,7 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
 
 
 def test_the_remedy_for_a_place_of_the_operators_is_to_leave_it_to_the_plan():
-    given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"], "llama_server_environment": {"LLAMA_ARG_X": "1"}}
+    given = {"llama_server_extra_args": ["-ngld", "9", "--metrics"]}
     cluster = with_both(cards_of(10, **given, **BUILD), draft=draft())
     (advisory,) = advisories_of(cluster, "auxiliary-not-counted")
     assert advisory["remedy"].startswith("Remove -ngld, so that the plan chooses, or keep enough memory free")

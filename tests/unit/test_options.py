@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import models
-from support.helps import WORDS, help_of
+from support.helps import help_of
 
 LACKING = {
     MAINLINE: {"processor"},
@@ -38,11 +38,6 @@ def test_each_option_is_spelled_as_a_fork_takes_it(fork):
     assert {name: words for name, words in differ.items() if words} == {}
 
 
-def test_variables_that_a_help_names_beside_an_option_stand_for_it():
-    named = {word: options.of_variable(name) for word, name in WORDS["variables"].items()}
-    assert named == {word: options.of_word(word) for word in named}
-
-
 @pytest.mark.parametrize("fork, lacking", LACKING.items())
 def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking):
     found = {
@@ -55,12 +50,10 @@ def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking)
     assert found == lacking
 
 
-def test_no_word_and_no_variable_stands_for_two_options():
+def test_no_word_stands_for_two_options():
     for program in PROGRAMS:
         words = [word for option in options.TABLE if option.program == program for word in option.words()]
         assert len(words) == len(set(words))
-    names = [name for option in options.TABLE for name in option.environment]
-    assert len(names) == len(set(names))
 
 
 def test_each_variable_of_the_table_exists():
@@ -80,12 +73,6 @@ def test_options_that_the_plan_owns_are_refused(local):
             variables["llama_server_extra_args"] = [word, "1"]
             said = f"llama_server_extra_args has {word}, which the plan decides: {option.instead()}"
             accepted += [] if said in local.reason() else [word]
-    variables["llama_server_extra_args"] = []
-    for option in owned:
-        for name in option.environment:
-            variables["llama_server_environment"] = {name: "1"}
-            said = f"llama_server_environment has {name}, which the plan decides: {option.instead()}"
-            accepted += [] if said in local.reason() else [name]
     assert not accepted
 
 
@@ -108,13 +95,13 @@ def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
 
 
-def test_settings_of_the_cache_are_further_arguments(local):
-    for name, word in (
-        ("LLAMA_ARG_SWA_FULL", "--swa-full"),
-        ("LLAMA_ARG_KV_UNIFIED", "--kv-unified"),
-    ):
-        local.hosts["here"]["variables"]["llama_server_environment"] = {name: 1}
-        assert f"has {name}, which changes the KV cache: put {word} into llama_server_extra_args" in local.reason()
+def test_variables_that_stand_for_options_are_refused(local):
+    variables = local.hosts["here"]["variables"]
+    for name in ("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_ENDPOINT_METRICS", "LLAMA_LOG_VERBOSITY", "MTMD_BACKEND_DEVICE"):
+        variables["llama_server_environment"] = {name: 1}
+        assert f"llama_server_environment has {name}, which stands for an option" in local.reason()
+    variables["llama_server_environment"] = {"LLAMA_ARG_TIMEOUT": 1, "LLAMA_CACHE": "/srv", "LLAMA_ARG_NO_WEBUI": 1}
+    assert "llama_server_environment" not in str(local.plan().get("reasons"))
 
 
 def server(**variables):
@@ -168,8 +155,7 @@ def test_settings_that_are_no_numbers_are_refused(arguments, said):
         ({"llama_server_extra_args": ["--metrics"]}, True),
         ({"llama_server_extra_args": ["--override_kv", "a=int:1"]}, False),
         ({"llama_server_extra_args": ["-mm", "x.gguf"]}, False),
-        ({"llama_server_environment": {"LLAMA_ARG_NO_KV_OFFLOAD": 1}}, False),
-        ({"llama_server_environment": {"LLAMA_ARG_ENDPOINT_METRICS": 1}}, True),
+        ({"llama_server_extra_args": ["-nkvo"]}, False),
     ],
 )
 def test_what_changes_the_memory_of_devices_without_being_planned(more, planned):

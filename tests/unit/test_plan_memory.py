@@ -134,7 +134,6 @@ def test_mesa_reads_nothing_but_true(value, refused):
             {"llama_server_extra_args": ["-md", "/srv/d.gguf", "--lora", "/srv/a.gguf", "--spec-type", "x"]},
             ["what speculates (a draft model, or layers that predict further tokens)", "adapters"],
         ),
-        ({"llama_server_environment": {"LLAMA_ARG_MMPROJ": "/srv/p.gguf"}}, ["the projector"]),
     ],
 )
 def test_a_share_says_what_it_does_not_count(variables, expected):

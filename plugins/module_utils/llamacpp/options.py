@@ -57,7 +57,6 @@ class Option(NamedTuple):
     """An option of one program.
 
     :param variable: that sets it; None where the plan decides without one.
-    :param environment: variables that stand for it in the environment of the program.
     :param memory: what it changes: a field of kv_cache.Settings, UNPLANNED, or nothing.
     :param silent: values that are never written.
     :param implied: values for which nothing is written where no spelling can say them.
@@ -69,7 +68,6 @@ class Option(NamedTuple):
     name: str
     spellings: tuple[Spelling, ...]
     variable: str | None = None
-    environment: tuple[str, ...] = ()
     memory: str = ""
     silent: tuple[str, ...] = ()
     implied: tuple[str, ...] = ()
@@ -123,23 +121,11 @@ PRESETS = """
 """Each stands for a model of upstream's and its settings."""
 
 TABLE: tuple[Option, ...] = (
-    Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints", environment=_split("LLAMA_ARG_RPC")),
-    Option(
-        "device", _both("--device -dev", form=LIST), "llama_worker_endpoints", environment=_split("LLAMA_ARG_DEVICE")
-    ),
-    Option(
-        "override-tensor",
-        _both("--override-tensor -ot", form=LIST),
-        "llama_server_override_tensor",
-        environment=_split("LLAMA_ARG_OVERRIDE_TENSOR"),
-    ),
-    Option("model", _both("--model -m"), "llama_model_path", environment=_split("LLAMA_ARG_MODEL")),
-    Option(
-        "model-of-a-server",
-        _both("--model-url -mu", written=False),
-        "llama_model_url",
-        environment=_split("LLAMA_ARG_MODEL_URL"),
-    ),
+    Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints"),
+    Option("device", _both("--device -dev", form=LIST), "llama_worker_endpoints"),
+    Option("override-tensor", _both("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
+    Option("model", _both("--model -m"), "llama_model_path"),
+    Option("model-of-a-server", _both("--model-url -mu", written=False), "llama_model_url"),
     Option(
         "model-of-hugging-face",
         (
@@ -147,24 +133,14 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--hf-repo -hfr --hf-file -hff", written=False),
         ),
         "llama_model_huggingface",
-        environment=_split("LLAMA_ARG_HF_REPO LLAMA_ARG_HF_FILE"),
     ),
     Option(
         "model-of-a-registry",
-        (
-            _in(MAINLINE, "--docker-repo -dr", written=False),
-            _in(
-                MAINLINE,
-                PRESETS,
-                form=SWITCH,
-                written=False,
-            ),
-        ),
+        (_in(MAINLINE, "--docker-repo -dr", written=False), _in(MAINLINE, PRESETS, form=SWITCH, written=False)),
         "llama_model_path",
-        environment=_split("LLAMA_ARG_DOCKER_REPO"),
     ),
-    Option("host", _both("--host"), "llama_server_host", environment=_split("LLAMA_ARG_HOST")),
-    Option("port", _both("--port"), "llama_server_port", environment=_split("LLAMA_ARG_PORT")),
+    Option("host", _both("--host"), "llama_server_host"),
+    Option("port", _both("--port"), "llama_server_port"),
     Option(
         "gpu-layers",
         (
@@ -172,63 +148,30 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
-        environment=_split("LLAMA_ARG_N_GPU_LAYERS"),
     ),
-    Option(
-        "tensor-split",
-        _both("--tensor-split -ts", form=LIST),
-        "llama_server_tensor_split",
-        environment=_split("LLAMA_ARG_TENSOR_SPLIT"),
-    ),
+    Option("tensor-split", _both("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
     Option(
         "split-mode",
         _both("--split-mode -sm", written=False),
-        environment=_split("LLAMA_ARG_SPLIT_MODE"),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
         "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
     ),
-    Option("context", _both("--ctx-size -c"), "llama_server_context", environment=_split("LLAMA_ARG_CTX_SIZE")),
-    Option("parallel", _both("--parallel -np"), "llama_server_parallel", environment=_split("LLAMA_ARG_N_PARALLEL")),
-    Option(
-        "cache-type-k",
-        _both("--cache-type-k -ctk"),
-        "llama_server_cache_type_k",
-        environment=_split("LLAMA_ARG_CACHE_TYPE_K"),
-        silent=("f16",),
-    ),
-    Option(
-        "cache-type-v",
-        _both("--cache-type-v -ctv"),
-        "llama_server_cache_type_v",
-        environment=_split("LLAMA_ARG_CACHE_TYPE_V"),
-        silent=("f16",),
-    ),
+    Option("context", _both("--ctx-size -c"), "llama_server_context"),
+    Option("parallel", _both("--parallel -np"), "llama_server_parallel"),
+    Option("cache-type-k", _both("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
+    Option("cache-type-v", _both("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
     Option(
         "flash-attention",
-        (
-            *_both("--flash-attn -fa"),
-            _in(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off"),
-        ),
+        (*_both("--flash-attn -fa"), _in(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off")),
         "llama_server_flash_attention",
-        environment=_split("LLAMA_ARG_FLASH_ATTN"),
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _both("--threads -t"), "llama_server_threads", environment=_split("LLAMA_ARG_THREADS")),
-    Option(
-        "prompt-cache",
-        _both("--cache-ram -cram"),
-        "llama_server_prompt_cache_mib",
-        environment=_split("LLAMA_ARG_CACHE_RAM"),
-        implied=("0",),
-    ),
+    Option("threads", _both("--threads -t"), "llama_server_threads"),
+    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",)),
     Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
-        (
-            _in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"),
-            _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt"),
-        ),
-        environment=_split("LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_SWA_CHECKPOINTS"),
+        (_in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"), _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt")),
         remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
     ),
     Option(
@@ -239,40 +182,15 @@ TABLE: tuple[Option, ...] = (
             _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
-        environment=_split(
-            "LLAMA_ARG_LOAD_MODE LLAMA_ARG_MMAP LLAMA_ARG_NO_MMAP LLAMA_ARG_DIO LLAMA_ARG_NO_DIO LLAMA_ARG_MLOCK"
-        ),
         implied=("mmap", "auto"),
     ),
-    Option(
-        "api-key-file",
-        _both("--api-key-file"),
-        "llama_server_api_key_file",
-        environment=_split("LLAMA_ARG_API_KEY_FILE"),
-    ),
-    Option(
-        "api-key",
-        _both("--api-key", written=False),
-        "llama_server_api_key_file",
-        environment=_split("LLAMA_API_KEY LLAMA_ARG_API_KEY"),
-        secret=True,
-    ),
-    Option(
-        "tls-certificate",
-        _both("--ssl-cert-file"),
-        "llama_server_tls_certificate_file",
-        environment=_split("LLAMA_ARG_SSL_CERT_FILE"),
-    ),
-    Option(
-        "tls-key",
-        _both("--ssl-key-file"),
-        "llama_server_tls_key_file",
-        environment=_split("LLAMA_ARG_SSL_KEY_FILE"),
-    ),
+    Option("api-key-file", _both("--api-key-file"), "llama_server_api_key_file"),
+    Option("api-key", _both("--api-key", written=False), "llama_server_api_key_file", secret=True),
+    Option("tls-certificate", _both("--ssl-cert-file"), "llama_server_tls_certificate_file"),
+    Option("tls-key", _both("--ssl-key-file"), "llama_server_tls_key_file"),
     Option(
         "token-of-a-registry",
         _both("--hf-token -hft", written=False),
-        environment=_split("HF_TOKEN LLAMA_ARG_HF_TOKEN"),
         remedy="remove it: every account of the host could read the token, and "
         "llama-server reads a model that is on the head already",
         secret=True,
@@ -292,39 +210,16 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "fit",
-        (
-            _in(MAINLINE, "--fit -fit"),
-            _in(IK_LLAMA, "--fit", form=SWITCH, written=False),
-        ),
-        environment=_split("LLAMA_ARG_FIT"),
+        (_in(MAINLINE, "--fit -fit"), _in(IK_LLAMA, "--fit", form=SWITCH, written=False)),
         implied=("off",),
         remedy="remove it: it would place the layers again",
     ),
-    Option(
-        "models-preset",
-        (_in(MAINLINE, "--models-preset"),),
-        "llama_models",
-        environment=_split("LLAMA_ARG_MODELS_PRESET"),
-    ),
-    Option(
-        "models-max",
-        (_in(MAINLINE, "--models-max"),),
-        "llama_models",
-        environment=_split("LLAMA_ARG_MODELS_MAX"),
-    ),
-    Option(
-        "models-folder",
-        (_in(MAINLINE, "--models-dir", written=False),),
-        "llama_models",
-        environment=_split("LLAMA_ARG_MODELS_DIR"),
-    ),
+    Option("models-preset", (_in(MAINLINE, "--models-preset"),), "llama_models"),
+    Option("models-max", (_in(MAINLINE, "--models-max"),), "llama_models"),
+    Option("models-folder", (_in(MAINLINE, "--models-dir", written=False),), "llama_models"),
     Option(
         "log-verbosity",
-        (
-            _in(MAINLINE, "--log-verbosity -lv --verbosity"),
-            _in(IK_LLAMA, "--verbosity", written=False),
-        ),
-        environment=_split("LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
+        (_in(MAINLINE, "--log-verbosity -lv --verbosity"), _in(IK_LLAMA, "--verbosity", written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
     ),
@@ -334,7 +229,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--no-repack -nr", form=SWITCH, means="off"),
             _in(MAINLINE, "--repack", form=SWITCH, means="on", written=False),
         ),
-        environment=_split("LLAMA_ARG_REPACK LLAMA_ARG_NO_REPACK"),
         implied=("off",),
     ),
     Option(
@@ -343,49 +237,26 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
-    Option(
-        "full-window",
-        (_in(MAINLINE, "--swa-full", form=SWITCH),),
-        environment=_split("LLAMA_ARG_SWA_FULL"),
-        memory="full_window",
-    ),
+    Option("full-window", (_in(MAINLINE, "--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
         (
             _in(MAINLINE, "--kv-unified -kvu", form=SWITCH, means="on"),
             _in(MAINLINE, "--no-kv-unified -no-kvu", form=SWITCH, means="off"),
         ),
-        environment=_split("LLAMA_ARG_KV_UNIFIED LLAMA_ARG_NO_KV_UNIFIED LLAMA_ARG_KV_SPLIT"),
         memory="unified",
     ),
-    Option(
-        "micro-batch",
-        _both("--ubatch-size -ub"),
-        "llama_server_micro_batch",
-        environment=_split("LLAMA_ARG_UBATCH"),
-        silent=("512",),
-    ),
-    Option(
-        "batch",
-        _both("--batch-size -b"),
-        "llama_server_batch",
-        environment=_split("LLAMA_ARG_BATCH"),
-        silent=("2048",),
-    ),
+    Option("micro-batch", _both("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
+    Option("batch", _both("--batch-size -b"), "llama_server_batch", silent=("2048",)),
     Option(
         "experts-on-the-processor",
-        (
-            *_both("--cpu-moe -cmoe", form=SWITCH),
-            *_both("--n-cpu-moe -ncmoe"),
-        ),
-        environment=_split("LLAMA_ARG_CPU_MOE LLAMA_ARG_N_CPU_MOE"),
+        (*_both("--cpu-moe -cmoe", form=SWITCH), *_both("--n-cpu-moe -ncmoe")),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         r"those of the first ten: the plan counts these",
     ),
     Option(
         "feed-forward-on-the-processor",
         (_in(MAINLINE, "--n-cpu-ffn -ncffn"),),
-        environment=_split("LLAMA_ARG_N_CPU_FFN"),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
         r"the plan counts these",
     ),
@@ -395,18 +266,10 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH),
             _in(IK_LLAMA, "--no-kv-offload -nkvo", form=SWITCH),
         ),
-        environment=_split("LLAMA_ARG_KV_OFFLOAD LLAMA_ARG_NO_KV_OFFLOAD"),
         memory=UNPLANNED,
     ),
-    Option(
-        "slots-with-a-cache-of-their-own",
-        (_in(MAINLINE, "--kv-unified-per-slot"),),
-        environment=_split("LLAMA_ARG_KV_UNIFIED_PER_SLOT"),
-        memory=UNPLANNED,
-    ),
-    Option(
-        "lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), environment=_split("LLAMA_ARG_LAZY_MODE"), memory=UNPLANNED
-    ),
+    Option("slots-with-a-cache-of-their-own", (_in(MAINLINE, "--kv-unified-per-slot"),), memory=UNPLANNED),
+    Option("lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), memory=UNPLANNED),
     Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED, adds="adapters"),
     Option(
         "draft",
@@ -414,45 +277,24 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
             _in(IK_LLAMA, "--model-draft -md"),
         ),
-        environment=_split(
-            "LLAMA_ARG_MODEL_DRAFT LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO"
-        ),
         memory=UNPLANNED,
         adds=SPECULATES,
     ),
     Option(
         SPECULATION,
-        (
-            _in(MAINLINE, "--spec-type"),
-            _in(IK_LLAMA, "--spec-type", written=False),
-        ),
-        environment=_split("LLAMA_ARG_SPEC_TYPE"),
+        (_in(MAINLINE, "--spec-type"), _in(IK_LLAMA, "--spec-type", written=False)),
         memory=UNPLANNED,
         adds=SPECULATES,
     ),
-    Option(
-        "drafted",
-        (_in(MAINLINE, "--spec-draft-n-max", written=False),),
-        environment=_split("LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    ),
+    Option("drafted", (_in(MAINLINE, "--spec-draft-n-max", written=False),)),
     Option("drafted-by-ngrams", (_in(MAINLINE, "--spec-ngram-mod-n-max", written=False),)),
     Option(
         "projector",
-        (
-            _in(MAINLINE, "--mmproj --mmproj-url -mm -mmu"),
-            _in(IK_LLAMA, "--mmproj --mmproj-url"),
-        ),
-        environment=_split("LLAMA_ARG_MMPROJ LLAMA_ARG_MMPROJ_URL"),
+        (_in(MAINLINE, "--mmproj --mmproj-url -mm -mmu"), _in(IK_LLAMA, "--mmproj --mmproj-url")),
         memory=UNPLANNED,
         adds="the projector",
     ),
-    Option(
-        "draft-device",
-        (
-            *_both("--device-draft -devd"),
-            _in(MAINLINE, "--spec-draft-device", written=False),
-        ),
-    ),
+    Option("draft-device", (*_both("--device-draft -devd"), _in(MAINLINE, "--spec-draft-device", written=False))),
     Option(
         "draft-layers",
         (
@@ -460,7 +302,6 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--spec-draft-ngl", written=False),
             _in(IK_LLAMA, "--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
         ),
-        environment=_split("LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
     ),
     Option(
         "draft-tensors",
@@ -469,25 +310,14 @@ TABLE: tuple[Option, ...] = (
             _in(MAINLINE, "--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
             _in(MAINLINE, "--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
         ),
-        environment=_split(
-            "LLAMA_ARG_CPU_MOE_DRAFT LLAMA_ARG_N_CPU_MOE_DRAFT LLAMA_ARG_SPEC_DRAFT_CPU_MOE LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"
-        ),
     ),
     Option(
         "draft-cache-type-k",
-        (
-            _in(MAINLINE, "--cache-type-k-draft -ctkd --spec-draft-type-k"),
-            _in(IK_LLAMA, "--cache-type-k-draft -ctkd"),
-        ),
-        environment=_split("LLAMA_ARG_CACHE_TYPE_K_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+        (_in(MAINLINE, "--cache-type-k-draft -ctkd --spec-draft-type-k"), _in(IK_LLAMA, "--cache-type-k-draft -ctkd")),
     ),
     Option(
         "draft-cache-type-v",
-        (
-            _in(MAINLINE, "--cache-type-v-draft -ctvd --spec-draft-type-v"),
-            _in(IK_LLAMA, "--cache-type-v-draft -ctvd"),
-        ),
-        environment=_split("LLAMA_ARG_CACHE_TYPE_V_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
+        (_in(MAINLINE, "--cache-type-v-draft -ctvd --spec-draft-type-v"), _in(IK_LLAMA, "--cache-type-v-draft -ctvd")),
     ),
     Option(
         "projector-offload",
@@ -495,13 +325,8 @@ TABLE: tuple[Option, ...] = (
             *_both("--no-mmproj-offload", form=SWITCH, means="off"),
             _in(MAINLINE, "--mmproj-offload", form=SWITCH, means="on", written=False),
         ),
-        environment=_split("LLAMA_ARG_MMPROJ_OFFLOAD LLAMA_ARG_NO_MMPROJ_OFFLOAD"),
     ),
-    Option(
-        "projector-device",
-        (_in(MAINLINE, "--mmproj-device -mmdev", written=False),),
-        environment=_split("MTMD_BACKEND_DEVICE"),
-    ),
+    Option("projector-device", (_in(MAINLINE, "--mmproj-device -mmdev", written=False),)),
     Option("no-fused-experts", (_in(IK_LLAMA, "--no-fused-moe -no-fmoe", form=SWITCH),)),
     Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),), memory="latent_attention"),
     Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),), memory="attention_batch"),
@@ -513,28 +338,19 @@ TABLE: tuple[Option, ...] = (
     Option("merged-experts", (_in(IK_LLAMA, "--merge-up-gate-experts -muge", form=SWITCH),)),
     Option(
         "address",
-        (
-            *_both("-H --host"),
-            _in(IK_LLAMA, "--Host", written=False),
-        ),
+        (*_both("-H --host"), _in(IK_LLAMA, "--Host", written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
     Option(
         "worker-port",
-        (
-            *_both("-p --port"),
-            _in(IK_LLAMA, "-P --Port", written=False),
-        ),
+        (*_both("-p --port"), _in(IK_LLAMA, "-P --Port", written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
     Option(
         "worker-device",
-        (
-            _in(MAINLINE, "-d --device"),
-            _in(IK_LLAMA, "-d -dev --device"),
-        ),
+        (_in(MAINLINE, "-d --device"), _in(IK_LLAMA, "-d -dev --device")),
         "llama_worker_endpoints",
         program=WORKER,
     ),
@@ -546,17 +362,17 @@ TABLE: tuple[Option, ...] = (
         program=WORKER,
     ),
     Option("worker-threads", _both("-t --threads"), "llama_worker_endpoints", program=WORKER),
-    Option(
-        "tensor-cache",
-        _both("-c --cache", form=SWITCH, means="on"),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("tensor-cache", _both("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
 )
 
 _OPTIONS = {option.name: option for option in TABLE}
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
-_ENVIRONMENT = {name: option for option in TABLE for name in option.environment}
+PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
+"""Variable of llama-server's environment that says where a projector is."""
+_VARIABLE = re.compile(
+    rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI)).*"
+)
+"""Variables that stand for options, apart from those about clients."""
 TWO_VALUES = {"--lora-scaled", "--control-vector-scaled", "--control-vector-layer-range"}
 """Options of llama-server that take two values."""
 SWITCHES = frozenset(
@@ -606,9 +422,9 @@ def owned(program: str, word: str) -> Option | None:
     return next(matches, None)
 
 
-def of_variable(name: str) -> Option | None:
-    """The option that a variable of llama-server's environment stands for."""
-    return _ENVIRONMENT.get(name)
+def is_variable(name: str) -> bool:
+    """Whether a variable of llama-server's environment stands for an option that the plan may count."""
+    return bool(_VARIABLE.fullmatch(name))
 
 
 def stray(arguments: Iterable[str]) -> str | None:

@@ -47,7 +47,7 @@ LIMITS = {
 }
 """Field of Server → its smallest and its largest value."""
 
-WITHOUT_OFFLOAD, FALSE = ("--no-kv-offload", "-nkvo"), ("0", "off", "false", "disabled")
+WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
 
 
 def settings_of(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.Settings:
@@ -107,22 +107,15 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def given_option(server: Server, name: str) -> tuple[str, str] | None:
-    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last argument, and a
-    variable only without one."""
-    words = [*server.environment.items(), *zip(server.extra_args, [*server.extra_args[1:], ""])]
-    option = options.of_name(name)
-    return next(
-        (pair for pair in reversed(words) if option in (options.of_word(pair[0]), options.of_variable(pair[0]))), None
-    )
+    """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last one."""
+    pairs = [*zip(server.extra_args, [*server.extra_args[1:], ""])]
+    return next((pair for pair in reversed(pairs) if options.of_word(pair[0]) == options.of_name(name)), None)
 
 
 def without_kv_offload(server: Server) -> str:
-    """What keeps the KV cache in the head's memory: the word, and the variable that has it; empty where nothing does."""
-    word, value = given_option(server, "kv-offload") or ("", "")
-    if word in server.environment:
-        off = "_NO_" in word or value.lower() in FALSE
-        return f"{word} from llama_server_environment" if off else ""
-    return f"{word} from llama_server_extra_args" if options.normalize(word) in WITHOUT_OFFLOAD else ""
+    """The further argument that keeps the KV cache in the head's memory; empty where nothing does."""
+    word, _value = given_option(server, "kv-offload") or ("", "")
+    return word if options.normalize(word) in WITHOUT_OFFLOAD else ""
 
 
 def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
@@ -145,26 +138,19 @@ def overrides_of(server: Server, devices: list[str]) -> list[tuple[str, str]]:
     return overrides
 
 
-def _given_options(server: Server) -> list[options.Option]:
-    """Of the further arguments and the environment, those that are known."""
-    found = [
-        *(options.of_word(word) for word in server.extra_args),
-        *(options.of_variable(name) for name in server.environment),
-    ]
-    return [option for option in found if option]
-
-
 def _unplanned(server: Server, drafts: bool) -> list[options.Option]:
     """Given options with which devices hold something else than planned.
 
     :param drafts: whether a draft model is counted: what it is used for changes nothing then.
     """
-    given = [option for option in _given_options(server) if option.memory == options.UNPLANNED]
+    given = [
+        option for word in server.extra_args if (option := options.of_word(word)) and option.memory == options.UNPLANNED
+    ]
     return [option for option in given if not (drafts and option.name == options.SPECULATION)]
 
 
 def as_planned(server: Server, drafts: bool = False) -> bool:
-    """Whether neither a further argument nor the environment changes what devices hold. ``drafts`` as of ``_unplanned``."""
+    """Whether no further argument changes what devices hold. ``drafts`` as of ``_unplanned``."""
     return not _unplanned(server, drafts)
 
 
@@ -185,7 +171,6 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
     for source in request.sources():
         option = options.of_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
         words = [word for word in server.extra_args if option and options.of_word(word) == option]
-        words += [name for name in server.environment if option and options.of_variable(name) == option]
         if words:
             raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
@@ -295,16 +280,12 @@ def _check_fork(given: Mapping[str, options.Option], release: ReleasePlan) -> No
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
-    """Refuses what stands for an option that the plan decides, or that it takes into account as a further argument only."""
-    for name in environment:
-        option = options.of_variable(name)
-        if option and option.owned:
-            raise Refusal(f"llama_server_environment has {name}, which the plan decides: {option.instead()}")
-        if option and option.memory not in ("", options.UNPLANNED):
-            raise Refusal(
-                f"llama_server_environment has {name}, which changes the KV cache: put {option.spellings[0].words[0]} into "
-                "llama_server_extra_args instead, where the plan counts it"
-            )
+    """Refuses what stands for an option: the plan counts options as variables and as further arguments."""
+    for name in filter(options.is_variable, environment):
+        raise Refusal(
+            f"llama_server_environment has {name}, which stands for an option: set the variable of that option, or put the option into "
+            "llama_server_extra_args"
+        )
 
 
 def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> str:

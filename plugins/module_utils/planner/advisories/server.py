@@ -89,7 +89,6 @@ def uncounted(context: AdvisoryContext) -> Cases:
     for one in context.plan.auxiliary_uncounted:
         placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
         words = [word for word in context.server.extra_args if options.of_word(word) in placing]
-        words += [name for name in context.server.environment if options.of_variable(name) in placing]
         values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
         cases.append((context.cluster.head, values))
     return cases

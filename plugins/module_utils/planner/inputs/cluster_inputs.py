@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, Facts, facts_of
@@ -397,9 +397,6 @@ def _check_external(where: str, worker: External, hosts: Collection[str], before
 
 def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
-    option = options.of_variable(name)
-    if option and option.secret:
-        raise Refusal(f"{where} has {name}, which the plan decides: {option.instead()}")
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(
             f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"

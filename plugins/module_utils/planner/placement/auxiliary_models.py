@@ -177,7 +177,7 @@ def arguments(
 def environment(held: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """What has llama-server use the planned device for a projector: all builds that were read take this variable."""
     names = [one.device.name for one in held if one.role == download_record.MMPROJ and one.device]
-    return {options.of_name("projector-device").environment[0]: names[0]} if names else {}
+    return {options.PROJECTOR_DEVICE: names[0]} if names else {}
 
 
 def sentences(held: Sequence[AuxiliaryModel], head: str) -> list[str]:
