@@ -12,12 +12,12 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
-from conftest import typed
+from conftest import FACTS, typed
 from model_server import answer
 from support import actions
 from support.builds import BUILD as BUILD_PLAN
@@ -32,39 +32,45 @@ BUILD = 11669
 NAME = f"llama-b{BUILD}-bin-ubuntu-x64.tar.gz"
 ASKED = {"source": "prebuilt", "build": BUILD}
 SHA = "sha256:" + "a" * 64
-LINUX = prebuilt.Machine("host", "Linux", "x86_64", "2.41")
+
+
+def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
+    toolkit = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "version": rocm, "compiler": None, "libraries": []}
+    accelerators = [{**GPU, "backend": backend, "architecture": device} for device in devices]
+    given = {**FACTS, "glibc": "2.41", "accelerators": accelerators, "toolchains": [toolkit] if rocm else None}
+    return prebuilt_archives.names_of("host", cluster_inputs.facts_of({**given, **changed}), backend, build)
 
 
 @pytest.mark.parametrize(
     "backend, changed, kind",
     [
         ("cpu", {}, "ubuntu-x64"),
-        ("cpu", {"system_version": "2.36"}, "ubuntu-x64"),
+        ("cpu", {"glibc": "2.36"}, "ubuntu-x64"),
         ("cpu", {"architecture": "aarch64"}, "ubuntu-arm64"),
-        ("vulkan", {"architecture": "aarch64", "system_version": None}, "ubuntu-vulkan-arm64"),
-        ("cuda", {"cuda": "13.4", "devices": ("8.6", "12.0")}, "ubuntu-cuda-13.4-x64"),
-        ("cuda", {"cuda": None, "devices": ("",)}, "ubuntu-cuda-13.4-x64"),
-        ("cuda", {"cuda": "13.3", "devices": ("9.0",)}, "ubuntu-cuda-12.8-x64"),
-        ("cuda", {"cuda": "13.4", "devices": ("6.1", "8.6")}, "ubuntu-cuda-12.8-x64"),
-        ("cuda", {"cuda": "13.10", "architecture": "aarch64", "devices": ("12.1",)}, "ubuntu-cuda-13.4-arm64"),
+        ("vulkan", {"architecture": "aarch64", "glibc": None}, "ubuntu-vulkan-arm64"),
+        ("cuda", {"newest_cuda": "13.4", "devices": ("8.6", "12.0")}, "ubuntu-cuda-13.4-x64"),
+        ("cuda", {"newest_cuda": None, "devices": ("",)}, "ubuntu-cuda-13.4-x64"),
+        ("cuda", {"newest_cuda": "13.3", "devices": ("9.0",)}, "ubuntu-cuda-12.8-x64"),
+        ("cuda", {"newest_cuda": "13.4", "devices": ("6.1", "8.6")}, "ubuntu-cuda-12.8-x64"),
+        ("cuda", {"newest_cuda": "13.10", "architecture": "aarch64", "devices": ("12.1",)}, "ubuntu-cuda-13.4-arm64"),
         ("hip", {"rocm": "10.0.2", "devices": ("gfx90a:xnack-", "gfx1151")}, "ubuntu-rocm-10.0-x64"),
-        ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "24.1.0"}, "macos-arm64"),
+        ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "24.1.0"}, "macos-arm64"),
     ],
 )
 def test_which_archive_runs_on_a_host(backend, changed, kind):
     programs = f"llama-b{BUILD}-bin-{kind}.tar.gz"
     runtime = (f"cudart-{programs}",) if backend == "cuda" else ()
-    assert prebuilt.archives_of(LINUX._replace(**changed), backend, BUILD) == (programs, *runtime)
+    assert names_of(backend, **changed) == (programs, *runtime)
 
 
 @pytest.mark.parametrize(
     "backend, changed, said",
     [
-        ("cpu", {"system_version": "2.31"}, "host has glibc 2.31, and .* needs glibc 2.35: use a newer distribution"),
-        ("cpu", {"system_version": ""}, "has another C library than glibc"),
-        ("metal", {"system": "Darwin", "architecture": "arm64", "system_version": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
-        ("cuda", {"cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, and .* needs one for 12.8: update the driver"),
-        ("cuda", {"cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, and .* from 5.0 on"),
+        ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, and .* needs glibc 2.35: use a newer distribution"),
+        ("cpu", {"glibc": ""}, "has another C library than glibc"),
+        ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
+        ("cuda", {"newest_cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, and .* needs one for 12.8: update the driver"),
+        ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, and .* from 5.0 on"),
         ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, and .* needs the libraries of ROCm 10: install that, or"),
         ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has a device gfx906, for which .* has no code"),
         ("hip", {"architecture": "aarch64"}, "has the backend hip, .* no archive with an RPC worker on Linux aarch64"),
@@ -72,13 +78,13 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
 )
 def test_what_runs_no_archive_is_refused_in_one_sentence(backend, changed, said):
     with pytest.raises(Refusal, match=said) as refusal:
-        prebuilt.archives_of(LINUX._replace(**changed), backend, BUILD)
+        names_of(backend, **changed)
     assert str(refusal.value).count(". ") == 0
 
 
 def test_names_of_older_builds_are_not_known():
     with pytest.raises(Refusal, match=r"build 9900, .* from 11081 on: use a newer build, or source: binary"):
-        prebuilt.archives_of(LINUX, "cpu", 9900)
+        names_of("cpu", 9900)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ plan

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -30,13 +30,13 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
             f"llama_server_cache_type_k and _v are {' and '.join(pair)}, for which upstream's archive for {backend} of {host.name} has no code "
             "(llama_release, source: prebuilt): use f16, q8_0 or q4_0 for both, or compile it with source: git"
         )
-    return prebuilt.archives_of(_machine(host.name, host.facts, backend), backend, build)
+    return names_of(host.name, host.facts, backend, build)
 
 
 def run(facts: Facts, backend: str) -> bool:
     """Whether an archive for a backend runs on a host."""
     try:
-        return bool(prebuilt.archives_of(_machine("", facts, backend), backend, prebuilt.SINCE))
+        return bool(names_of("", facts, backend, prebuilt.SINCE))
     except Refusal:
         return False
 
@@ -49,21 +49,60 @@ def libraries(facts: Facts, backend: str) -> list[str]:
 
 def environment(facts: Facts, backend: str) -> Mapping[str, str]:
     """In which they run."""
-    toolkit = _toolkit(facts, backend) if prebuilt.needs_rocm(backend) else None
+    needed = any(asset.rocm for asset in prebuilt.ASSETS if backend in asset.backends)
+    toolkit = _toolkit(facts, backend) if needed else None
     return {"LD_LIBRARY_PATH": f"{toolkit[1]}/lib"} if toolkit else {}
 
 
-def _machine(name: str, facts: Facts, backend: str) -> prebuilt.Machine:
-    toolkit = _toolkit(facts, backend)
-    return prebuilt.Machine(
-        name,
-        facts.system,
-        facts.architecture,
-        (facts.kernel or None) if facts.system == "Darwin" else facts.glibc,
-        tuple(facts.architectures(backend)),
-        facts.newest_cuda,
-        None if facts.toolchains is None else toolkit[0] if toolkit else "",
-    )
+def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
+    """Names of the archives that a host installs: programs, then further libraries. What is not known of a host on paper is taken to fit.
+
+    :raises Refusal: none runs there.
+    """
+    if build < prebuilt.SINCE:
+        raise Refusal(
+            f"llama_release has the build {build}, and the names of upstream's archives are known from {prebuilt.SINCE} on: use a newer build, or source: "
+            "binary with url and checksum"
+        )
+    kinds = [
+        asset
+        for asset in prebuilt.ASSETS
+        if asset.system == facts.system and facts.architecture in asset.architectures and backend in asset.backends
+    ]
+    if not kinds:
+        raise Refusal(
+            f"{name} has the backend {backend}, for which upstream has no archive with an RPC worker on {facts.system} {facts.architecture} "
+            f"(llama_release, source: prebuilt): {prebuilt.INSTEAD}"
+        )
+    problems = [next(_problems(facts, backend, asset), None) for asset in kinds]
+    if all(problems):
+        raise Refusal(f"{name} {problems[-1]}")
+    asset = kinds[problems.index(None)]
+    programs = f"llama-b{build}-bin-{asset.name}.tar.gz"
+    return (programs, f"cudart-{programs}") if asset.cuda else (programs,)
+
+
+def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
+    """Why an archive does not run on a host, after its name, and what to do."""
+    archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
+    numbers, devices = versions.numbers, facts.architectures(backend)
+    kind, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
+    if version is not None and numbers(version) < numbers(asset.oldest):
+        found = f"{kind} {version}" if version else "another C library than glibc"
+        yield f"has {found}, and {archive} needs {kind} {asset.oldest}: use a newer distribution there, or compile it with source: git"
+    cuda = facts.newest_cuda
+    if asset.cuda and cuda is not None and numbers(cuda) < numbers(asset.cuda):
+        yield f"has an NVIDIA driver for CUDA {cuda}, and {archive} needs one for {asset.cuda}: update the driver, or {prebuilt.INSTEAD}"
+    old = [device for device in devices if device and numbers(device) < numbers(asset.capability)]
+    if old:
+        yield f"has a device of compute capability {old[0]}, and {archive} has code from {asset.capability} on: {prebuilt.INSTEAD}"
+    rocm = _toolkit(facts, backend)
+    if asset.rocm and facts.toolchains is not None and (not rocm or numbers(rocm[0])[:1] != numbers(asset.rocm)):
+        found = f"ROCm {rocm[0]}" if rocm else "no ROCm"
+        yield f"has {found}, and {archive} needs the libraries of ROCm {asset.rocm}: install that, or {prebuilt.INSTEAD}"
+    unknown = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
+    if unknown:
+        yield f"has a device {unknown[0]}, for which {archive} has no code: {prebuilt.INSTEAD}"
 
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
