@@ -12,13 +12,10 @@ description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
     they are, by HTTP range requests where that is a server.
   - The action plugin does that on the controller. What the host has already is looked up there, and then no server is asked.
-  - Given O(path) or O(url), it reads the header of that model alone, on the host, and checks that the file is complete. Proxies are those of the
-    environment of the host. It fails when the file is missing, truncated or not a GGUF file.
+  - Given O(url), it reads the header of that model alone, on the host, and checks that the file is complete. Proxies are those of the environment of
+    the host. It fails when the file is missing, truncated or not a GGUF file.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
-  path:
-    description: Path of a model on the host. Of a split model, the first part.
-    type: path
   url:
     description: URL of a model, C(http) or C(https). Of a split model, the first part; the others have to be beside it.
     type: str
@@ -45,7 +42,7 @@ options:
     elements: path
     default: []
   paths:
-    description: Files of the host whose headers are read; the action plugin sets them.
+    description: Files of the host whose headers are read, of a split model the first part. The action plugin sets those of the variables.
     type: list
     elements: path
     default: []
@@ -72,6 +69,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+paths:
+  description: Path of each of O(paths), and C(summary) as below, C(bytes) and C(closed), or C(error).
+  returned: with O(paths)
+  type: dict
 models:
   description: Name of each model of C(llama_models), and in place of the other values what they are of that model.
   returned: with C(llama_models)
@@ -132,8 +133,6 @@ offered:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models, web
 
@@ -152,30 +151,9 @@ def from_url(module):
         module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
 
 
-def from_path(module):
-    path, account = module.params["path"], module.params["account"]
-    remedy = "Give the path of a complete GGUF file on the head."
-
-    def read():
-        summary = header_summary.summarize(gguf.read_path(path))
-        return {"closed": host.closed_to(account, path) if account else None, "summary": summary}
-
-    try:
-        module.exit_json(changed=False, **reading.from_disk(path, read, module.params["timeout"]))
-    except gguf.GGUFError as error:
-        module.fail_json(msg=f"llama_model_path is {path}, which {error}. {remedy}")
-    except FileNotFoundError:
-        module.fail_json(msg=f"llama_model_path is {path}, which does not exist. {remedy}")
-    except OSError as error:
-        module.fail_json(msg=f"llama_model_path is {path}, which cannot be read: {errors.sentence(error)}")
-    except Refusal as error:
-        module.fail_json(msg=f"llama_model_path: {error}.")
-
-
 def main():
     module = AnsibleModule(
         argument_spec={
-            "path": {"type": "path"},
             "url": {"type": "str"},
             "token": {"type": "str", "no_log": True},
             "prefix": {"type": "path"},
@@ -186,13 +164,10 @@ def main():
             "paths": {"type": "list", "elements": "path", "default": []},
             "ollama": {"type": "list", "elements": "str", "default": []},
         },
-        mutually_exclusive=[("path", "url")],
         supports_check_mode=True,
     )
     if module.params["url"] is not None:
         from_url(module)
-    if module.params["path"] is not None:
-        from_path(module)
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.reported(module):
         report = reading.from_disk(

@@ -476,21 +476,13 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
 
 
 def test_the_module_on_a_path(call, model):
-    found = call(path=str(model))
-    assert found["summary"]["layers"] == 2
-    assert found["summary"]["files"] == [{"name": "model.gguf", "bytes": model.stat().st_size}]
-    (row,) = (row for row in found["summary"]["tensors"] if "ffn_up" in row["name"])
+    found = call(paths=[str(model), "/nowhere"])["paths"]
+    assert found["/nowhere"] == {"error": "does not exist"}
+    summary = found[str(model)]["summary"]
+    assert summary["layers"] == 2
+    assert summary["files"] == [{"name": "model.gguf", "bytes": model.stat().st_size}]
+    (row,) = (row for row in summary["tensors"] if "ffn_up" in row["name"])
     assert row["layers"] == [0, 1]
-
-
-@pytest.mark.parametrize("content, said", [(None, "which does not exist"), (b"GG", "which is not a GGUF file")])
-def test_the_module_names_path_and_remedy(call, tmp_path, content, said):
-    path = tmp_path / "model.gguf"
-    if content is not None:
-        path.write_bytes(content)
-    message = call(path=str(path))["msg"]
-    assert message.startswith(f"llama_model_path is {path}, {said}")
-    assert message.endswith(". Give the path of a complete GGUF file on the head.")
 
 
 def test_every_bit_of_a_header():

@@ -157,7 +157,6 @@ FROM = types.SimpleNamespace(url="http://x")
     [
         (model, lambda path: {"folder": path, "files": [planned(FROM, Path(path))], "_ansible_check_mode": True}),
         (model_info, lambda path: {"paths": [path]}),
-        (model_info, lambda path: {"path": path}),
     ],
 )
 def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, module, given):

@@ -45,7 +45,10 @@ def operators(call):
     """A host that has /m.gguf of the operator, and runs the module for all else."""
 
     def answer(**arguments):
-        return call(**arguments) if "paths" in arguments else {"summary": SUMMARY, "closed": None}
+        found = call(**arguments)
+        if "/m.gguf" in found["paths"]:
+            found["paths"]["/m.gguf"] = {"bytes": 1, "summary": SUMMARY, "closed": None}
+        return found
 
     return answer
 
@@ -204,20 +207,22 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
         file.write_bytes(gguf_files.model())
     given = {"llama_model_path": str(path), "llama_model_mmproj": {"path": str(projector)}}
 
-    def host(**arguments):
-        if "path" in arguments:
-            return {"summary": header_summary.summarize(gguf.read_path(str(path))), "closed": None}
-        return call(**arguments)
-
-    found, action = run(host, given, PREFIX)
-    assert action.ran == [resolver.MODULE, resolver.MODULE]
+    found, action = run(call, given, PREFIX)
+    assert action.ran == [resolver.MODULE]
+    assert found["summary"] == header_summary.summarize(gguf.read_path(str(path)))
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),
     ]
-    projector.unlink()
-    refused = run(host, given, PREFIX)[0]["refused"]
-    assert refused.startswith(f"llama_model_mmproj.path is {projector}, which cannot be read on the head: No such")
+    for file, variable in ((projector, "llama_model_mmproj.path"), (path, "llama_model_path")):
+        file.write_bytes(b"GG")
+        assert f"{variable} is {file}, which is not a GGUF file" in run(call, given, PREFIX)[0]["refused"]
+        file.unlink()
+        refused = run(call, given, PREFIX)[0]["refused"]
+        assert (
+            refused == f"{variable} is {file}, which does not exist. Give the path of a complete GGUF file on the head"
+        )
+        file.write_bytes(gguf_files.model())
 
 
 def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(tmp_path, call, open_files):
@@ -268,14 +273,14 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_file
     assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
 
 
-def test_each_of_several_models_is_found():
+def test_each_of_several_models_is_found(call):
     entries = [
         {"name": "here", "path": "/m.gguf"},
         {"name": "none"},
         {"name": "nowhere", "copy": "/not/there.gguf"},
         {"name": "known", "known_answer": {}},
     ]
-    found = run(operators(lambda **_arguments: {}), {"llama_models": entries})[0]["models"]
+    found = run(operators(call), {"llama_models": entries})[0]["models"]
     assert found["here"]["summary"] == SUMMARY
     assert found["none"] == {"changed": False}
     assert "llama_model_copy is /not/there.gguf" in found["nowhere"]["refused"]
@@ -283,10 +288,10 @@ def test_each_of_several_models_is_found():
     assert run(None, {"llama_models": [entries[0], entries[0]]})[0] == {"changed": False}
 
 
-def test_a_summary_of_the_operator_may_be_enough():
+def test_a_summary_of_the_operator_may_be_enough(call):
     given = {"llama_model_path": "/m.gguf", "llama_model_gguf_summary": SUMMARY}
     assert run(None, given, summary_is_enough=True)[0] == {"changed": False}
-    host = operators(lambda **_arguments: {})
+    host = operators(call)
     assert run(host, given)[0]["summary"] == SUMMARY
     entries = [{"name": "said", "path": "/m.gguf", "gguf_summary": SUMMARY}, {"name": "read", "path": "/m.gguf"}]
     found = run(host, {"llama_models": entries}, summary_is_enough=True)[0]["models"]

@@ -48,30 +48,18 @@ def test_a_split_model(server, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("token, sent", [("secret", "Bearer secret"), (None, "Basic bWU6c2VjcmV0")])
-def test_redirects_are_followed_and_what_permits_stays_with_its_server(server, tmp_path, monkeypatch, token, sent):
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
     other = Server()
     try:
         other.files["/m.gguf"] = files.model()
         server.faults["/a"] = answer(302, Location="/b")
         server.faults["/b"] = answer(307, Location=other.url + "/m.gguf?signature=1")
-        found = web.read_model([server.url + "/a"], token)
+        found = web.read_model([server.url + "/a"], "secret")
         assert found.files[0]["name"] == "a"
-        assert [headers.get("Authorization") for _path, headers in server.asked] == [sent] * 2
+        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
         assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
     finally:
         other.stop()
-
-
-def test_a_netrc_that_cannot_be_read_is_a_sentence_without_a_word_of_it(server, tmp_path, monkeypatch):
-    (tmp_path / "netrc").write_text("machine x login y\npassword my s3cret phrase\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(web.RemoteError, match=r"~/\.netrc \(or NETRC\), which cannot be read: correct it") as refused:
-        web.read_model([server.url + "/m.gguf"])
-    assert "s3cret" not in str(refused.value)
-    assert not server.asked
 
 
 def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(server):

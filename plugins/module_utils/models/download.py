@@ -182,7 +182,7 @@ def _configuration(file: ModelFilePlan, part: Path, token: str | None) -> str:
         **({"oauth2-bearer": token} if token else {}),
     }
     quoted = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
-    return "\n".join([*OPTIONS, *([] if token else ["netrc-optional"]), *quoted, ""])
+    return "\n".join([*OPTIONS, *quoted, ""])
 
 
 def _write_record(folder: Path, own: Iterable[ModelFilePlan]) -> None:

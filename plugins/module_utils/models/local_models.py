@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,15 @@ def _download(folder: str, account: str | None) -> dict[str, Any] | None:
 
 
 def _file(path: str, account: str | None) -> dict[str, Any]:
-    """Size and header. The summary is null where the header cannot be read, or is neither of a model nor of a projector."""
-    try:
-        entry = {"bytes": os.stat(path).st_size, "closed": host.closed_to(account, path) if account else None}
-    except OSError as error:
-        return {"error": validation.printable(error.strerror or error), "summary": None}
+    """Size, header, and what keeps the account from reading it; or ``error``, which ends a sentence that begins with the path."""
     try:
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model)
-        return {**entry, "summary": summary}
-    except (gguf.GGUFError, OSError):
-        return {**entry, "summary": None}
+        closed = host.closed_to(account, path) if account else None
+        return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
+    except gguf.GGUFError as error:
+        return {"error": str(error)}
+    except FileNotFoundError:
+        return {"error": "does not exist"}
+    except OSError as error:
+        return {"error": f"cannot be read ({validation.printable(error.strerror or error)})"}

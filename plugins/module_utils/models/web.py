@@ -9,7 +9,6 @@ Nothing that a server says is trusted: each reply is held against what was asked
 from __future__ import annotations
 
 import http.client
-import netrc
 import re
 import socket
 import ssl
@@ -96,8 +95,6 @@ def _redirect_target(url: str, location: str | None) -> str:
 
 def _error_of(error: Exception) -> RemoteError:
     """What a request failed of, as a sentence."""
-    if isinstance(error, netrc.NetrcParseError):  # not in its own words, which repeat a word of the file
-        return RemoteError("is asked for with ~/.netrc (or NETRC), which cannot be read: correct it, or remove it")
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError("has a server that did not answer in time: try again, or use another server", passes=True)
@@ -119,7 +116,7 @@ def _as_sentence() -> Iterator[None]:
         yield
     except RemoteError:
         raise
-    except (OSError, ValueError, http.client.HTTPException, netrc.NetrcParseError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _error_of(error) from error
 
 
@@ -140,7 +137,7 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
                 client = Request(
                     follow_redirects="none",
                     decompress=False,
-                    use_netrc=own and not token,
+                    use_netrc=False,
                     timeout=silence or SECONDS_OF_SILENCE,
                 )
                 return client.open("GET", target, headers={**headers, **permission})

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NamedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
@@ -37,10 +39,16 @@ class Options(NamedTuple):
     timeout: int = 120
     summary_is_enough: bool = False
     """Nothing is read of a model whose summary the variables have."""
-    path: str | None = None
-    """Of a model whose header alone is read, as with url."""
+    paths: tuple[str, ...] = ()
+    """Of models whose headers alone are read, as with url."""
     url: str | None = None
     token: str | None = None
+
+
+class _Header(NamedTuple):
+    """What a summary says of the files of a model."""
+
+    files: tuple[NamedFile, ...] = ()
 
 
 def token_server(requests: Iterable[ModelRequest]) -> str | None:
@@ -77,7 +85,7 @@ class _Resolver:
 
     def source(self, source: ModelSource) -> ResolvedSource:
         if source.path:
-            return self._model_of_operator(source) if source.role == download_record.MODEL else self._file(source)
+            return self._in_place(source, _entry(self.on_host, "paths", source.path))
         if source.ollama:
             return self._of_ollama(source)
         stored = self._stored(source)
@@ -99,45 +107,48 @@ class _Resolver:
 
     # ------------------------------------------------------------------------------------------------------------- the host
 
-    def _run(self, module: str, /, **arguments: Any) -> dict:
-        account = {"account": self.options.account} if self.options.account else {}
-        result = self.action.module(module, **arguments, **account)
-        if result.get("failed"):
-            raise Refusal(why(result))
-        return result
-
     def _ask_host(self) -> Mapping[str, Any]:
         """What the host has of the sources; nothing where there is nothing to ask for."""
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
             "folders": [model_source.folder(prefix, one) for one in sources if prefix and model_source.is_brought(one)],
-            "paths": [one.path for one in sources if prefix and one.path and one.role != download_record.MODEL],
+            "paths": [one.path for one in sources if one.path],
             "ollama": [one.ollama for one in sources if one.ollama],
         }
-        return self._run(MODULE, **arguments, timeout=self.options.timeout) if any(arguments.values()) else {}
+        if not any(arguments.values()):
+            return {}
+        account = {"account": self.options.account} if self.options.account else {}
+        result = self.action.module(MODULE, **arguments, timeout=self.options.timeout, **account)
+        if result.get("failed"):
+            raise Refusal(why(result))
+        return result
 
-    def _model_of_operator(self, source: ModelSource) -> ResolvedSource:
-        result = self._run(MODULE, path=source.path, timeout=self.options.timeout)
-        folder, reported = str(source.path).rpartition("/")[0], result.get("summary")
-        summary: Summary = reported if isinstance(reported, Mapping) else {}
-        try:
-            header_summary.parse(summary)
-        except typed_json.Mismatch as error:
-            raise typed_json.not_as_read(self.action.host, str(source.path), error) from None
-        named = summary.get("files") or ()
-        files = [
-            ModelFilePlan(file["name"], source.role, f"{folder}/{file['name']}", bytes=file["bytes"]) for file in named
-        ]
-        return ResolvedSource(files, summary, result.get("closed"))
+    def _in_place(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
+        """Files that the host has, where they lie.
 
-    def _file(self, source: ModelSource) -> ResolvedSource:
-        """A projector or a draft model that an operator has put there."""
-        entry = _entry(self.on_host, "paths", source.path)
-        if entry.get("error"):
+        :param name: of a single file, where its path does not end in it.
+        :raises Refusal: they cannot be read here, or the service cannot read a projector or a draft model.
+        """
+        what, path, summary = source.ollama or source.path, str(entry.get("path", source.path)), _summary(source, entry)
+        if entry.get("error") or (source.role == download_record.MODEL and summary is None):
+            reason = validation.printable(entry.get("error") or "is not a model that generates text")
+            remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
+            raise Refusal(f"{source.variable} is {what}, which {reason}{remedy}")
+        if entry.get("closed") and source.role != download_record.MODEL:
             raise Refusal(
-                f"{source.variable} is {source.path}, which cannot be read on the head: {validation.printable(entry['error'])}"
+                f"{source.variable} is {what}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
             )
-        return _in_place(source, str(source.path), str(source.path).rpartition("/")[2], entry)
+        named = typed_json.reported(self.action.host, str(what), _Header, entry.get("summary") or {}).files
+        files = [
+            ModelFilePlan(
+                name or file.name,
+                source.role,
+                path if name else f"{posixpath.dirname(path)}/{file.name}",
+                bytes=file.bytes,
+            )
+            for file in named
+        ]
+        return ResolvedSource(files, summary, entry.get("closed"))
 
     def _of_ollama(self, source: ModelSource) -> ResolvedSource:
         """A blob that Ollama has on the host.
@@ -146,12 +157,12 @@ class _Resolver:
         """
         whole = str(source.ollama)
         entry = _entry(_entry(self.on_host, "ollama", whole), source.role)
-        if not isinstance(entry.get("path"), str) or not entry.get("bytes"):
+        if not entry:
             raise Refusal(
                 f"{source.variable} is {whole}, which Ollama on {self.action.host} does not have in a folder that the account which connects can read: "
                 "run ollama pull there, open the folder, or set llama_model_huggingface to a repository with this model"
             )
-        return _in_place(source, entry["path"], ollama.file_name(whole), entry)
+        return self._in_place(source, entry, ollama.file_name(whole))
 
     def _stored(self, source: ModelSource) -> ResolvedSource | None:
         """What the host has of a source, so that no server is asked; None where it has nothing whole."""
@@ -210,20 +221,6 @@ def _entry(reported: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
         found = reported.get(key)
         reported = found if isinstance(found, Mapping) else {}
     return reported
-
-
-def _in_place(source: ModelSource, path: str, name: str, entry: Mapping[str, Any]) -> ResolvedSource:
-    """A file that the host has, where it lies.
-
-    :raises Refusal: it is a projector or a draft model that the service cannot read.
-    """
-    if entry.get("closed") and source.role != download_record.MODEL:
-        raise Refusal(
-            f"{source.variable} is {source.ollama or path}, but its service cannot read {validation.printable(entry['closed'])}: open it with "
-            "chmod o+rX"
-        )
-    file = ModelFilePlan(name, source.role, path, bytes=entry.get("bytes"))
-    return ResolvedSource([file], _summary(source, entry), entry.get("closed"))
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
