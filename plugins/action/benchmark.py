@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import (
     command_line,
@@ -36,8 +36,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 display = Display()
 
 POLL_SECONDS = 10.0
-MOST_MISSED = 10
-"""Calls of the head that may fail one after the other because it cannot be reached: it measures without the controller."""
 END_SECONDS = 60
 """That a program may take to end when its time is over."""
 
@@ -186,23 +184,14 @@ class ActionModule(Action):
                 self.leave(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:
-        """What the module returns on the head. It is called again where that cannot be reached.
+        """What the module returns on the head.
 
-        :raises AnsibleActionFail: with what the module says, or why the head cannot be reached.
+        :raises AnsibleActionFail: with what it says.
         """
-        host, missed = typed_json.dump(places.place_in(self._host)), 0
-        while True:
-            try:
-                answer = self.module(host=host, **arguments)
-            except AnsibleConnectionFailure as failure:
-                missed += 1
-                if missed == MOST_MISSED:
-                    raise AnsibleActionFail(f"{self._name} cannot be reached any more: {failure}") from None
-                time.sleep(POLL_SECONDS)
-                continue
-            if answer.get("failed"):
-                raise AnsibleActionFail(f"benchmark on {self._name}: {why(answer)}")
-            return answer
+        answer = self.module(host=typed_json.dump(places.place_in(self._host)), **arguments)
+        if answer.get("failed"):
+            raise AnsibleActionFail(f"benchmark on {self._name}: {why(answer)}")
+        return answer
 
 
 def _plan_of(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:

@@ -111,14 +111,6 @@ def test_a_router_is_asked_for_its_models(place, server):
         assert read(place, head)["head"]["models"] == []
 
 
-def test_a_key_goes_to_our_own_server_alone(place, server, tmp_path):
-    (tmp_path / "keys").write_text("secret\n")
-    models = (ServedModel(**{**dict.fromkeys(ServedModel._fields), "name": "one"}),)
-    keyed = head_of(server.server_port, api_key_file=str(tmp_path / "keys"), models=models)
-    assert read(place, keyed)["head"]["models"] == []
-    assert "/models" not in server.looked
-
-
 def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, server, tmp_path):
     port = server.server_port
     leave(place, verified=VERIFIED)

@@ -5,7 +5,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
 from support.clusters import serving
-from support.verification import checks, judged
+from support.verification import checks, judged, unhealthy
 
 WINDOWS = {
     "endpoint": "192.0.2.77:50052",
@@ -143,9 +143,8 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
     inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
     firewalls = "The worker's process runs, so something between the hosts"
-    assert judge.advice_on_waiting(workers, [outside]) == start
-    assert judge.advice_on_waiting(workers, [inside]).startswith(firewalls)
-    assert judge.advice_on_waiting(workers, [outside, inside]).startswith(f"{start} {firewalls}")
+    for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
+        assert judge.advice(workers, unhealthy(waits_for=waits_for)).startswith(text)
 
 
 def test_types_of_the_cache_without_kernels_there(mixed):

@@ -110,12 +110,10 @@ def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
 
 
 def gate(subject: Subject, evidence: Evidence) -> str | None:
-    """Why a head that was started does not serve, with the last lines of its log; None where it is healthy and has answered."""
+    """Why a head that was started does not serve, and what to do; None where it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
-        advice = f" {advice_on_waiting(subject.external_workers, evidence.waits_for)}" if evidence.waits_for else ""
-        log = "".join(f"\n{line}" for line in evidence.log)
-        return f"llama-server is not healthy: {reasons}.{advice}" + (f" Its log ends in:{log}" if log else "")
+        return f"llama-server is not healthy: {reasons}. {advice(subject.external_workers, evidence)}".rstrip()
     completion, url = evidence.server.completion, subject.head.url
     checks = [_completion(url, completion)]
     if subject.has_known_answer:
@@ -124,11 +122,11 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
     return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
 
 
-def advice_on_waiting(external_workers: Sequence[ExternalWorkerPlan], waits_for: Sequence[str]) -> str:
-    """What to do about workers that the launcher waits for.
-
-    :param waits_for: of the evidence.
-    """
+def advice(external_workers: Sequence[ExternalWorkerPlan], evidence: Evidence) -> str:
+    """What to do about a server that is not healthy: about the workers that its launcher waits for, else by the end of its log."""
+    waits_for = evidence.waits_for
+    if not waits_for:
+        return "Its log ends in:\n" + "\n".join(evidence.log) if evidence.log else ""
     external = [
         worker for worker in external_workers if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
     ]

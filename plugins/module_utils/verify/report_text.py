@@ -24,8 +24,4 @@ def checks_table(report: Report) -> str:
 def failure(report: Report, evidence: Evidence, external_workers: Sequence[ExternalWorkerPlan]) -> str:
     """What failed, and what to do or where to look."""
     text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
-    if evidence.waits_for:
-        return f"{text} {judge.advice_on_waiting(external_workers, evidence.waits_for)}"
-    if not evidence.health.healthy:
-        return f"{text} The log of the server ends in:\n" + "\n".join(evidence.log)
-    return text
+    return text if evidence.health.healthy else f"{text} {judge.advice(external_workers, evidence)}".rstrip()
