@@ -4,14 +4,13 @@
 """What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
 
 Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
-backend (planner/advisories, planner/placement/devices.py). No field has a default: a new record says everything.
+backend (planner/advisories, planner/placement/devices.py). What most of them have alike is a default.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Callable, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
@@ -97,18 +96,17 @@ class Library(NamedTuple):
     """What a build needs beside commands, by the name that packages.yml uses."""
 
     name: str
-    header: str
+    header: str = ""
     """One of its headers, below a folder for headers: the system's or a toolkit's. Empty where ``files`` tell."""
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     """Patterns of which one exists where it is installed."""
-    vendor: str
-    """Who has it where a distribution does not; may be empty."""
+    vendor: str = ""
+    """Who has it where a distribution does not."""
     of_ik_llama: bool = True
     """Whether ik_llama.cpp needs it, too."""
 
 
-@dataclass(frozen=True)
-class Toolkit:
+class Toolkit(NamedTuple):
     """What compiles for a backend beside the host's own compiler."""
 
     title: str
@@ -116,28 +114,28 @@ class Toolkit:
     """Its version is the toolkit's."""
     declared: str
     """Version that is taken for granted of a host which is only declared."""
-    vendor: str
-    """Who has it where a distribution does not; may be empty."""
-    places: tuple[str, ...]
+    vendor: str = ""
+    """Who has it where a distribution does not."""
+    places: tuple[str, ...] = ()
     """Patterns of the command, below the root, where several are installed side by side, each with a prefix of its own. None of a plain tool."""
-    version_file: str
-    """File below the prefix that says the version better than the command does; may be empty."""
-    compilers: tuple[str, ...]
+    version_file: str = ""
+    """File below the prefix that says the version better than the command does."""
+    compilers: tuple[str, ...] = ()
     """Where its compiler is below the prefix, the usual place first."""
-    compiler_query: str
-    """Argument that has the command print the folder of its compiler; may be empty."""
-    components: Mapping[str, bool]
+    compiler_query: str = ""
+    """Argument that has the command print the folder of its compiler."""
+    components: Mapping[str, bool] = {}
     """Parts beside the compiler's folder, each with a prefix of its own → whether its major version has to be the compiler's."""
-    minimum: str
+    minimum: str = ""
     """First version that compiles llama.cpp; empty where architectures alone decide."""
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = {}
     """Of a build: ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (paths of what is
     installed, joined by colons)."""
-    not_of_system: tuple[str, ...]
+    not_of_system: tuple[str, ...] = ()
     """Variables of these that do not name a toolkit of the distribution."""
-    host_compiler: str
-    """Further variable that names the compiler of the host; may be empty."""
-    of_services: tuple[str, ...]
+    host_compiler: str = ""
+    """Further variable that names the compiler of the host."""
+    of_services: tuple[str, ...] = ()
     """Variables of these that programs need when they run, too."""
 
 
@@ -154,48 +152,47 @@ class Visible(NamedTuple):
     and count them as we do."""
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """Everything that is known of one."""
 
     name: str
     preference: int
     """``auto`` takes the lowest of those that are possible."""
-    in_ik_llama: bool
-    """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
-    options: Mapping[str, str]
-    """Of cmake, in every build for it."""
-    off: tuple[str, ...]
-    """What is switched off beside OFF. It follows an installed library, which a host that gets the build may not have."""
-    off_in_ik_llama: tuple[str, ...]
-    all_quants: str
-    """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
-    architecture: Form | None
-    """None where programs are compiled for all devices alike."""
-    minimum_cmake: tuple[int, int]
-    toolkit: Toolkit | None
-    libraries: tuple[Library, ...]
     device: str
     """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
-    any_vendor: bool
-    """Whether it drives devices that backends of their vendors drive, too."""
-    device_files: tuple[str, ...]
-    """What systemd must let a service open, as DeviceAllow takes it."""
-    kernel_driver: str
-    """Of its devices, where that is one; its parameters decide how much memory these lend."""
-    visible: Visible | None
-    bus_order: tuple[str, str] | None
-    """Variable and value that have it count devices as we do where they differ."""
-    environment: Mapping[str, str]
-    """Of services."""
-    alignment: int
-    """Bytes that tensors are aligned to in a buffer."""
-    pads_rows: bool
-    """Whether MATRIX_ROW_PADDING holds for it."""
-    maps_weights: bool
-    """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
+    minimum_cmake: tuple[int, int]
     process_mib: int
     """Of a device's memory, what an idle process holds that drives it: 300 to 500 by CUDA (field notes), assumed of the others."""
+    alignment: int = 32
+    """Bytes that tensors are aligned to in a buffer."""
+    in_ik_llama: bool = True
+    """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
+    options: Mapping[str, str] = {}
+    """Of cmake, in every build for it."""
+    off: tuple[str, ...] = ()
+    """What is switched off beside OFF. It follows an installed library, which a host that gets the build may not have."""
+    off_in_ik_llama: tuple[str, ...] = ()
+    all_quants: str = ""
+    """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
+    architecture: Form | None = None
+    """None where programs are compiled for all devices alike."""
+    toolkit: Toolkit | None = None
+    libraries: tuple[Library, ...] = ()
+    any_vendor: bool = False
+    """Whether it drives devices that backends of their vendors drive, too."""
+    device_files: tuple[str, ...] = ()
+    """What systemd must let a service open, as DeviceAllow takes it."""
+    kernel_driver: str = ""
+    """Of its devices, where that is one; its parameters decide how much memory these lend."""
+    visible: Visible | None = None
+    bus_order: tuple[str, str] | None = None
+    """Variable and value that have it count devices as we do where they differ."""
+    environment: Mapping[str, str] = {}
+    """Of services."""
+    pads_rows: bool = False
+    """Whether MATRIX_ROW_PADDING holds for it."""
+    maps_weights: bool = False
+    """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
 
 
 def cuda_architecture(capability: str) -> str:
@@ -204,86 +201,32 @@ def cuda_architecture(capability: str) -> str:
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
-CPU = Backend(
-    name="cpu",
-    preference=9,
-    in_ik_llama=True,
-    options={},
-    off=(),
-    off_in_ik_llama=(),
-    all_quants="",
-    architecture=None,
-    minimum_cmake=(3, 14),
-    toolkit=None,
-    libraries=(),
-    device="CPU",
-    any_vendor=False,
-    device_files=(),
-    kernel_driver="",
-    visible=None,
-    bus_order=None,
-    environment={},
-    alignment=32,
-    pads_rows=False,
-    maps_weights=False,
-    process_mib=0,
-)
+CPU = Backend(name="cpu", preference=9, minimum_cmake=(3, 14), device="CPU", process_mib=0)
 
 VULKAN = Backend(
     name="vulkan",
     preference=5,
-    in_ik_llama=True,
     options={"GGML_VULKAN": "ON"},
-    off=(),
-    off_in_ik_llama=(),
-    all_quants="",
-    architecture=None,
     minimum_cmake=(3, 19),
-    toolkit=Toolkit(
-        title="glslc",
-        command="glslc",
-        declared="2025.2",
-        vendor="",
-        places=(),
-        version_file="",
-        compilers=(),
-        compiler_query="",
-        components={},
-        minimum="",
-        environment={},
-        not_of_system=(),
-        host_compiler="",
-        of_services=(),
-    ),
+    toolkit=Toolkit(title="glslc", command="glslc", declared="2025.2"),
     libraries=(
-        Library("vulkan-headers", "vulkan/vulkan.h", (), ""),
+        Library("vulkan-headers", "vulkan/vulkan.h"),
         Library(
-            "vulkan-loader",
-            "",
-            ("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so"),
-            "",
+            "vulkan-loader", files=("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so")
         ),
         Library(
             "spirv-headers",
-            "",
-            tuple(
+            files=tuple(
                 f"{folder}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
                 for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
             ),
-            "",
             of_ik_llama=False,
         ),
     ),
     device="Vulkan{}",
     any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
-    kernel_driver="",
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
-    bus_order=None,
-    environment={},
-    alignment=32,
-    pads_rows=False,
-    maps_weights=False,
     process_mib=128,
 )
 
@@ -293,8 +236,6 @@ HIP = Backend(
     preference=2,
     in_ik_llama=False,
     options={"GGML_HIP": "ON"},
-    off=(),
-    off_in_ik_llama=(),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
     architecture=Form(
         expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
@@ -316,30 +257,23 @@ HIP = Backend(
         version_file=".info/version",
         compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
         compiler_query="-l",
-        components={},
         minimum="6.1",
         # ROCM_PATH is where llama.cpp's cmake looks for libraries. With a distribution's own, clang would look for AMD's device
         # libraries there, and not beside itself, where the distribution has them.
         environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
         not_of_system=("ROCM_PATH",),
-        host_compiler="",
-        of_services=(),
     ),
     libraries=(
-        Library("hip-headers", "hip/hip_runtime.h", (), _AMD),
-        Library("hipblas", "hipblas/hipblas.h", (), _AMD),
-        Library("rocblas", "rocblas/rocblas.h", (), _AMD),
+        Library("hip-headers", "hip/hip_runtime.h", vendor=_AMD),
+        Library("hipblas", "hipblas/hipblas.h", vendor=_AMD),
+        Library("rocblas", "rocblas/rocblas.h", vendor=_AMD),
     ),
     device="ROCm{}",
-    any_vendor=False,
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver="amdgpu",
     visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
-    bus_order=None,
-    environment={},
     alignment=128,
     pads_rows=True,
-    maps_weights=False,
     process_mib=512,
 )
 
@@ -347,7 +281,6 @@ _NVIDIA = "NVIDIA's repository of CUDA"
 CUDA = Backend(
     name="cuda",
     preference=1,
-    in_ik_llama=True,
     options={"GGML_CUDA": "ON"},
     off=("GGML_CUDA_NCCL",),
     off_in_ik_llama=("GGML_NCCL",),
@@ -380,52 +313,29 @@ CUDA = Backend(
         declared="12.9",
         vendor=_NVIDIA,
         places=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
-        version_file="",
         compilers=("bin/nvcc",),
-        compiler_query="",
-        components={},
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
         minimum="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
-        not_of_system=(),
         host_compiler="CUDAHOSTCXX",
-        of_services=(),
     ),
-    libraries=(Library("cublas", "cublas_v2.h", (), _NVIDIA),),
+    libraries=(Library("cublas", "cublas_v2.h", vendor=_NVIDIA),),
     device="CUDA{}",
-    any_vendor=False,
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visible=Visible("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
-    environment={},
     alignment=128,
     pads_rows=True,
-    maps_weights=False,
     process_mib=512,
 )
 
 METAL = Backend(
     name="metal",
     preference=3,
-    in_ik_llama=True,
     options={"GGML_METAL": "ON"},
-    off=(),
-    off_in_ik_llama=(),
-    all_quants="",
-    architecture=None,
     minimum_cmake=(3, 14),
-    toolkit=None,
-    libraries=(),
     device="MTL{}",
-    any_vendor=False,
-    device_files=(),
-    kernel_driver="",
-    visible=None,
-    bus_order=None,
-    environment={},
-    alignment=32,
-    pads_rows=False,
     maps_weights=True,
     process_mib=128,
 )
@@ -437,9 +347,6 @@ SYCL = Backend(
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
     off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
-    off_in_ik_llama=(),
-    all_quants="",
-    architecture=None,
     minimum_cmake=(3, 20),
     toolkit=Toolkit(
         title="oneAPI",
@@ -447,9 +354,7 @@ SYCL = Backend(
         declared="2025.3",
         vendor=_INTEL,
         places=("opt/intel/oneapi/compiler/*/bin/icx",),
-        version_file="",
         compilers=("bin/icx",),
-        compiler_query="",
         components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
         minimum="2025.0",
         environment={
@@ -460,13 +365,11 @@ SYCL = Backend(
             "CMAKE_PREFIX_PATH": "{packages}",
             "LD_LIBRARY_PATH": "{libraries}",
         },
-        not_of_system=(),
-        host_compiler="",
         of_services=("LD_LIBRARY_PATH",),
     ),
     libraries=(
-        Library("mkl", "oneapi/mkl.hpp", (), _INTEL),
-        Library("dnnl", "dnnl.hpp", (), _INTEL),
+        Library("mkl", "oneapi/mkl.hpp", vendor=_INTEL),
+        Library("dnnl", "dnnl.hpp", vendor=_INTEL),
         Library(
             "level-zero-driver",
             "",
@@ -475,16 +378,12 @@ SYCL = Backend(
         ),
     ),
     device="SYCL{}",
-    any_vendor=False,
     device_files=("char-drm",),
-    kernel_driver="",
     visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
-    bus_order=None,
     # Without it a device does not report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
     pads_rows=True,
-    maps_weights=False,
     process_mib=512,
 )
 """Of Intel's graphics, by Level Zero. Read in the tree of build 11063; it has not been run."""
@@ -508,10 +407,9 @@ OPENSSL = Library(
             "usr/local/opt/openssl@3/include",
         )
     ),
-    "",
 )
 """What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
-IBVERBS = Library("ibverbs", "infiniband/verbs.h", (), "")
+IBVERBS = Library("ibverbs", "infiniband/verbs.h")
 """What RDMA is built with. A package for development brings what programs need of it when they run."""
 RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN.name, "vulkan-driver": VULKAN.name}
 """What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
@@ -527,7 +425,7 @@ LIBRARIES = {
     **{library.name: library for record in RECORDS.values() for library in record.libraries},
     OPENSSL.name: OPENSSL,
     IBVERBS.name: IBVERBS,
-    **{name: Library(name, "", files, "") for name, files in _RUNTIME_FILES.items()},
+    **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {
     record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
