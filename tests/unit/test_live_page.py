@@ -76,7 +76,7 @@ def exports_of(plan, folder):
     (folder / "metrics.json").write_text(json.dumps(described))
     (folder / exporter.VERIFIED).write_text(json.dumps({"passed": True, "failed": []}))
     os.utime(folder / exporter.VERIFIED, (NOW - VERIFIED["age_s"],) * 2)
-    return exporter.Exporter(folder / "metrics.json", "llamacpp-server", paged=True)
+    return exporter.Exporter(folder / "metrics.json", "llamacpp-server")
 
 
 def gathered(plan, folder, state, name="worker2"):

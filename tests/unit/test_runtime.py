@@ -1,6 +1,5 @@
 """The head's launcher against a scripted worker and a stand-in for llama-server, both real processes with real connections."""
 
-import contextlib
 import errno
 import json
 import os
@@ -155,7 +154,7 @@ DESCRIBED = {"folder": "", "cluster": "c", "host": "h", "plan": "p", "kind": "he
 
 def exports_of(state, folder=""):
     (state / "metrics.json").write_text(json.dumps({"services": {"s": {**DESCRIBED, "folder": str(folder)}}}))
-    return exporter.Exporter(state / "metrics.json", "s", paged=True)
+    return exporter.Exporter(state / "metrics.json", "s")
 
 
 def number_of_ends(path):
@@ -400,18 +399,3 @@ def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_p
         process.send_signal(number)
         assert process.wait() == status
         until(lambda child=child: not os.path.exists(f"/proc/{child}"))
-
-
-def test_a_worker_that_does_not_end_by_itself_is_not_waited_for():
-    """One that a signal has stopped, for instance: systemd would wait 30 s for it, in the gap of an upgrade."""
-    program = (
-        "import sys; from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker; "
-        f"worker.run([sys.executable, '-c', {DEAF!r}], None, 0)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as launcher:
-        launcher.stdout.readline()
-        launcher.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(15)
-        launcher.kill()
-    assert launcher.returncode == 0

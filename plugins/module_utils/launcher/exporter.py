@@ -52,14 +52,10 @@ def _description(**given: Any) -> metrics.Description:
 class Exporter:
     """Of one service."""
 
-    def __init__(self, path: Path | None = None, service: str = "", paged: bool = False) -> None:
-        """
-        :param path: file with the description; None where nothing is exported.
-        :param paged: whether there is a page.
-        """
+    def __init__(self, path: Path | None = None, service: str = "") -> None:
+        """:param path: file with the description; None where nothing is exported."""
         self.path, self.service = path, service
         self.state = ""
-        self.paged = paged
         self.shown: page.Shown | None = None
         """What the page shows."""
         self.written = -EVERY
@@ -145,11 +141,8 @@ class Exporter:
         if verified and self.path:
             figures.add("verified_passed", verified[0])
             figures.add("verified_timestamp_seconds", self.path.with_name(VERIFIED).stat().st_mtime)
-        if self.paged:
-            kept = record.kept, record.without, record.waiting_for
-            self.shown = page.Shown(
-                told, figures, record.state, *kept, head.load if head else None, verified[1] if verified else ()
-            )
+        kept, load = (record.kept, record.without, record.waiting_for), head.load if head else None
+        self.shown = page.Shown(told, figures, record.state, *kept, load, verified[1] if verified else ())
 
 
 def _verified(told: Any) -> tuple[bool, tuple[str, ...]]:

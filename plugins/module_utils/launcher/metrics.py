@@ -129,19 +129,16 @@ class Figures:
         """Nothing where it is not known.
 
         :param labels: those of the metric, and the host where it is not the one that measures.
-        :raises ValueError: the metric has other labels.
         """
-        named = {**self.common, **labels}
-        if set(named) != {*COMMON, *BY_NAME[name].labels}:
-            raise ValueError(f"{name} has other labels than {', '.join(named)}")
         if value is not None and math.isfinite(value):
-            self.found[name][self._key(name, named)] = value
+            self.found[name][self._key(name, labels)] = value
 
     def get(self, name: str, **labels: str) -> float | None:
         """As ``add`` got it."""
-        return self.found[name].get(self._key(name, {**self.common, **labels}))
+        return self.found[name].get(self._key(name, labels))
 
-    def _key(self, name: str, named: Mapping[str, str]) -> tuple[str, ...]:
+    def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+        named = {**self.common, **labels}
         return tuple(_plain(named[label]) for label in (*COMMON, *BY_NAME[name].labels))
 
     def text(self) -> str:

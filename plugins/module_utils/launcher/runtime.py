@@ -193,7 +193,8 @@ class Start:
         others = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._ask(sorted(others))}
         away = _away(answers)
-        fallback = serving.fitting(fallbacks, away, answers.keys() - set(away))
+        fitting = (one for one in fallbacks if one.without in away and not {*one.workers} & {*away})
+        fallback = next(fitting, None)
         if fallback is None:
             return None
         self.record.note(f"worker {', '.join(away)} stays away: llama-server is started without {fallback.name}")
@@ -327,21 +328,16 @@ def open_page(place: str, argv: Sequence[str], exports: exporter.Exporter) -> No
     :param place: ADDRESS:PORT.
     :param argv: of llama-server.
     """
-
-    def value(option: str) -> str:
-        return next((after for word, after in zip(argv, argv[1:]) if word == option), "")
-
-    address, port = place.rsplit(":", 1)
-    file = value(server.API_KEYS)
-    try:
-        known = server.keys_of(Path(file)) if file else []
-        if file and not known:
-            raise ValueError(f"{file} has no key")
-    except (OSError, ValueError) as error:
-        journal.say(f"no page is served: {error}")
+    said = dict(zip(argv, argv[1:]))
+    file = said.get(server.API_KEYS)
+    known = journal.spared("no page is served", lambda: server.keys_of(Path(file))) if file else []
+    if file and not known:
+        journal.say(f"no page is served: {file} has no key")
         return
-    tls = value("--ssl-cert-file"), value("--ssl-key-file")
-    page_server.start(page_server.Door(address, int(port), known, *tls), lambda: page.of(exports.shown, time.time()))
+    address, port = place.rsplit(":", 1)
+    tls = said.get("--ssl-cert-file", ""), said.get("--ssl-key-file", "")
+    door = page_server.Door(address, int(port), known or (), *tls)
+    page_server.start(door, lambda: page.of(exports.shown, time.time()))
 
 
 def main() -> int:
@@ -397,7 +393,7 @@ def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
     place = options.page if options.part == "head" else ""
     exports = worker.NOT_EXPORTED
     if options.metrics:
-        exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1], bool(place))
+        exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1])
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
         watched = {"port": options.port, "sizes": options.size, "exports": exports, "tunnels": tunnels}

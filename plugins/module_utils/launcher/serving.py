@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,11 +132,3 @@ def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[st
     if not all(isinstance(word, str) for word in (name, *argv)):
         raise TypeError
     return Fallback(name, without, tuple(workers), tuple(argv))
-
-
-def fitting(fallbacks: Collection[Fallback], away: Collection[str], ready: Collection[str]) -> Fallback | None:
-    """The first fallback without one of the workers that are away, all of whose workers shook hands."""
-    for fallback in fallbacks:
-        if fallback.without in away and all(endpoint in ready for endpoint in fallback.workers):
-            return fallback
-    return None

@@ -49,17 +49,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "bargauge": {**LAST, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
 }
 """Kind of a panel → its options; Grafana has defaults for others. ``names`` shows series by their legends, those of 0 in green and those of 1 in red."""
-PLANNED = [
-    {
-        "matcher": {"id": "byRegexp", "options": legends},
-        "properties": [
-            {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}},
-            {"id": "custom.lineStyle", "value": {"fill": fill, "dash": dash}},
-            {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
-        ],
-    }
-    for legends, fill, dash in (("/planned$/", "dash", [8, 8]), ("/planned with/", "dot", [0, 8]))
-]
+PLANNED = {
+    "matcher": {"id": "byRegexp", "options": "/planned/"},
+    "properties": [
+        {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}},
+        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
+        {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
+    ],
+}
 """Lines of what is predicted: of no colour, and out of the legend, in which those of several models have no room."""
 
 
@@ -118,7 +115,7 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
         "description": panel.says,
         "datasource": SOURCE,
         "gridPos": place,
-        "fieldConfig": {"defaults": fields, "overrides": PLANNED if over_time else []},
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED] if over_time else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
