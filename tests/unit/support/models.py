@@ -25,6 +25,8 @@ def model(architecture, layers=6, keys=(), **fields):
     shape = {"width": 512, "heads": 8, "kv_heads": 4, "key_dimension": 64, "value_dimension": 64, "context": 131072}
     sizes = {"layer_bytes": [1] * layers, "input_bytes": 1, "output_bytes": 1, "vocabulary": 32000}
     named = {name.replace("__", "."): value for name, value in dict(keys).items()}
+    if "moe" in architecture:
+        named.setdefault("expert_count", 8)
     data = {"architecture": architecture, "name": architecture, "layers": layers, **shape, **sizes, **fields}
     return header_summary.parse({**data, "keys": named})
 

@@ -242,7 +242,6 @@ def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[D
 
 def drift(planned: HostPlan) -> Drift:
     """What differs on this host from its part of the plan."""
-    probes = port_probes.begin(planned.port_probes, interfaces.addresses() if planned.port_probes else [])
     running = processes.of_account(planned.prefix, planned.account)
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in planned.services}
@@ -265,7 +264,7 @@ def drift(planned: HostPlan) -> Drift:
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
-        port_probes=tuple(port_probes.results(probes)),
+        port_probes=port_probes.probe(planned.port_probes, interfaces.addresses() if planned.port_probes else ()),
         last=last,
         differences=(
             *_accounts(planned.accounts),
