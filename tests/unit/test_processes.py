@@ -78,38 +78,21 @@ def test_processes_and_listeners_of_macos(monkeypatch):
     lines = f"  10 {uid} /p/bin/rpc-server -p 1\n  11 12345 /p/bin/rpc-server -p 1\n  12 {uid} /bin/sh\n"
     monkeypatch.setattr(processes, "output", lambda argv: lines)
     assert processes.of_account("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
-    listeners = [f"p10\nu{uid}\nf3\nn*:8080", "p11\nu12345\nf3\nn192.0.2.1:8080"]
-    monkeypatch.setattr(processes, "output", lambda argv: "\n".join(listeners))
-    assert processes.unexpected_listener("127.0.0.1", 8080, [10], None) is None
-    assert "another program" in processes.unexpected_listener("127.0.0.1", 8080, [9], None)
-    assert "of account 12345" in processes.unexpected_listener("192.0.2.1", 8080, [10], None)
+    asked = []
+    monkeypatch.setattr(processes, "output", lambda argv: asked.append(argv) or "10\n")
+    assert processes.is_served("127.0.0.1", 8080, [10, 11])
+    assert not processes.is_served("127.0.0.1", 8080, [])
+    assert [argv[5] for argv in asked] == ["10,11"]
 
 
-def test_a_listener_that_is_not_expected():
-    unexpected = processes.unexpected_listener
+def test_whether_one_of_our_processes_listens():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as everywhere:
         for port in (listener.getsockname()[1], everywhere.getsockname()[1]):
-            assert unexpected("127.0.0.1", port, [os.getpid()], None) is None
-            for running in ([], [os.getppid()]):
-                text = unexpected("127.0.0.1", port, running, None)
-                assert text.startswith(f"127.0.0.1:{port} is held by another program of account ")
-        assert "nothing on this host" in unexpected("192.0.2.1", listener.getsockname()[1], [os.getpid()], None)
-        assert processes.listening_addresses(everywhere.getsockname()[1], processes.sockets()) == ["0.0.0.0"]
-    assert "nothing on this host listens" in unexpected("127.0.0.1", port, [os.getpid()], None)
-
-
-@needs_root
-def test_an_account_decides_where_file_descriptors_may_not_be_read(monkeypatch):
-    os.seteuid(65534)
-    try:
-        listener = socket.create_server(("127.0.0.1", 0))
-    finally:
-        os.seteuid(0)
-    unexpected = processes.unexpected_listener
-    with listener, socket.create_server(("127.0.0.1", 0)) as expected:
-        monkeypatch.setattr(processes, "_socket_inodes", lambda pids: {})
-        assert "of account nobody" in unexpected("127.0.0.1", listener.getsockname()[1], [os.getpid()], None)
-        assert unexpected("127.0.0.1", expected.getsockname()[1], [os.getpid()], None) is None
+            served = [processes.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
+            assert served == [True, False, False]
+        assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
+        assert processes.listening_addresses(port, processes.sockets()) == ["0.0.0.0"]
+    assert not processes.is_served("127.0.0.1", port, [os.getpid()])
 
 
 def test_clients_of_a_port():

@@ -55,7 +55,7 @@ def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> ty
     if head:
         running = processes.of_account(place.prefix, account)
         current = bool(serving and serving.process in running)
-        client = Client(head, running, account)
+        client = Client(head, running)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # a key that cannot be read

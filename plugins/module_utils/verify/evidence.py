@@ -61,7 +61,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
     running = processes.of_account(host.prefix, host.account)
-    client = Client(head, running, host.account)
+    client = Client(head, running)
     health = client.health(seconds)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)

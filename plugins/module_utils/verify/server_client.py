@@ -42,10 +42,10 @@ def first_key(path: str | None) -> str | None:
 class Client:
     """Asks the server on the head, as its clients reach it."""
 
-    def __init__(self, head: HeadPlan, running: Collection[int], account: str | None) -> None:
-        """:param running: the cluster's processes, which run as ``account``: no other one gets the key."""
+    def __init__(self, head: HeadPlan, running: Collection[int]) -> None:
+        """:param running: the cluster's processes: no other one gets the key."""
         self._place, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
-        self._running, self._account = running, account
+        self._running = running
         self._certificate: bytes | None = None
         self._objection, path = "", head.tls_certificate_file
         try:
@@ -81,8 +81,9 @@ class Client:
 
         def objection() -> str | None:
             """The connection stands, so whoever listens now is who gets the key, or nobody does."""
-            listener = processes.unexpected_listener(address, int(port), self._running, self._account) if key else None
-            return listener and f"the API key was not sent: {listener}"
+            if not key or processes.is_served(address, int(port), self._running):
+                return None
+            return f"the API key was not sent: no program of the cluster listens on {self._place}"
 
         return reading.ask(self._place, path, seconds, question, key, objection, self._certificate)
 

@@ -156,51 +156,26 @@ def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
-    """Process → inodes of its sockets (Linux), of those whose file descriptors may be read."""
-    inodes = {}
-    for pid in pids:
+    """Process → inodes of its sockets (Linux), of those whose file descriptors may be read, and that are open still."""
+    inodes: dict[int, set[str]] = {pid: set() for pid in pids}
+    for pid, found in inodes.items():
         with suppress(OSError):
-            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-            inodes[pid] = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    found.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
     return inodes
 
 
-class Listener(NamedTuple):
-    """Who listens on a port; ``holder`` is the inode of the socket, or the process on macOS."""
-
-    address: str
-    uid: int
-    holder: str
-
-
-def _listening(port: int) -> list[Listener]:
-    if sys.platform != "darwin":
-        return [Listener(entry.address, entry.uid, entry.inode) for entry in sockets().listening(port)]
-    found, current = [], {"p": "", "u": ""}
-    for line in output(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpun"]).splitlines():
-        if line[:1] in current:
-            current[line[0]] = line[1:]
-        elif line.startswith("n"):
-            address = line[1:].rsplit(":", 1)[0]
-            found.append(Listener("0.0.0.0" if address == "*" else address, int(current["u"]), current["p"]))
-    return found
-
-
-def unexpected_listener(address: str, port: int, running: Collection[int], account: str | None) -> str | None:
-    """Why what listens at an address of this host is not one of the cluster's processes, or None.
+def is_served(address: str, port: int, running: Collection[int]) -> bool:
+    """Whether one of the cluster's processes listens at an address of this host.
 
     :param running: the cluster's processes, as of ``of_account``.
     """
-    listeners = _listening(port)
-    exact = [listener for listener in listeners if listener.address in (address, f"::ffff:{address}")]
-    reached = exact or [listener for listener in listeners if listener.address in EVERY_ADDRESS]
-    sockets_of = _socket_inodes(running) if sys.platform != "darwin" else {pid: {str(pid)} for pid in running}
-    all_known = len(sockets_of) == len(running)
-    for listener in reached:
-        may_be = listener.uid == _uid(account) and bool(running)
-        if not may_be or (all_known and not any(listener.holder in inodes for inodes in sockets_of.values())):
-            return f"{address}:{port} is held by another program of account {owner_of(listener.uid)}, not by what is planned there"
-    return None if reached else f"nothing on this host listens on {address}:{port}"
+    if sys.platform == "darwin":
+        pids = ",".join(map(str, running))
+        return bool(pids and output(["lsof", "-nP", "-a", "-t", "-p", pids, f"-iTCP:{port}", "-sTCP:LISTEN"]))
+    sockets_there = {entry.inode for entry in sockets().listening(port) if entry.address in (address, *EVERY_ADDRESS)}
+    return any(sockets_there & inodes for inodes in _socket_inodes(running).values())
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:
