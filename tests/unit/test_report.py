@@ -235,7 +235,7 @@ EVIL = "<script>alert(1)</script>\"'><b onclick=x>&lt;\n\r\x00\x1b[2J\x7f\x9b\u2
 def spoiled(value, field=""):
     """A value in which every text ends in what must not reach a page as it is; names stand for the same thing afterwards, too."""
     if isinstance(value, str):
-        return value if field == "service_manager" else value + EVIL
+        return value if field in ("service_manager", "rates") else value + EVIL
     if isinstance(value, dict):
         return {name + EVIL if field == "hosts" else name: spoiled(part) for name, part in value.items()}
     if hasattr(value, "_fields"):

@@ -337,8 +337,8 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
     """Of workers that the plan uses: any other one of others may serve somebody else."""
     needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
-    own = [worker for host in plan.hosts.values() for worker in host.workers]
-    for worker in (*own, *plan.external_workers):
+    workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
+    for worker in [*workers, *plan.external_workers]:
         if worker.used:
             judged = _judge_handshake(handshakes, worker.endpoint, needed.get(worker.endpoint, 0))
             yield _check("handshake", worker.endpoint, *judged)
