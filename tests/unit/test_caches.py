@@ -1,8 +1,6 @@
 """The cache of each layer; tests/integration/test_placement.py holds it against the log of the real server."""
 
-import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from support import models
 
 MIB = 1024 * 1024
-INTEGRATION = Path(__file__).parents[1] / "integration"
 
 
 def model(architecture, layers=6, **keys):
@@ -222,27 +219,9 @@ def test_layers_that_predict_further_tokens_have_none():
     assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
 
 
-def test_an_architecture_stands_in_one_table():
-    kinds = (kv_cache.PLAIN, kv_cache.WINDOWS, kv_cache.RECURRENT, kv_cache.NO_HEADS, kv_cache.INTERVAL, kv_cache.BOTH)
-    counts = Counter(architecture for kind in kinds for architecture in kind)
-    assert not [architecture for architecture, count in counts.items() if count > 1]
-
-
-def test_every_architecture_with_a_window_has_a_test_here():
-    text = Path(__file__).read_text()
-    assert not [architecture for architecture in kv_cache.WINDOWS if f'"{architecture}"' not in text]
-
-
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
     text = Path(kv_cache.__file__).read_text()
     read = set(re.findall(r'(?:number|listed|by_layer)\("([a-z0-9_.]+)"', text))
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(header_summary.CACHE_KEYS)
-
-
-def test_every_model_of_the_integration_tests_is_loaded():
-    tree = ast.parse((INTEGRATION / "models.py").read_text())
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
-    text = (INTEGRATION / "test_placement.py").read_text()
-    assert not [name for name in names - {"write"} if f"models.{name}(" not in text]

@@ -93,12 +93,6 @@ def test_types_of_ik_llama_are_read_with_what_each_row_has_beside_its_blocks(kin
         read(data + bytes(-len(data) % 32) + bytes(size - 1))
 
 
-def test_a_type_stands_in_one_table():
-    tables = (tensor_types.OF_BOTH, tensor_types.OF_MAINLINE, tensor_types.OF_IK_LLAMA)
-    assert len(tensor_types.ALL) == sum(map(len, tables))
-    assert len({kind.name for kind in tensor_types.ALL.values()}) == len(tensor_types.ALL)
-
-
 def known_answer(folder):
     known_answer_file.write(folder / "model.gguf", 3, 192, "q8_0")
     return (folder / "model.gguf").read_bytes()

@@ -110,12 +110,6 @@ def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
     (repo / "other-model-Q4_K_M.gguf").write_bytes(gguf_files.model())
     message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
     assert re.search(r"has 2 models of Q4_K_M: set files to one of .*other-model-Q4_K_M\.gguf", message)
-    (repo / "Q8_0" / "some-model-Q8_0-00002-of-00002.gguf").write_bytes(gguf_files.model())
-    message = refusal(looked_up, on_huggingface(quantisation="Q8_0"))
-    part = "Q8_0/some-model-Q8_0-00001-of-00002.gguf"
-    assert (
-        f"llama_model_huggingface is {REPO}, {part}, which is refused: its parts hold 4 tensors, it says 2" in message
-    )
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
     assert "lacks 1 of the parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
@@ -127,23 +121,21 @@ def test_a_repository_without_a_model_names_what_it_has(server):
     assert "has no GGUF file: use a repository that has one; it has model.safetensors" in message
 
 
-def test_a_repository_that_does_not_exist(server):
-    request = request_of(llama_model_huggingface={"repo": "nobody/nothing"})
-    missing = f"nobody/nothing, which does not exist at {server.url}, or is private and "
-    assert f"{missing}needs llama_model_token_file (HTTP 401)" in refusal(looked_up, request)
-    seen = "is not shown to the account of the token in llama_model_token_file (HTTP 404)"
-    assert f"{missing}{seen}" in refusal(looked_up, request, TOKEN)
-
-
-def test_a_gated_repository(server, repo):
+def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
     server.tokens[REPO] = TOKEN
-    request = on_huggingface(quantisation="Q4_K_M")
-    assert f"is gated (HTTP 401): accept its conditions on {server.url}/{REPO}" in refusal(looked_up, request)
-    message = refusal(looked_up, request, "hf_of_somebody_else")
-    assert "is gated (HTTP 403): accept its conditions on" in message
-    assert "with the account of the token in llama_model_token_file" in message
-    assert "hf_of_somebody_else" not in message
-    assert names(looked_up(request, TOKEN)) == ["some-model-Q4_K_M.gguf"]
+    nothing = request_of(llama_model_huggingface={"repo": "nobody/nothing"})
+    gated = on_huggingface(quantisation="Q4_K_M")
+    for request, name in ((nothing, "nobody/nothing"), (gated, REPO)):
+        for token, account in (
+            (None, "whose token llama_model_token_file has"),
+            ("hf_other", "of the token in llama_model_"),
+        ):
+            message = refusal(looked_up, request, token)
+            assert re.search(rf"{name}, which is not given \(HTTP 40[134]\): correct the name, or accept its", message)
+            assert f"conditions on {server.url}/{name} with " in message
+            assert account in message
+            assert "hf_other" not in message
+    assert names(looked_up(gated, TOKEN)) == ["some-model-Q4_K_M.gguf"]
 
 
 def tokens(server):

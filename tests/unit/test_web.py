@@ -7,7 +7,7 @@ import threading
 
 import gguf_files as files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 from model_server import Server, answer
@@ -23,18 +23,6 @@ def test_only_the_header_is_read(server, tmp_path):
     assert found == gguf.read_path(str(tmp_path / "m.gguf"))
     assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
     assert server.sent == gguf.FIRST_CHUNK
-
-
-def test_a_long_header_is_read_in_growing_parts(server, monkeypatch):
-    monkeypatch.setattr(gguf, "FIRST_CHUNK", 1024)
-    server.files["/m.gguf"] = files.vocabulary(20000)
-    assert header_summary.summarize(web.read_model([server.url + "/m.gguf"]))["vocabulary"] == 20000
-    asked = [headers["Range"] for _path, headers in server.asked]
-    lengths = [last - first + 1 for first, last in (map(int, word[6:].split("-")) for word in asked)]
-    assert lengths[0] == 1024
-    assert lengths[:-1] == sorted(lengths[:-1])
-    assert len(lengths) < 12
-    assert len({first for first, _last in (word[6:].split("-") for word in asked)}) == len(asked)
 
 
 def test_a_split_model(server, tmp_path):

@@ -128,19 +128,14 @@ def _subject(source: ModelSource) -> str:
 
 
 def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
-    """What a server's refusal means, as the end of a sentence. The hub names the reason in a header, and refuses a repository that does not exist
-    as one that needs a token."""
-    code, page = error.status, f"{endpoint()}/{repository.repo}"
-    account = f"the account of the token in {TOKEN_FILE}" if token else "an account that may"
+    """What a server's refusal means, as the end of a sentence. The hub refuses a repository that does not exist as one that needs a token."""
+    page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
-    if error.reason == "GatedRepo":
-        remedy = f"accept its conditions on {page} with {account}" + ("" if token else f", and set {TOKEN_FILE}")
-        return f"is gated (HTTP {code}): {remedy}"
-    if error.reason == "RepoNotFound" or code == 404 or (code == 401 and not token):
-        seen = f"is not shown to {account}" if token else f"needs {TOKEN_FILE}"
-        return f"does not exist at {endpoint()}, or is private and {seen} (HTTP {code}): correct the name or the token"
-    return f"cannot be looked up: {endpoint()} {web.explain(error, TOKEN_FILE, token)}"
+    if error.status in (401, 403, 404):
+        remedy = f"the account of the token in {TOKEN_FILE}" if token else f"an account whose token {TOKEN_FILE} has"
+        return f"is not given (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
+    return f"cannot be looked up: {endpoint()} {error}"
 
 
 def _names(names: Iterable[str]) -> str:
