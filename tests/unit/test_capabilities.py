@@ -65,6 +65,7 @@ def test_what_a_help_says_is_removed_is_not_known():
         (["--chat-template", "--no-such-option"], options.SERVER, MAINLINE, []),
         (["--control-vector-layer-range", "1", "2"], options.SERVER, MAINLINE, []),
         (["--n-gpu-layers", "9", "--no-mmap", "-mla", "3"], options.SERVER, IK_LLAMA, []),
+        (["--jinja", "true", "--verbose"], options.SERVER, MAINLINE, ["--jinja true"]),
         (["-H", "127.0.0.1", "-p", "50052", "-d", "CPU", "-m", "64"], options.WORKER, MAINLINE, ["-m"]),
     ],
 )

@@ -192,13 +192,3 @@ def test_how_a_value_is_written(name, value, fork, expected):
 def test_a_value_that_a_fork_cannot_say(value):
     with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
         options.render("load-mode", value, IK_LLAMA)
-
-
-def test_switches_take_no_value_in_any_help():
-    own, theirs = (help_of(options.SERVER, fork) for fork in LACKING)
-    for word in options.SWITCHES:
-        assert options.of_word(word) is None
-        assert own[word] is False
-        assert not theirs.get(word)
-    newest = {word for word, valued in own.items() if not valued and options.of_word(word) is None}
-    assert newest - options.SWITCHES == {word for word in newest if theirs.get(word)}

@@ -125,20 +125,22 @@ def _heading(line: str) -> tuple[list[str], bool, str]:
 
 
 def unknown_options(program: str, argv: Sequence[str], known: Mapping[str, bool], fork: str) -> list[str]:
-    """Options of a command line that a program would not take.
+    """Options of a command line that a program would not take, and switches with the value that follows them.
 
     :param program: options.SERVER or options.WORKER.
     :param argv: command line without the program itself.
     :param known: of ``parse_help``.
     """
-    unknown = []
+    unknown, switch = [], ""
     arguments = iter(argv)
     for argument in arguments:
         if not WORD.match(argument):
+            unknown += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
         if word not in known and not (program == options.SERVER and options.unlisted(word, fork)):
             unknown.append(argument)
         if known.get(word):
             next(arguments, None)
+        switch = argument if known.get(word) is False and fork in options.LISTS_ALL else ""
     return unknown

@@ -373,25 +373,8 @@ _VARIABLE = re.compile(
     rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI)).*"
 )
 """Variables that stand for options, apart from those about clients."""
-TWO_VALUES = {"--lora-scaled", "--control-vector-scaled", "--control-vector-layer-range"}
-"""Options of llama-server that take two values."""
-SWITCHES = frozenset(
-    _split("""
-    --agent --backend-sampling --cache-idle-slots --cache-prompt --check-tensors --cont-batching --cors-credentials
-    --embedding --embeddings --escape --ignore-eos --jinja --log-jsonl --log-prefix --log-timestamps --log-verbose
-    --lora-init-without-apply --metrics --mmproj-auto --models-autoload --no-agent --no-cache-idle-slots
-    --no-cache-prompt --no-cont-batching --no-context-shift --no-cors-credentials --no-escape --no-host --no-jinja --no-log-jsonl
-    --no-log-prefix --no-log-timestamps --no-mmproj --no-mmproj-auto --no-models-autoload --no-op-offload
-    --no-perf --no-prefill-assistant --no-reasoning-preserve --no-skip-chat-parsing --no-slots --no-spec-draft-backend-sampling
-    --no-ui --no-ui-mcp-proxy --no-warmup --no-webui --no-webui-mcp-proxy --offline --op-offload --perf --prefill-assistant --props
-    --reasoning-preserve --rerank --reranking --reuse-port --skip-chat-parsing --slots --spec-default --spec-draft-backend-sampling
-    --special --spm-infill --ui --ui-mcp-proxy --verbose --warmup --webui-mcp-proxy -ag -bs -cb -e -no-ag -nocb
-    -sp -v
-    """)
-)
-"""Options of llama-server that are not in the table and take no value."""
 LISTS_ALL = {MAINLINE}
-"""Forks whose llama-server lists every option that it takes."""
+"""Forks whose llama-server lists every option that it takes, and whether a value follows it."""
 
 
 def normalize(word: str) -> str:
@@ -427,15 +410,6 @@ def is_variable(name: str) -> bool:
     return bool(_VARIABLE.fullmatch(name))
 
 
-def stray(arguments: Iterable[str]) -> str | None:
-    """The first argument of llama-server that is neither an option nor the value of one, or None: it would not start."""
-    for word, *values in pairs(arguments):
-        known = _values_after(normalize(word)) if is_option(word) else -1
-        if len(values) > known:
-            return values[known] if known >= 0 else word
-    return None
-
-
 def is_option(word: str) -> bool:
     return bool(re.match(r"--?[A-Za-z]", word))
 
@@ -449,15 +423,6 @@ def pairs(arguments: Iterable[str]) -> list[list[str]]:
         else:
             found[-1].append(word)
     return found
-
-
-def _values_after(word: str) -> int:
-    """How many values may follow an option of llama-server: one where that is not known."""
-    option = of_word(word)
-    forms = {spelling.form for spelling in option.spellings if word in spelling.words} if option else set()
-    if word in SWITCHES or forms == {SWITCH}:
-        return 0
-    return 2 if word in TWO_VALUES else 1
 
 
 def meaning(word: str) -> str:

@@ -255,11 +255,6 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
             raise Refusal(
                 f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
             )
-    stray = options.stray(arguments)
-    if stray is not None:
-        raise Refusal(
-            f"llama_server_extra_args has {stray!r}, which is neither an option nor the value of one, so llama-server would not start: remove it"
-        )
 
 
 def _check_fork(given: Mapping[str, options.Option], release: ReleasePlan) -> None:
