@@ -10,7 +10,7 @@ it before they serve.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
@@ -77,51 +77,20 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
     return next((protocol for first, protocol in reversed(PROTOCOLS) if first <= build), None)
 
 
-HEADING = re.compile(r" {0,16}(?=--?[A-Za-z])")
-"""What stands before an option in a help; an explanation is further to the right."""
-WORD = re.compile(r"--?[A-Za-z][\w.-]*")
-NEXT_WORD = re.compile(r"(?: [^\s,-][^\s,]*)?, *(?=--?[A-Za-z])")
-"""From one name of an option to the next one, with the value of the first between them."""
-VALUE = re.compile(r" [^\s-]")
+WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
+HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
+"""What stands before an explanation in a help: names of an option, with values. Explanations are further to the right."""
 REMOVED = "argument has been removed"
 
 
 def parse_help(text: str) -> dict[str, bool]:
     """Option → whether a value follows it, from what a program prints when asked for help."""
     known: dict[str, bool] = {}
-    for lines in _entries(text):
-        words, valued, rest = _heading(lines[0].strip())
-        if REMOVED not in " ".join(" ".join([rest, *lines[1:]]).split()):
-            known.update(dict.fromkeys(words, valued))
+    for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
+        heading = HEADING.match(entry)
+        if heading and REMOVED not in " ".join(entry.split()):
+            known.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
     return known
-
-
-def _entries(text: str) -> Iterator[list[str]]:
-    """The lines of each option in a help."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if HEADING.match(line):
-            if lines:
-                yield lines
-            lines = [line]
-        elif lines and not line.startswith("-----"):
-            lines.append(line)
-    if lines:
-        yield lines
-
-
-def _heading(line: str) -> tuple[list[str], bool, str]:
-    """Names of an option, whether a value follows one of them, and the rest of the line."""
-    words, valued, position = [], False, 0
-    while word := WORD.match(line, position):
-        position = word.end()
-        words.append(word[0])
-        valued = valued or bool(VALUE.match(line, position))
-        following = NEXT_WORD.match(line, position)
-        if not following:
-            break
-        position = following.end()
-    return words, valued, line[position:]
 
 
 def unknown_options(program: str, argv: Sequence[str], known: Mapping[str, bool], fork: str) -> list[str]:
