@@ -9,13 +9,9 @@ DOCUMENTATION = r"""
 module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
-  - Fetches the source to the controller, checks it, and on the host unpacks, configures, compiles and installs it.
-  - What one host has built is packed, kept on the controller, and installed on the other hosts of its kind.
-  - For a distribution's package that is installed already, it makes only links and the manifest. Programs that were compiled elsewhere
-    are unpacked with their libraries.
+  - Fetches the source to the controller and builds it on the host. What one host has built is kept on the controller and installed on the others of
+    its kind. Compiled programs are unpacked, and those of a distribution's package linked.
   - Before a release is installed, its programs are tried on the host's processor. Where one does not work, no running service is touched.
-  - An installed release whose files are intact is left alone.
-  - An action plugin of the same name shows the progress of a build every few seconds.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   state:
@@ -42,10 +38,10 @@ options:
     type: str
     required: true
   brought:
-    description: What the action plugin has fetched and copied to the host. That is C(archive), its C(sha256), C(commit) and C(patches).
+    description: What the action plugin has fetched and copied to the host.
     type: dict
   received:
-    description: A release that another host of its kind has packed. That is its C(path) in the task's temporary folder, and its C(sha256).
+    description: A release that another host of its kind has packed.
     type: dict
   share:
     description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
@@ -63,8 +59,7 @@ options:
     type: str
   services:
     description:
-      - The host's services as planned. Their command lines are compared with what the installed programs list in their help. An option that a program
-        does not know ends the run, before any running service is touched.
+      - The host's services as planned. An option that their programs do not list in their help ends the run, before any running service is touched.
     type: list
     elements: dict
     default: []

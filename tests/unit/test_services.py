@@ -146,11 +146,22 @@ def test_a_service_with_another_definition_starts_anew_and_no_other(machine):
     assert machine.manager.path(WORKER).read_text() == "another"
 
 
-def test_what_starts_anew_stops_the_head_first_and_starts_it_last(machine):
+def test_order_and_what_stopping_starting_and_removing_changes(machine):
     machine.apply(WORKER, HEAD)
     machine.lines("events")
     machine.apply(WORKER, HEAD, restart=[WORKER, HEAD, "of another call"])
     assert machine.lines("events") == [f"stop {HEAD}", f"stop {WORKER}", f"start {WORKER}", f"start {HEAD}"]
+    for verb, before, after in (("stop", RUNNING, STOPPED), ("start", STOPPED, RUNNING), ("remove", RUNNING, STOPPED)):
+        order = [WORKER, HEAD] if verb == "start" else [HEAD, WORKER]
+        asked = {verb: [WORKER, HEAD]}
+        expected = dict.fromkeys((WORKER, HEAD), (before, after))
+        assert machine.apply(check=True, **asked) == expected
+        assert machine.lines("events") == []
+        assert machine.apply(**asked) == expected
+        assert machine.lines("events") == [f"{'start' if verb == 'start' else 'stop'} {name}" for name in order]
+        assert machine.manager.path(HEAD).exists() == (verb != "remove")
+        assert machine.apply(**asked) == {}
+    assert [path.name for path in (machine.folder / "units").rglob("*") if not path.is_dir()] == []
 
 
 def test_a_definition_that_others_could_write_is_written_again(machine):
@@ -158,34 +169,6 @@ def test_a_definition_that_others_could_write_is_written_again(machine):
     machine.manager.path(WORKER).chmod(0o666)
     assert machine.apply(WORKER)
     assert machine.manager.path(WORKER).stat().st_mode & 0o777 == machine.manager.record.mode
-
-
-def test_stop_and_start_without_a_definition_of_the_plan(machine):
-    machine.apply(WORKER, HEAD)
-    machine.lines("events")
-    assert machine.apply(stop=[WORKER, HEAD]) == {WORKER: (RUNNING, STOPPED), HEAD: (RUNNING, STOPPED)}
-    assert machine.lines("events") == [f"stop {HEAD}", f"stop {WORKER}"]
-    assert machine.manager.path(HEAD).exists()
-    assert machine.apply(stop=[WORKER, HEAD]) == {}
-    assert machine.apply(start=[HEAD, WORKER], check=True) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
-    assert machine.lines("events") == []
-    machine.apply(start=[HEAD, WORKER])
-    assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
-    assert machine.apply(start=[HEAD, WORKER]) == {}
-
-
-def test_what_is_not_planned_any_more_goes(machine):
-    machine.apply(WORKER, OTHER)
-    machine.lines("events")
-    assert machine.apply(OTHER, remove=[WORKER], check=True) == {WORKER: (RUNNING, STOPPED)}
-    assert machine.manager.path(WORKER).exists()
-    assert machine.apply(OTHER, remove=[WORKER]) == {WORKER: (RUNNING, STOPPED)}
-    assert machine.lines("events") == [f"stop {WORKER}"]
-    assert not machine.manager.path(WORKER).exists()
-    assert machine.state(WORKER, OTHER) == [STOPPED, RUNNING]
-    assert machine.apply(OTHER, remove=[WORKER]) == {}
-    machine.apply(remove=[OTHER])
-    assert [path.name for path in (machine.folder / "units").rglob("*") if not path.is_dir()] == []
 
 
 def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
@@ -210,12 +193,6 @@ def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name
     assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
 
 
-def test_a_folder_that_cannot_be_written(machine):
-    (machine.folder / "units" / machine.manager.path(WORKER).name).mkdir()
-    with pytest.raises(OSError, match=rf"Is a directory.*{WORKER}"):
-        machine.apply(WORKER)
-
-
 # ------------------------------------------------------------------------------------------------------- one by one
 
 
@@ -236,13 +213,6 @@ def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
     assert machine.manager.not_at_boot([OTHER]) == set()
     assert machine.apply(OTHER) == {}
-
-
-def test_systemd_that_is_not_there(tmp_path, monkeypatch):
-    machine = machine_with("systemd", tmp_path, monkeypatch)
-    monkeypatch.setattr(commands, "SEARCH", "")
-    assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
-    assert machine.manager.unread([WORKER]) == set()
 
 
 def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monkeypatch):
@@ -284,18 +254,6 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, status, reason)
     monkeypatch.setattr(services, "COMMAND_SECONDS", 0.2)
     with pytest.raises(Refusal, match=f"launchctl bootout .*{WORKER}.* failed: {reason}"):
         machine.apply(stop=[WORKER])
-
-
-def test_launchd_that_has_unloaded_it_meanwhile(tmp_path, monkeypatch):
-    machine = machine_with("launchd", tmp_path, monkeypatch)
-    machine.manager.stop([WORKER])
-    assert machine.state(WORKER) == [STOPPED]
-
-
-def test_domains_of_launchd():
-    record = service_managers.MANAGERS["launchd"]
-    assert services.Launchd(record, Place("system", "launchd", "/p", "/c", "/u")).domain == "system"
-    assert services.Launchd(record, Place("user", "launchd", "/p", "/c", "/u")).domain == f"gui/{services.os.geteuid()}"
 
 
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import RELEASE, Cluster, known_answer_of
 from machines import Machine
-from support.clusters import FORK, accelerator
+from support.clusters import accelerator
 
 
 @functools.cache
@@ -362,12 +362,6 @@ def test_a_toolchain_that_is_for_another_backend_changes_nothing():
     assert build_of(planned("recorded/vm_without_devices", llama_build_toolchain="/usr/local/cuda")) == default
 
 
-def test_headers_of_spirv_are_not_needed_by_ik_llama():
-    accepted = ["rpc-remote-code-execution"]
-    plan = planned("constructed/intel_integrated", llama_release=FORK, llama_accept_advisories=accepted)
-    assert "spirv-headers" not in plan["hosts"]["here"]["tools"]
-
-
 def test_a_device_without_all_of_its_toolkit_is_not_chosen_but_told():
     plan = planned("constructed/mi300x")
     assert build_of(plan)["backend"] == "cpu"
@@ -408,11 +402,6 @@ def test_the_build_for_a_bare_processor_has_kept_its_id(local):
     assert local.plan()["hosts"]["here"]["builds"][0]["id"] == "pypi-0.3.36-cpu-79847394"
 
 
-def test_every_library_has_a_name_that_is_looked_for():
-    for backend in BACKENDS:
-        assert set(backends.libraries(backend)) <= set(backends.LIBRARIES)
-
-
 def test_sycl_is_planned_from_the_toolkit_to_the_services():
     plan = planned("constructed/arc_a770", llama_worker_endpoints=[*ARC, {"device": "SYCL1"}])
     build = build_of(plan)
@@ -438,21 +427,12 @@ def test_vulkan_serves_where_oneapi_is_not_whole():
     assert plan["hosts"]["here"]["workers"][0]["environment"] == {}
 
 
-def test_a_oneapi_of_a_host_that_is_only_declared_is_where_its_links_lead():
-    device = {"backend": "sycl", "name": "declared", "architecture": "", "memory_mib": 16000, "unified": False}
-    facts = entry.merge_hardware("here", None, {"memory_mib": 64000, "accelerators": [device]})
-    build = build_of(plan_of(facts, llama_build_toolchain=f"{ONEAPI}/compiler/2025.3"))
-    assert build["environment"]["CXX"] == SYCL["CXX"]
-    assert f"{ONEAPI}/mkl/latest/lib" in build["environment"]["LD_LIBRARY_PATH"].split(":")
-
-
 @pytest.mark.parametrize(
     "installed, chosen",
     [
         (["2024.2", "2025.3", "2025.10"], "2025.3"),
         (["2025.1", "2025.2", "2026.0"], "2025.2"),
         (["2024.2"], None),
-        ([], None),
     ],
 )
 def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkeypatch, installed, chosen):

@@ -131,11 +131,6 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
     programs(worker="sys.exit(1)", words=("-m", "-p"))
 
 
-def test_a_program_that_only_measures_is_not_tried(tmp_path):
-    place = smoke_test.Place(tmp_path, {}, None)
-    smoke_test.check(tmp_path, {"llama-bench": ("-d", "-p")}, place)
-
-
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)

@@ -22,7 +22,6 @@ from pathlib import Path, PurePosixPath
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SERVER = "llama-server"
-WORKERS = ("ggml-rpc-server", "rpc-server")
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 UNREADABLE = (tarfile.TarError, BadGzipFile, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
 """What reading a damaged archive raises."""
@@ -104,18 +103,12 @@ def _folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
     """The folder of llama-server in an archive, which has all programs."""
     found = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
     folder = next((member.parent for member in found if member.name == SERVER), None)
-    if folder is None:
-        raise Refusal(f"the archive of llama_release has no {SERVER}: give an archive of llama.cpp's compiled programs")
     names = {member.name for member in found if member.parent == folder}
-    workers = [name for name in WORKERS if name in names]
-    if not workers:
-        raise Refusal(
-            f"the archive of llama_release has no RPC worker: neither {' nor '.join(WORKERS)} is beside its {SERVER}. Give one that was "
-            "built with RPC (upstream's for Ubuntu and macOS are), or compile it with source: git"
-        )
     missing = [name for name in programs if name not in names]
-    if missing:
+    if folder is None or missing:
+        lacking = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
         raise Refusal(
-            f"the archive of llama_release has {', '.join(workers)} and not {', '.join(missing)}, the name in llama.cpp's build of that number: correct build"
+            f"the archive of llama_release has no {lacking}: give one of llama.cpp's compiled programs that was built with RPC (upstream's for Ubuntu and "
+            "macOS are) and whose build is right, or compile it with source: git"
         )
     return folder

@@ -97,10 +97,8 @@ class Builder(Installer):
         with self.log.open("rb") as log:
             log.seek(start)
             printed = log.read().decode("utf-8", "replace").splitlines()
-        if process.returncode and (
-            any("No space left on device" in line for line in printed[-200:])
-            or shutil.disk_usage(self.work).free < FULL_BYTES
-        ):
+        is_full = shutil.disk_usage(self.work).free < FULL_BYTES
+        if process.returncode and (is_full or any("No space left on device" in line for line in printed[-200:])):
             raise Refusal(
                 f"{step} failed: the disk of {self.cache} is full. Free some space and run the playbook again; the build continues where "
                 f"it stopped. Log: {self.log}"

@@ -135,10 +135,6 @@ class Installer:
             check_sha256(Path(path), digest)
         with self._begin() as partial:
             archives.extract(archive, self.build.targets, partial / "bin", further)
-            if "llama-server" in self.build.targets and "--rpc" not in self._help(partial / "bin" / "llama-server"):
-                raise Refusal(
-                    "llama-server of llama_release's archive does not know --rpc: give an archive that was built with RPC, or use source: git"
-                )
             return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed: PackedRelease) -> Manifest:

@@ -70,9 +70,4 @@ def clear_build(cache: str, identity: str) -> None:
 def remove_release(prefix: str, cache: str, identity: str) -> None:
     """Removes a release and what its build left, apart from sources and ccache."""
     clear_build(cache, identity)
-    release = Path(prefix) / "releases" / identity
-    removed = release.with_name(f".{identity}")
-    shutil.rmtree(removed, ignore_errors=True)
-    if release.exists():
-        release.rename(removed)
-        shutil.rmtree(removed)
+    shutil.rmtree(Path(prefix) / "releases" / identity)
