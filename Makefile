@@ -22,9 +22,8 @@ ARGS ?=
 TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
-FUZZ_EXAMPLES ?= 100000
 
-.PHONY: help venv dev demo down plan build docs site lint sanity unit plans unit-long unit-and-long unit-full fuzz integration molecule test ci test-full
+.PHONY: help venv dev demo down plan build docs site lint sanity unit plans unit-long unit-and-long integration molecule test ci test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,19 +91,13 @@ sanity: dev ## Run ansible-test sanity
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
 unit: dev ## Run the unit tests but those of unit-long
-	@$(PYTEST_UNIT) -m "not fuzz and not faults and not programs"
+	@$(PYTEST_UNIT) -m "not programs"
 
 plans: dev ## Record tests/unit/data/plans again, which test_systems.py compares with: look at each line of the difference
 	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something
 	@$(PYTEST_UNIT) -m programs
-
-unit-full: dev ## Run the fuzzers for seconds each, and let each change that a run makes fail once
-	@$(PYTEST_UNIT) -m "fuzz or faults"
-
-fuzz: dev ## Run the fuzzers with FUZZ_EXAMPLES inputs each; ARGS goes to pytest, as in ARGS='-k header'
-	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --timeout 0 --numprocesses auto --maxprocesses 8 -m fuzz $(ARGS) tests/unit
 
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 -m "$(TESTS)" --deselect tests/integration/test_demo.py tests/integration
@@ -124,8 +117,7 @@ ci: test ## Run make test, lint, sanity, the longer unit tests, the playbooks on
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
-test-full: ci ## Run all tests: fuzzers, injected faults, those that compile more, all scenarios, and the benchmarks
-	@$(MAKE) --no-print-directory unit-full
+test-full: ci ## Run all tests: those that compile more, all scenarios, and the benchmarks
 	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=prebuilt ACTION=test

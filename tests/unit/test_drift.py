@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import get_args
 
-import faults
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -489,15 +488,6 @@ def test_a_proc_that_cannot_be_read_ends_with_a_sentence(planned, monkeypatch, c
         monkeypatch.setattr(Path, name, refuse(getattr(Path, name)))
     said = call(plan=typed_json.dump(planned.host))
     assert said["msg"].startswith(f"{path}: Permission denied. Run as an account that may do it (become), or check")
-
-
-def test_host_info_writes_nothing_so_that_a_killed_one_leaves_nothing(tmp_path, monkeypatch, call):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folders = [path for path in Path("/").iterdir() if path.name not in ("dev", "proc")]
-    written = faults.Faults(monkeypatch, "killed", *folders)
-    written.at = 1
-    assert "facts" in call(scope="user")
-    assert written.count == 0
 
 
 ZERO = "0" * 64

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 
-import faults
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import kept_plan as action
@@ -89,24 +88,6 @@ def test_check_mode_writes_nothing(prefix, record):
     begin(prefix, with_id(record, 2))
     assert kept_plans.mark_served(str(prefix), f"{2:016x}", check=True)
     assert kept(prefix) == {"next": 2, "now": 1}
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("kind", faults.KINDS)
-def test_a_fault_while_a_plan_is_kept_loses_nothing(prefix, record, monkeypatch, kind):
-    """Whatever ends a run, the plan that serves and the one that is applied stay, and the next run completes it."""
-    serve(prefix, with_id(record, 1))
-    broken = faults.Faults(monkeypatch, kind, str(prefix))
-    for number in range(24):
-        broken.at, broken.count = number, 0
-        try:
-            serve(prefix, with_id(record, 2))
-        except (OSError, faults.Killed):
-            broken.at = None
-            assert kept(prefix)["now"] in (1, 2)
-        broken.at = None
-    serve(prefix, with_id(record, 2))
-    assert kept(prefix) == {"now": 2, "before": 1}
 
 
 def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):

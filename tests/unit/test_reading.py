@@ -1,6 +1,5 @@
 """What others write: files that are none, JSON of every form, replies that drip or never end."""
 
-import json
 import os
 import socket
 import ssl
@@ -10,8 +9,6 @@ import time
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_rpc import Server
 
 
@@ -212,75 +209,6 @@ def test_the_first_certificate_of_a_file(certify):
     assert reading.first_certificate(chain) == ssl.PEM_cert_to_DER_cert(own.read_text())
     with pytest.raises(ValueError, match="no certificate in PEM form"):
         reading.first_certificate(key.read_text())
-
-
-HEADERS = st.lists(
-    st.one_of(
-        st.sampled_from(
-            [
-                b"Content-Length: 5",
-                b"Content-Length: -1",
-                b"Content-Length: 99999999999999999999",
-                b"Transfer-Encoding: chunked",
-                b"Connection: close",
-                b"Content-Length: \xff",
-            ]
-        ),
-        st.binary(max_size=40),
-    ),
-    max_size=4,
-).map(b"\r\n".join)
-STARTS = st.one_of(
-    st.sampled_from(
-        [b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK", b"HTTP/1.1 204 No"]
-    ),
-    st.binary(max_size=40),
-)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=8,
-)
-BODIES = st.one_of(
-    VALUES.map(lambda value: json.dumps(value).encode()),
-    st.binary(max_size=200),
-    st.binary(max_size=50).map(lambda data: b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)),
-    st.sampled_from([b"-1\r\n", b"ffffffffffffffffffff\r\n", b"5;x\r\nab", b"0\r\n" + b"a: b\r\n" * 200]),
-)
-EXAMPLES = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Sends to each connection what stands in its script then."""
-
-    def answer(client):
-        replying(server.text)(client)
-
-    server = Server(answer)
-    yield server
-    server.listener.close()
-
-
-@pytest.mark.fuzz
-@EXAMPLES
-@given(start=STARTS, headers=HEADERS, body=BODIES)
-def test_whatever_replies_is_a_reply_or_a_reason(server, start, headers, body):
-    server.text = start + b"\r\n" + headers + b"\r\n\r\n" + body
-    found = reading.ask(f"127.0.0.1:{server.port}", "/", 5)
-    assert isinstance(found.text, str)
-    assert found.status or (found.text == validation.printable(found.text))
-
-
-@pytest.mark.fuzz
-@EXAMPLES
-@given(st.one_of(VALUES.map(json.dumps), st.text(), st.binary()))
-def test_whatever_is_parsed_is_refused_or_can_be_written_again(text):
-    try:
-        found = reading.parse(text)
-    except ValueError:
-        return
-    assert reading.parse(json.dumps(found, ensure_ascii=False)) == found
 
 
 @pytest.mark.parametrize("key", ["ké€".encode(), b"k\xff"])

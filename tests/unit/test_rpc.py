@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import io
-import os
 import socket
 import struct
 import threading
@@ -191,8 +190,7 @@ ANYTHING = st.one_of(
 )
 
 
-@pytest.mark.fuzz
-@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
+@settings(deadline=None)
 @given(st.lists(ANYTHING, max_size=8), st.sampled_from([None, "7.0.0", "3.6.1"]))
 def test_whatever_answers_a_handshake_has_a_state(parts, protocol):
     def connect(*_where, **_options):

@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import faults
 import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
@@ -20,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
 from conftest import complete
 from support import actions, playbook_runs
-from support.hosts import host_plan, service_plan
+from support.hosts import host_plan, service_plan, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
@@ -208,9 +207,9 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     for name in ("models", *names.INSTALLED[:-1]):
         (tmp_path / "prefix" / name).mkdir(parents=True)
         (tmp_path / "prefix" / name / "file").write_text("theirs\n")
-    before = faults.tree(tmp_path)
+    before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
-    assert (told["changed"], faults.tree(tmp_path)) == (False, before)
+    assert (told["changed"], tree(tmp_path)) == (False, before)
     assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: it has no .llamacpp.cluster")
 
 

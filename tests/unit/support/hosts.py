@@ -1,8 +1,10 @@
 """Parts of plans of hosts, where a test says what matters to it alone."""
 
 import contextlib
+import os
 import secrets
 import socket
+from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     BuildPlan,
@@ -61,3 +63,15 @@ def service_plan(argv, listens, **changes):
     argv = tuple(map(str, argv))
     planned = ServicePlan("llamacpp-worker-x", "worker", False, "", argv, argv, {}, listens, (), None, (), (), {}, ())
     return planned._replace(**changes)
+
+
+def tree(root, *left_out):
+    """Path → mode and content of each file and link below a folder, without what a killed run leaves beside a file."""
+    found = {}
+    for path in sorted(Path(root).rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = os.readlink(path).replace(str(root), "")
+        elif path.is_file() and not name.startswith(left_out) and not path.name.startswith(".llamacpp-"):
+            found[name] = (path.stat().st_mode & 0o7777, path.read_bytes())
+    return found
