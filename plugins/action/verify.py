@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, report_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
     Report,
@@ -35,6 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 
 display = Display()
 
+MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
 PROBE_SECONDS = 1.0
 NOT_REACHED = ""
 FALLBACK_PAUSE_SECONDS = 10
@@ -109,8 +110,7 @@ class ActionModule(Action):
             display.warning(other)
         asleep = all(map(judge.left_asleep, (evidence, *more)))
         self._record(plan, report, evidence, asleep)
-        self._write(plan, report)
-        return _show(plan, report, evidence, asleep)
+        return self._show(plan, report, evidence, asleep)
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
         """The evidence of the head, once its server is healthy or waiting makes no sense any more.
@@ -143,26 +143,25 @@ class ActionModule(Action):
         if completion and not completion.error and not self._arguments.benchmark:
             self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))
 
-    def _write(self, plan: Plan, report: Report) -> None:
-        """Writes the files of the controller that were asked for."""
+    def _show(self, plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
+        """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
         path, page = self._arguments.path, self._arguments.page
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
             output.write_report(page, plan, report, self._arguments.benchmark)
-
-
-def _show(plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
-    """Shows the result to the operator; returns that of the task."""
-    display.display(report_text.checks_table(report) + "\n")
-    if report.passed and asleep:
-        display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
-    elif report.passed:
-        display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))
-    if report.passed:
+        rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
+        display.display(plan_text.table(rows) + "\n")
+        if not report.passed:
+            text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
+            if not evidence.server:
+                text = f"{text} {judge.advice(plan.external_workers, evidence)}".rstrip()
+            return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
+        if asleep:
+            display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
+        else:
+            display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))
         return {"changed": False, "report": typed_json.dump(report)}
-    message = report_text.failure(report, evidence, plan.external_workers)
-    return {"failed": True, "msg": message, "failing": sorted({check.name for check in report.failed})}
 
 
 def _probe(host: str, endpoint: str) -> str | None:

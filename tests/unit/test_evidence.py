@@ -71,7 +71,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert found.health == (True, "ok")
     assert found.exits == (1, "with status 1", ("one", "two"))
     assert found.links == {"worker1": (9400, None, ""), "worker2": None}
-    assert found.server.buffers == {"CPU": {"model": (2.0, 1)}}
+    assert found.server.buffers == {"CPU": {"model": 2.0}}
     assert found.handshakes == ({}, None)
     assert found.drift.differences == ()
     assert found.server.completion[:3] == ("hello", 1, 5)
@@ -104,7 +104,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
         " it sleeps",
         " it slept, and the question of this check woke it",
     ]
-    assert [found.server.buffers for found in (left, woken)] == [{"CPU": {"model": (2.0, 1)}}] * 2
+    assert [found.server.buffers for found in (left, woken)] == [{"CPU": {"model": 2.0}}] * 2
     assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
 
 
@@ -115,7 +115,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
-    assert found.server.buffers == {"CPU": {"model": (2.0, 1)}}
+    assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}
     monkeypatch.setattr(evidence, "LEAST_SECONDS", 0.1)

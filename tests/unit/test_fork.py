@@ -152,6 +152,4 @@ def test_buffers_of_its_log():
         "llama_init_from_model:        CPU  output buffer size =     0.00 MiB\n"
         "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
     )
-    assert start_log.buffers(log) == {
-        "RPC0[127.0.0.1:51052]": {"model": (4.03, 1), "KV": (32.0, 1), "compute": (12.25, 1)}
-    }
+    assert start_log.buffers(log) == {"RPC0[127.0.0.1:51052]": {"model": 4.03, "KV": 32.0, "compute": 12.25}}

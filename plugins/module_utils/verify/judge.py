@@ -26,20 +26,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    LOGGED_ROUNDING_MIB,
     SCHEMA,
     Check,
     Completion,
     Evidence,
     Handshakes,
     LinkMeasurement,
-    LoggedBuffers,
     Report,
     ServerEvidence,
     Subject,
     VerificationStatus,
 )
 
+ROUNDING_MIB = 0.02
+"""By which a few lines of a log with two digits after the point may be wrong together."""
 LINE = 500
 """Characters of a check that are recorded on the head."""
 LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
@@ -364,20 +364,20 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float) -> tu
     return False, f"{text}, planned: 1 device with {needed} MiB or more"
 
 
-def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, LoggedBuffers]]) -> Check:
+def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, float]]) -> Check:
     """Whether a device holds as much of the model and its cache as planned."""
     buffers = logged.get(entry.device, {})
     wrong, bounds = [], ""
     for kind, key, planned in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
-        found = buffers.get(kind, LoggedBuffers())
+        found = buffers.get(kind, 0.0)
         if key not in entry.exact:
             bounds += f", {kind} planned up to {planned} MiB"
-            if kind == "model" and planned and not found.mib:
-                wrong.append(f"{kind} {found.mib} MiB, planned up to {planned}")
-        elif abs(found.mib - planned) > found.rounding + LOGGED_ROUNDING_MIB + planned / 1000:
-            wrong.append(f"{kind} {found.mib} MiB, planned {planned}")
+            if kind == "model" and planned and not found:
+                wrong.append(f"{kind} {found} MiB, planned up to {planned}")
+        elif abs(found - planned) > ROUNDING_MIB + planned / 1000:
+            wrong.append(f"{kind} {found} MiB, planned {planned}")
     if not wrong:
-        sizes = ", ".join(f"{kind} {found.mib} MiB" for kind, found in buffers.items())
+        sizes = ", ".join(f"{kind} {found} MiB" for kind, found in buffers.items())
         return _check("buffers", entry.device, True, sizes + bounds)
     if not logged:
         text = "start.log on the head has no sizes of buffers"

@@ -22,8 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 
 SCHEMA = 1
-LOGGED_ROUNDING_MIB = 0.005
-"""MiB by which a figure with two digits after the point may be wrong: one of the log, or of the plan."""
 Line = Annotated[str, Text(longest=8192)]
 
 
@@ -118,21 +116,6 @@ class ServedFallback(NamedTuple):
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
 
 
-class LoggedBuffers(NamedTuple):
-    """The sum of sizes in a log, each rounded to two digits after the point."""
-
-    mib: float = 0.0
-    lines: int = 0
-
-    def plus(self, other: "LoggedBuffers") -> "LoggedBuffers":
-        return LoggedBuffers(round(self.mib + other.mib, 2), self.lines + other.lines)
-
-    @property
-    def rounding(self) -> float:
-        """MiB by which the sum may be wrong."""
-        return self.lines * LOGGED_ROUNDING_MIB
-
-
 class Completion(NamedTuple):
     """The server's answer to a question."""
 
@@ -145,8 +128,8 @@ class Completion(NamedTuple):
 class ServerEvidence(NamedTuple):
     """What a healthy server shows."""
 
-    buffers: Mapping[str, Mapping[str, LoggedBuffers]]
-    """device → kind → size, by the log of its start"""
+    buffers: Mapping[str, Mapping[str, float]]
+    """device → kind → MiB, by the log of its start"""
     rdma: int
     """connections over RDMA of the llama-server that was asked"""
     completion: Optional[Completion]

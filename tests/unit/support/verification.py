@@ -17,7 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Exits,
     Handshakes,
     Health,
-    LoggedBuffers,
     ServerEvidence,
     Subject,
 )
@@ -53,9 +52,9 @@ def healthy(plan, completion=RIGHT):
     endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
     buffers = {
         entry.device: {
-            "model": LoggedBuffers(entry.weights_mib, 1),
-            "KV": LoggedBuffers(entry.kv_mib, 1),
-            "compute": LoggedBuffers(1.0, 1),
+            "model": entry.weights_mib,
+            "KV": entry.kv_mib,
+            "compute": 1.0,
         }
         for entry in plan.placement
     }
