@@ -84,7 +84,7 @@ def _size(role: str, model: Model, server: Server, release: ReleasePlan, device:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == download_record.MMPROJ:
         one = cast(Projector, model.projector)
-        return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, projector.bound(one))
+        return AuxiliaryModel(role, device, projector.weights(one, backend.alignment), 0, projector.COMPUTE)
     summary = cast(ModelSummary, model.draft)
     load = device_load.load_of(_loaded(summary), _settings(server, model.summary, release), release.build)
     units, kv = list(range(load.units)), _cache(load, summary)
