@@ -1,13 +1,11 @@
 """The plan of small clusters, and every reason for which there is none."""
 
 import copy
-import json
 import math
 import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
@@ -17,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, FACTS, RELEASE, Cluster, known_answer_of
-from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, sized, strix_halo
+from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, strix_halo
 from support.models import tensor
 
 
@@ -30,23 +28,6 @@ def test_workers_bind_to_the_link_and_are_open_to_the_head_only(pair):
         {"port": port, "sources": ["192.0.2.10"], "address": "198.51.100.2"} for port in (50052, 50051)
     ]
     assert plan["hosts"]["worker1"]["services"][0]["allow"] == ["192.0.2.10", "198.51.100.2", "localhost"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda host: host["facts"]["toolchain"].update({"c++": "15.1"}),
-        lambda host: host["facts"]["cpu"].update(features_id="other"),
-        lambda host: host["variables"]["llama_build_cmake_options"].update(GGML_AVX512="OFF"),
-    ],
-)
-def test_another_kind_or_option_is_another_build_of_this_host_alone(pair, change):
-    before = pair.plan()["hosts"]
-    change(pair.hosts["worker2"])
-    after = pair.plan()["hosts"]
-    assert after["worker2"]["builds"][0]["id"] != before["worker2"]["builds"][0]["id"]
-    assert after["worker2"]["builds"][0]["targets"] == ["ggml-rpc-server"]
-    assert [after[name] for name in ("head", "worker1")] == [before[name] for name in ("head", "worker1")]
 
 
 AMX_OFF = {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
@@ -77,13 +58,6 @@ def test_amx_is_left_out_where_programs_cannot_use_it(pair, release, given, adde
     assert build["cmake_options"] == {**usual["cmake_options"], **added}
     assert build["id"] != usual["id"]
     assert [after[name] for name in ("head", "worker1")] == [before[name] for name in ("head", "worker1")]
-
-
-def test_a_plan_depends_on_what_programs_cannot_use():
-    """It is kept with the facts, so that a host which does not answer keeps its build."""
-    facts = {**Cluster().add("here", "head").hosts["here"]["facts"], "kept": {}}
-    facts["cpu"] = {**facts["cpu"], "unusable": ["amx"]}
-    assert entry.facts_for_plan(facts)["cpu"]["unusable"] == ["amx"]
 
 
 @pytest.mark.parametrize("split", [[1], [1, 1, 1], [1, -1], [0, 0]])
@@ -176,31 +150,6 @@ def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(p
     assert pair.plan()["placement"][-1]["exact"] == ["weights_mib", "kv_mib"]
 
 
-def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
-    written = set()
-    for more in ({}, {"llama_server_tensor_split": [1, 1, 1, 1], "llama_server_override_tensor": ["exps=CPU"]}):
-        plan = serve(
-            own,
-            sized(big_model, 40),
-            llama_placement="all",
-            llama_server_threads=4,
-            llama_server_flash_attention="on",
-            llama_server_cache_type_k="q8_0",
-            llama_server_cache_type_v="q4_0",
-            llama_server_load_mode="none",
-            llama_server_api_key_file="/etc/keys",
-            **more,
-        )
-        assert not plan["refused"], plan["reasons"]
-        argv = plan["head"]["argv"]
-        given = {"threads": "4", "flash-attn": "on", "cache-type-k": "q8_0", "cache-type-v": "q4_0"}
-        assert {name: argv[argv.index(f"--{name}") + 1] for name in given} == given
-        written |= {word for word in argv if re.match("--?[a-z]", word)}
-    without = {word for word in written if options.of_word(word).variable is None}
-    assert without == {"--fit", "--log-verbosity"}
-    assert all(options.of_word(word).owned for word in written)
-
-
 @pytest.mark.parametrize(
     "name, address, said",
     [
@@ -213,14 +162,6 @@ def test_each_option_that_the_plan_writes_has_a_variable(own, big_model):
 def test_an_address_that_no_other_host_reaches(pair, name, address, said):
     pair.hosts[name]["ansible_host"] = address
     assert f"ansible_host of {name} is '{address}'{said}" in pair.reason()
-
-
-def test_a_worker_without_a_link_is_open_to_the_address_that_the_head_has_there(pair):
-    pair.hosts["head"]["variables"]["llama_links"] = [{"address": "203.0.113.1/24"}, {"address": "198.51.100.1/24"}]
-    pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
-    hosts = pair.plan()["hosts"]
-    assert hosts["worker1"]["firewall"][0]["sources"] == ["198.51.100.1"]
-    assert hosts["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
 
 
 def test_a_release_of_one_host_alone_is_refused(pair):
@@ -810,12 +751,6 @@ def test_an_account_of_somebody_elses(pair):
     assert "worker1 already has an account llamacpp, with the home /home/llamacpp" in pair.reason()
 
 
-def test_a_release_keeps_its_id():
-    """Warm caches and installed clusters depend on it; what is new must count only where it is given."""
-    release = releases.release_of(release_request.request_of(RELEASE), {})
-    assert release.id == "pypi-0.3.36-9d3e412a6aaf"
-
-
 def compiled_already(pair, **more):
     for host in pair.hosts.values():
         host["facts"]["toolchain"] = {}
@@ -1054,18 +989,6 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
         "worker3": [endpoint(3), endpoint(1)],
         "worker4": [endpoint(1), endpoint(2)],
     }
-
-
-@pytest.mark.parametrize("name", ["head", "worker1"])
-def test_nothing_in_a_plan_is_left_of_an_address_that_changed(pair, name):
-    """The definitions of services are made of it, so an apply writes them again."""
-    old = pair.hosts[name]["ansible_host"]
-    assert old in json.dumps(pair.plan()["hosts"])
-    pair.hosts[name]["ansible_host"] = "192.0.2.99"
-    plan = pair.plan()
-    assert old not in json.dumps(plan)
-    allowed = [service["allow"] for host in plan["hosts"].values() for service in host["services"] if service["allow"]]
-    assert any("192.0.2.99" in addresses for addresses in allowed)
 
 
 def test_a_backend_without_a_device_names_those_that_have_one(pair):

@@ -66,10 +66,6 @@ def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
     assert "llama_server_prompt_cache_mib is -1" in head_with_cards(llama_server_prompt_cache_mib=-1).reason()
 
 
-def test_memory_that_layers_take_keeps_no_conversation():
-    assert strix_halo_head(105).plan()["head"].get("prompt_cache_mib", 0) < 8192
-
-
 def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     plan = head_with_cards(llama_server_idle_seconds=600).plan()
     assert (argument(plan, "--sleep-idle-seconds"), plan["head"]["idle_seconds"]) == ("600", 600)
@@ -116,15 +112,6 @@ def test_a_filled_context_slows_down_as_owners_measured():
     fastest, slowest = (whole[f"{what}_range"] for what in ("generation", "prompt"))
     shown = "after 65536 tokens {low:g} to {high:g} tokens per second prompts: ".format(**fastest)
     assert f"{shown}{slowest['low']:g} to {slowest['high']:g}" in pages(plan)
-
-
-def test_what_a_filled_context_adds_is_less_sure():
-    summary = {"kv_heads": 8, "heads": 32, "key_dimension": 128, "width": 4096}
-    empty = cards_of(4, 1, summary, llama_server_context=65536).plan()["estimate"]
-    for what, least in (("prompt", 1.8),):
-        ranges = (one[f"{what}_range"] for one in (empty, empty["at_context"][1]))
-        sure, unsure = (found["high"] / found["low"] for found in ranges)
-        assert unsure > least * sure
 
 
 def test_windows_do_not_slow_down():
@@ -197,23 +184,6 @@ def test_pieces_suit_the_memory(pair):
     assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
     for entry in plan["placement"]:
         assert entry["total_mib"] <= entry["capacity_mib"]
-
-
-def test_a_short_prompt_is_computed_in_the_given_pieces_too():
-    speeds = []
-    for size in (512, 32, 1):
-        found = cards_of(4, 1, llama_server_batch=max(size, 32), llama_server_micro_batch=size).plan()["estimate"]
-        speeds.append(found["prompt_tokens_per_s"])
-    assert speeds[0] > 1.5 * speeds[1] > 10 * speeds[2]
-    assert found["prompt_range"]["low"] < speeds[2] < found["prompt_range"]["high"] < speeds[0]
-    assert speeds[2] < 1.1 * found["generation_tokens_per_s"], "one token at a time"
-
-
-def test_small_batches_overlap_too():
-    """llama-server waits for the last device at the end of a prompt, not after each batch: -b 512 is as fast as 2048 (docs/performance.md)."""
-    given = {"llama_server_context": 65536, "llama_server_micro_batch": 512}
-    plans = [cards_of(30, 2, llama_server_batch=batch, **given).plan() for batch in (512, 2048, 8192)]
-    assert len({plan["estimate"]["prompt"]["tokens_per_s"] for plan in plans}) == 1
 
 
 def overridden(cluster):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import ipaddress
 import json
 import re
 from pathlib import Path
@@ -143,29 +142,6 @@ def test_a_constructed_model_has_the_size_of_the_real_one(name, gib):
     summary = of_file(name)["llama_model_gguf_summary"]
     size = sum(summary["layer_bytes"]) + summary["input_bytes"] + summary["output_bytes"]
     assert size / GIB == pytest.approx(gib, abs=0.006)
-
-
-@pytest.mark.parametrize(
-    "name, shares, units",
-    [
-        ("models/tulu3_405b.yml", [64445.50, 60767.75, 62259.25, 43202.07], [35, 34, 35, 23]),
-        (
-            "strix_halo_quad/group_vars/llama_cluster/model.yml",
-            [49825.57, 58684.95, 58684.95, 48406.50],
-            [16] * 3 + [14],
-        ),
-        ("models/deepseek_r1_q4_k_m.yml", [87857.67, 103503.00, 103503.00, 90328.85], [16] * 3 + [14]),
-        ("models/qwen3_coder_480b.yml", [103327.52, 96933.77, 98677.52, 89250.46], [16] * 3 + [15]),
-    ],
-)
-def test_a_constructed_model_has_the_buffers_that_were_seen(name, shares, units):
-    """llama-server's buffer sizes in the notes on four Strix Halo hosts, in MiB."""
-    summary = of_file(name)["llama_model_gguf_summary"]
-    sizes = [*summary["layer_bytes"], summary["output_bytes"]]
-    for share, count in zip(shares, units):
-        part, sizes = sizes[:count], sizes[count:]
-        assert sum(part) / (1 << 20) == pytest.approx(share, abs=0.011)
-    assert not sizes
 
 
 def written(data, **extra):
@@ -346,24 +322,6 @@ def check_placement(planned, own_split=False):
         assert sum(map(float, split)) == planned["model"]["layers"] + 1 - planned["head"]["cpu"]["layers"]
 
 
-def check_doors(planned):
-    """Each worker listens on one address, and is open to the head's on the same network."""
-    for host in planned["hosts"].values():
-        for worker in host["workers"]:
-            address, port = worker["endpoint"].rsplit(":", 1)
-            assert ["-H", address, "-p", port] == worker["argv"][1:5]
-            assert worker["argv"][5:7] == ["-d", worker["device"]]
-            if address == "127.0.0.1":
-                continue
-            sources = {source for rule in host["firewall"] for source in rule["sources"] if rule["address"] == address}
-            assert [_network(source) for source in sources] == [_network(address)]
-
-
-def _network(address):
-    """Of an address that a host gave itself, or else of a cable or switch of 256 addresses."""
-    return ipaddress.ip_network(f"{address}/{16 if address.startswith('169.254.') else 24}", strict=False)
-
-
 @pytest.mark.parametrize(
     "name, model, hosts",
     [
@@ -385,7 +343,6 @@ def test_published_clusters(name, model, hosts):
     """The model is on as many hosts as its size asks for."""
     planned = plan(CLUSTERS / f"{name}.yml", **model)
     check_placement(planned)
-    check_doors(planned)
     assert len({entry["host"] for entry in planned["placement"]} | {planned["head"]["host"]}) >= hosts
     assert not accepted(planned)
 
