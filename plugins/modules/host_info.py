@@ -25,10 +25,6 @@ options:
     description: Whether to return RV(kept), and nothing else.
     type: bool
     default: false
-  measure:
-    description: Whether to measure the bandwidth of the memory, which takes four seconds and all processors.
-    type: bool
-    default: false
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.plan_diff
@@ -97,7 +93,7 @@ def read(arguments):
         return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan
     if planned is None:
-        return {"facts": host.facts(arguments.scope, arguments.packages, arguments.measure)}
+        return {"facts": host.facts(arguments.scope, arguments.packages)}
     drift = compare(planned)
     result = {"drift": typed_json.dump(drift)}
     taken = state.taken_ports(planned.services, drift.services)

@@ -197,9 +197,7 @@ def hosts(
         )
     kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
-        host["facts"] = cluster_inputs.with_kept_rates(
-            _with_last_known(host["facts"], _entry(kept, name)), _entry(kept, name)
-        )
+        host["facts"] = _with_last_known(host["facts"], _entry(kept, name)) or _entry(kept, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}

@@ -44,18 +44,17 @@ def clusters(backend: str, second: str | None) -> dict[str, dict]:
     other = {"device": second, "port": ports[0]}
     processor = {"device": "CPU", "backend": "cpu", "port": ports[1]}
     if not second:
-        alone = {"llama_backend": [backend, "cpu"], "llama_worker_endpoints": [processor], "llama_host_measure": True}
+        alone = {"llama_backend": [backend, "cpu"], "llama_worker_endpoints": [processor]}
         return {
             "processor by a worker": alone,
             "eight layers on the processor": {**alone, "llama_server_tensor_split": [8, 25]},
         }
     both = {"llama_backend": [backend, "cpu"], "llama_worker_endpoints": [other, processor]}
-    measured = {**both, "llama_host_measure": True}
     smaller = {"llama_model_known_answer": {**MODEL, "type": "q8_0"}}
     return {
         "fastest": {**both, "llama_placement": "fastest"},
         "second by a worker": {**both, "llama_worker_endpoints": [other]},
-        "second and processor by workers": measured,
+        "second and processor by workers": both,
         "the same, eight layers on the processor": {**both, "llama_server_tensor_split": [12, 8, 13]},
         "processor by a worker": {**both, "llama_worker_endpoints": [processor]},
         "fastest, q8_0": {**both, **smaller, "llama_placement": "fastest"},

@@ -210,7 +210,7 @@ def held_out(rows: list[Row]) -> list[Figure]:
     found = []
     for figure, row in zip(figures(rows), rows):
         known = fits[row.owner].keys() >= set(row.families)
-        factor = figure.factor if known else max(figure.factor, cost_model.FACTORS[cost_model.ASSUMED])
+        factor = figure.factor if known else max(figure.factor, cost_model.UNKNOWN)
         found.append(figure._replace(predicted=row.predict(fits[row.owner]), factor=factor))
     return found
 

@@ -1,11 +1,11 @@
 """Planned beside measured speed with no, one and two workers on the processor, over links that ``tc tbf`` limits.
 
-Each worker is a host of its own for the plan: a network namespace in which Ansible runs its modules. All are one machine. So its memory is
-measured on one host at a time, and each host takes the processor for its own, which is right while one computes after the other.
+Each worker is a host of its own for the plan: a network namespace in which Ansible runs its modules. All are one machine,
+and each host takes the processor for its own, which is right while one computes after the other.
 
 The collection installs and verifies a cluster of the machine itself. Then the command lines of the three plans are started by hand, each in
-its namespace, say the known answer and are asked in turns, several rounds, each with all of them started anew; the memory is measured
-beside them. All that is measured runs before other programs, with a priority of real time.
+its namespace, say the known answer and are asked in turns, several rounds, each with all of them started anew. All that is
+measured runs before other programs, with a priority of real time.
 
 Needs root for namespaces and priority, 3 GB of memory and as much in a temporary folder; installs as a user. Where XDG_CACHE_HOME is set, sources and
 compiled objects are kept there. Arguments are handed to ansible-playbook. Tells each round, and prints one JSON object; the figures in
@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import memory_bandwidth
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from first_run import ROOT, machine
@@ -193,7 +192,6 @@ def measured(
 ) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
     """Cluster → figures of its estimate, as they are measured in turns; and the GB/s of the memory at the same time."""
     found = {name: {figure: [] for figure in FIGURES} for name in plans}
-    memory = []
     words = [known_answer.first_piece()] * cost_model.PROMPT
     for number in range(ROUNDS):
         with ExitStack() as stack:
@@ -204,7 +202,6 @@ def measured(
                 assert known_answer.SENTENCE in said, said
             order = list(plans.items())
             for turn in range(RUNS + 1):
-                memory.append(memory_bandwidth.memory_gb_per_s(os.cpu_count() or 1, memory_bandwidth.SECONDS))
                 for name, plan in order if turn % 2 else reversed(order):
                     port = plan["head"]["port"]
                     generated = timings(port, "", TOKENS)["predicted_per_second"]
@@ -214,12 +211,12 @@ def measured(
                         found[name]["prompt_tokens_per_s"].append(prompt)
         medians = {name: spread(figures["generation_tokens_per_s"])["median"] for name, figures in found.items()}
         print(f"round {number + 1}, load {os.getloadavg()[0]:.1f}: {medians}", file=sys.stderr)
-    return found, memory
+    return found
 
 
 def of_model(work: Path, model: dict) -> dict:
     """What is planned and measured of one model."""
-    common = {"llama_model_known_answer": model, "llama_host_measure": True}
+    common = {"llama_model_known_answer": model}
     said, installed = play("site.yml", work, ("head",), {**common, **ports(0)})
     assert "36 of 36 words right" in said, said
     plans = {}
@@ -227,9 +224,8 @@ def of_model(work: Path, model: dict) -> dict:
         name = ("alone", "one worker", "two workers")[len(used)]
         _said, plans[name] = play("playbooks/plan.yml", work, used, {**common, **ports(index)})
         (work / f"plan-{index}.json").write_text(json.dumps(plans[name]))
-    figures, memory = measured(plans, Path(installed["head"]["argv"][0]).parent, work)
+    figures = measured(plans, Path(installed["head"]["argv"][0]).parent, work)
     return {
-        "memory_gb_per_s": spread(memory),
         "load_average": os.getloadavg()[0],
         "clusters": {name: compared(plan, figures[name]) for name, plan in plans.items()},
     }

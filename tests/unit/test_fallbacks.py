@@ -194,10 +194,9 @@ def test_a_cache_holds_what_a_fallback_needs():
 
 def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
     """Those that the plan leaves to workers alone are hidden from llama-server, unless a fallback needs them."""
-    head = {"accelerators": [{**GPU, "name": "small", "memory_mib": 8192}], "toolchain": CUDA}
+    head = {"accelerators": [{**GPU, "name": "Tesla P4", "architecture": "6.1", "memory_mib": 8192}], "toolchain": CUDA}
     cluster = gpus(big_model, 1, layers=5, head=head)
-    cluster.hosts["worker1"]["facts"]["rates"] = {"CUDA0": {"name": "GPU", "gb_per_s": 5000.0}}
-    cluster.hosts["head"]["facts"]["rates"] = {"CUDA0": {"name": "small", "gb_per_s": 10.0}}
+    cluster.hosts["worker1"]["facts"]["accelerators"] = [{**GPU, "name": "NVIDIA H200"}]
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["slower-than-one-host"]
     plan = cluster.plan()
     assert {entry["endpoint"] for entry in plan["placement"]} == {WORKERS[0]}

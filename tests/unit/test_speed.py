@@ -2,12 +2,9 @@
 
 import statistics
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware, host, memory_bandwidth
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates as rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
@@ -232,99 +229,12 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     )
 
 
-def rates_of(pair, **rates):
-    pair.hosts["worker1"]["facts"]["rates"] = rates
-    return cluster_inputs.read("test", pair.hosts).hosts["worker1"]
-
-
-def test_a_measured_rate_comes_first_while_the_device_is_the_same(pair):
-    pair.hosts["worker1"]["facts"]["rates"] = {
-        "CPU": {"name": "test", "gb_per_s": 41.2345},
-        "Vulkan0": {"name": "8060S", "gb_per_s": 200},
-    }
-    graphics, processor = rate(pair, "Vulkan0", [STRIX]), rate(pair, "CPU")
-    assert processor.source == graphics.source == cost_model.MEASURED
-    assert processor.gb_per_s == pytest.approx(41 * cost_model.MEMORY_SHARE, abs=0.1)
-    assert graphics.gb_per_s == 200 * cost_model.MEMORY_SHARE
-    assert rate(pair, "CPU", model="another").source == cost_model.ASSUMED
-
-
-def test_a_measured_rate_is_rounded_so_that_a_plan_stays_the_same_but_not_to_nothing(pair):
-    first = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.2345})
-    second = rates_of(pair, CPU={"name": "test", "gb_per_s": 41.4999})
-    assert first.facts == second.facts
-    assert first.kept_facts["rates"]["CPU"]["gb_per_s"] == 41.2345
-    assert rates_of(pair, CPU={"name": "test", "gb_per_s": 0.85}).facts.rates["CPU"].gb_per_s == 0.85
-
-
-def test_what_was_measured_before_is_kept_until_it_is_measured_again():
-    before, after = ({"rates": {"CPU": {"name": "x", "gb_per_s": number}}} for number in (10, 20))
-    assert cluster_inputs.with_kept_rates({"rates": None, "cpu": 1}, before) == {**before, "cpu": 1}
-    assert cluster_inputs.with_kept_rates(after, before) == after
-    assert cluster_inputs.with_kept_rates(None, before) == before
-    assert cluster_inputs.with_kept_rates({"cpu": 1}, None) == {"cpu": 1}
-    assert cluster_inputs.with_kept_rates({"cpu": 1}, {"rates": None}) == {"cpu": 1}
-    assert cluster_inputs.with_kept_rates({"cpu": 1}, "nothing") == {"cpu": 1}
-
-
 def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
     facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
     few = cost_model.processor_rate(facts)
     assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED)
     assert cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == cost_model.TABLE
-
-
-def test_a_processor_beside_known_graphics_shares_their_memory(pair):
-    given = rate(pair, "CPU", [STRIX])
-    assert given.source == cost_model.ASSUMED
-    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
-    many = cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=32)))
-    assert many.gb_per_s == pytest.approx(256 * rates.PROCESSORS_PART * rates.FAMILIES["processor"].share)
-
-
-def test_the_best_part_of_the_time_counts_since_other_programs_had_the_rest(monkeypatch):
-    moments, read = iter(range(100)), threading.Event()
-
-    def read_at_first(_start, _end, counts, index):
-        counts[index] += 3 * 10**9
-        if all(counts):
-            read.set()
-
-    clock = SimpleNamespace(monotonic=lambda: next(moments), sleep=lambda _seconds: read.wait())
-    monkeypatch.setattr(memory_bandwidth, "time", clock)
-    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
-    monkeypatch.setattr(memory_bandwidth, "_read", read_at_first)
-    assert memory_bandwidth.memory_gb_per_s(2, 5) == 6
-
-
-@pytest.mark.programs
-def test_memory_is_measured_with_all_processors(monkeypatch):
-    monkeypatch.setattr(memory_bandwidth, "SECONDS", 0.05)
-    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert 0.05 < memory_bandwidth.memory_gb_per_s(1, 0.05) < 10000
-    found = memory_bandwidth.measured()
-    assert found["CPU"]["name"] == hardware.cpu()["model"]
-    monkeypatch.setattr(memory_bandwidth, "measured", lambda: {"CPU": {"name": "x", "gb_per_s": 1.0}})
-    assert host.facts("user")["rates"] is None
-    assert host.facts("user", measure=True)["rates"]["CPU"]["gb_per_s"] == 1.0
-
-
-def test_memory_is_not_measured_where_there_is_too_little_of_it(monkeypatch):
-    def refuse(error):
-        raise error
-
-    monkeypatch.setattr(memory_bandwidth.ctypes, "create_string_buffer", lambda _size: refuse(MemoryError()))
-    assert memory_bandwidth.measured() is None
-    monkeypatch.undo()
-    monkeypatch.setattr(memory_bandwidth, "PIECE", 1 << 20)
-    monkeypatch.setattr(
-        memory_bandwidth.threading.Thread, "start", lambda _thread: refuse(RuntimeError("no more threads"))
-    )
-    assert memory_bandwidth.measured() is None
-    monkeypatch.setattr(memory_bandwidth, "memory_gb_per_s", lambda *_: 0.0)
-    assert memory_bandwidth.measured() is None, "other programs had all the time"
 
 
 def test_prompts_on_h200_are_predicted_as_they_were_measured(pair):
@@ -339,15 +249,3 @@ def test_prompts_on_h200_are_predicted_as_they_were_measured(pair):
     plan = pair.plan()
     assert plan["estimate"]["prompt_tokens_per_s"] == pytest.approx(17140, rel=0.1), plan["reasons"]
     assert plan["estimate"]["best_single_host"]["prompt_tokens_per_s"] == plan["estimate"]["prompt_tokens_per_s"]
-
-
-@pytest.mark.parametrize("used, generation", [((), 51.9), (("worker1",), 46.8), (("worker1", "worker2"), 48.2)])
-def test_two_cores_are_predicted_as_they_were_measured(pair, used, generation):
-    """docs/performance.md: 2 cores of an EPYC, alone and as workers behind links of 1 Gbit/s."""
-    for name in {"worker1", "worker2"}.difference(used):
-        del pair.hosts[name]
-    pair.hosts["head"]["variables"]["llama_model_known_answer"] = {"layers": 16, "width": 2048, "type": "f16"}
-    for given in pair.hosts.values():
-        cpu = {**given["facts"]["cpu"], "model": "AMD EPYC", "cores": 2}
-        given["facts"].update(cpu=cpu, accelerators=[], rates={"CPU": {"name": "AMD EPYC", "gb_per_s": 89}})
-    assert pair.plan()["estimate"]["generation_tokens_per_s"] == pytest.approx(generation, rel=0.15)

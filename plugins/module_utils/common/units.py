@@ -7,8 +7,6 @@ from __future__ import annotations
 
 MIB = 1024 * 1024
 GB, MB = 1_000_000_000, 1_000_000
-LEAST_GB_PER_S = 0.01
-"""Of a memory that was measured: what is less says how much other programs compute, and nothing of memory."""
 
 
 DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

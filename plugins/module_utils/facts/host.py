@@ -32,7 +32,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     firewall,
     hardware,
     interfaces,
-    memory_bandwidth,
     toolchains,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
@@ -198,12 +197,10 @@ def disk_gib(path: str) -> int | None:
 def facts(
     wanted_scope: str,
     catalogue: dict | None = None,
-    measure: bool = False,
 ) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load, but what is measured on request.
+    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp, to look for them.
-    :param measure: whether to measure the rate of the memory.
     """
     place = place_of(wanted_scope)
     wanted_scope, manager = place.scope, place.service_manager
@@ -228,7 +225,6 @@ def facts(
         "distribution": distributed,
         "packaged": packages,
         "cpu": hardware.cpu(),
-        "rates": memory_bandwidth.measured() if measure else None,
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,

@@ -337,9 +337,6 @@ CORE_GB_PER_S = 5.0
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
 """Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: with f16 153 and 64 were measured with 2 cores of EPYCs
 (docs/performance.md), and quantised weights take a third longer."""
-PROCESSORS_PART = 0.5
-"""Of the bandwidth of memory that it shares with graphics, what a processor is taken to have: it was half on Strix Halo and Apple's."""
-
 BOARD_MIB = 17 * 1024
 """An ARM host with Linux and no more memory than this is taken for a small board."""
 

@@ -444,7 +444,6 @@ def _advisories(plan: Plan) -> list[str]:
 
 
 RATES = {
-    "measured": "measured on their hosts",
     "table": "taken from a table by name and architecture",
     "assumed": "assumed for at least one of them",
 }

@@ -272,8 +272,8 @@ class DeviceEstimate(NamedTuple):
     """bytes (1e9) that it reads per second in generation"""
     prompt_gflops: float
     """that it computes per second in prompts"""
-    source: Annotated[str, ("measured", "table", "assumed")]
-    """`measured` on the host, of the `table` by name and architecture, or `assumed` of its kind"""
+    source: Annotated[str, ("table", "assumed")]
+    """of the `table` by name and architecture, or `assumed` of its kind"""
     ms_per_token: float
     """milliseconds that it computes for a token"""
 
@@ -384,7 +384,7 @@ class Estimate(NamedTuple):
     """the same of prompts, like `memory of HOST`, `computing on HOST` or `link to HOST`"""
     load_limited_by: Optional[str]
     """the same of loading, like `disk of HOST` or `link to HOST`"""
-    rates: Optional[Annotated[str, ("measured", "table", "assumed")]]
+    rates: Optional[Annotated[str, ("table", "assumed")]]
     """the least sure source of the rates of devices that are used"""
     devices: tuple[DeviceEstimate, ...]
     """rates of the devices that are used"""

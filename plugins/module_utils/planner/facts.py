@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import LEAST_GB_PER_S
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
@@ -45,15 +44,6 @@ class Packaged(NamedTuple):
 
     version: Optional[Word]
     installed: tuple[Word, ...]
-
-
-class Measured(NamedTuple):
-    """What was measured of a device."""
-
-    name: Name
-    """Of the accelerator, or the processor's model."""
-    gb_per_s: Annotated[float, Number(LEAST_GB_PER_S, 1 << 20, real=True)]
-    """Bytes (1e9) that it reads of its memory per second, with two digits."""
 
 
 class MeasuredLink(NamedTuple):
@@ -137,8 +127,6 @@ class Facts(NamedTuple):
     """Of a head: host → what was measured of its link."""
     cluster: Optional[Name] = None
     """To which it belongs; None where that is not known."""
-    rates: Mapping[str, Measured] = {}
-    """Device, as workers name it → what was measured of it."""
     disk_gib: Optional[Mib] = None
     """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None
@@ -154,6 +142,5 @@ class Facts(NamedTuple):
 
 def facts_of(given: Any) -> Facts:
     """:raises Mismatch: a host reports something else, or an operator declares it."""
-    facts = typed_json.parse(Facts, given)
-    rates = {device: rate._replace(gb_per_s=float(f"{rate.gb_per_s:.2g}")) for device, rate in facts.rates.items()}
-    return facts._replace(rates=rates)
+    facts: Facts = typed_json.parse(Facts, given)
+    return facts

@@ -435,13 +435,6 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
     return {str(name): int(mib) for name, mib in given.items()}
 
 
-def with_kept_rates(facts: Mapping[str, Any] | None, kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The facts of a host with the rates that an earlier run measured, where this one did not. Of a host that did not answer, all that is kept."""
-    if not isinstance(facts, Mapping) or not isinstance(kept, Mapping):
-        return facts or kept
-    return {**facts, "rates": kept["rates"]} if kept.get("rates") and not facts.get("rates") else facts
-
-
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}

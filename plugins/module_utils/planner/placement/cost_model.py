@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
-MEASURED, TABLE, ASSUMED = "measured", "table", "assumed"
+TABLE, ASSUMED = "table", "assumed"
 """Sources of a rate, the surest first."""
 
 
@@ -31,40 +31,27 @@ class Rate(NamedTuple):
     prompt_gflops: float
     """Reached in prompts."""
     source: str
-    """MEASURED, TABLE or ASSUMED."""
+    """TABLE or ASSUMED."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
     factor: float = 1.26
     """By which generation may be faster or slower; see device_rates.Family."""
 
 
-FACTORS = {MEASURED: 1.2, ASSUMED: 1.6}
-"""Source of a rate → its factor, where the family does not say it."""
+UNKNOWN = 1.6
+"""The factor of a device that no table has."""
 
 
 def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name) -> Rate:
     """What llama.cpp reaches of a row's figures."""
     family = device_rates.family_of(row.family, backend)
     reached = 1000 * row.tflops * family.prompt_share
-    factor = max(FACTORS.get(source, family.factor), row.spread)
+    factor = max(UNKNOWN if source == ASSUMED else family.factor, row.spread)
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
 
 
-MEMORY_SHARE = 0.6
-"""Of the bandwidth that was measured of a memory, what generation reaches: 0.58, 0.59 and 0.74 with 2 cores (docs/performance.md), 0.63 behind a
-worker with 32, less with 16 (docs/hardware.md)."""
-
-
-def _measured(rate: Rate, facts: Facts, device: str, name: str) -> Rate:
-    """The rate with what was measured of the device's memory, where it is still the same device."""
-    found = facts.rates.get(device)
-    if not found or found.name != name:
-        return rate
-    return rate._replace(gb_per_s=round(found.gb_per_s * MEMORY_SHARE, 1), source=MEASURED, factor=FACTORS[MEASURED])
-
-
 def rate_of(device: Device, facts: Facts) -> Rate:
-    """The rate that was measured of a device, that of its name or architecture, or what is assumed of its kind."""
+    """The rate of a device by its name or architecture, or what is assumed of its kind."""
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
@@ -73,8 +60,7 @@ def rate_of(device: Device, facts: Facts) -> Rate:
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
-    rate = rate_of_row(row, source, accelerator.backend)
-    return _measured(rate, facts, device.name, accelerator.name)
+    return rate_of_row(row, source, accelerator.backend)
 
 
 def processor_rate(facts: Facts) -> Rate:
@@ -82,24 +68,19 @@ def processor_rate(facts: Facts) -> Rate:
     model, cores = facts.cpu.model, facts.cpu.cores
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
-    rate = rate_of_row(row, TABLE) if row else rate_of_row(_assumed_processor(facts), ASSUMED)
+    rate = (
+        rate_of_row(row, TABLE)
+        if row
+        else rate_of_row(device_rates.ASSUMED["board" if is_board(facts) else "processor"], ASSUMED)
+    )
     most = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
         vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
         reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
         if most < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, FACTORS[ASSUMED]))
-    return _measured(rate, facts, backends.CPU.device, model)
-
-
-def _assumed_processor(facts: Facts) -> device_rates.Known:
-    """Of a processor that shares its memory with a known device: that memory, of which it reaches less than that device."""
-    assumed = device_rates.ASSUMED["board" if is_board(facts) else "processor"]
-    shared = [device for device in facts.accelerators if device.unified]
-    known = (device_rates.of_accelerator(device.architecture, device.name, device.memory_mib or 0) for device in shared)
-    rows = [row for row in known if row]
-    return assumed._replace(gb_per_s=rows[0].gb_per_s * device_rates.PROCESSORS_PART) if rows else assumed
+            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, UNKNOWN))
+    return rate
 
 
 def is_board(facts: Facts) -> bool:

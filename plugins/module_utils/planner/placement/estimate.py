@@ -272,7 +272,7 @@ def of_plan(case: Case, alone: Mapping[str, Sequence[device_load.Placed]]) -> Es
         limited_by=_limit_of_generation(works) if works else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
         load_limited_by=_limit_of_load(case, works) if works else None,
-        rates=max(sources, key=(cost_model.MEASURED, cost_model.TABLE, cost_model.ASSUMED).index, default=None),
+        rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(work) for work in works),
         best_single_host=_best(case, works, alone),
         network_ms_per_token=round(sum(cost_model.link_ms(work) for work in lent), 3),

@@ -112,7 +112,7 @@ def alone(case: Case, priced: estimate.Case) -> dict[str, list[device_load.Place
     found: dict[str, list[device_load.Placed]] = {}
     seen = []
     for name, host in priced.hosts.items():
-        alike = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators, host.facts.rates)
+        alike = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
         if alike in seen:
             continue
         seen.append(alike)
