@@ -49,8 +49,8 @@ def connection(program, folder, *words):
     argv = [*program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", *words]
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
-            form = cache_prefill.wait(port, "llama.cpp", process)
-            with rpc_upload.Worker("127.0.0.1", port, form, len(DATA), 60) as worker:
+            cache_prefill.wait(port, process)
+            with rpc_upload.Worker("127.0.0.1", port, len(DATA), 60) as worker:
                 yield worker
         finally:
             process.kill()
@@ -58,8 +58,8 @@ def connection(program, folder, *words):
 
 def ask(worker, command, number, reply_size):
     """:param number: what follows the tensor and its offset: a hash, or how much is read."""
-    head = rpc_upload.set_tensor_head(worker.form, worker.buffer, worker.base, len(DATA))
-    tensor = head[9 : len(head) - worker.form.flag - 8]
+    head = rpc_upload.set_tensor_head(worker.buffer, worker.base, len(DATA))
+    tensor = head[9 : len(head) - len(rpc_upload.CACHED) - 8]
     return worker.connection.ask(command, tensor + struct.pack("<QQ", 0, number), (reply_size,))
 
 
@@ -84,7 +84,7 @@ def test_a_worker_without_a_cache_takes_tensors_and_keeps_none(program, tmp_path
 
 def test_a_message_of_another_form_is_refused(program, tmp_path, monkeypatch):
     with connection(program, tmp_path, "-c") as worker:
-        monkeypatch.setattr(worker, "form", worker.form._replace(sources=worker.form.sources + 1))
+        monkeypatch.setattr(rpc_upload, "SOURCES", rpc_upload.SOURCES + 1)
         with pytest.raises(rpc_upload.TransferError, match="closed the connection"):
             worker.give(io.BytesIO(DATA), 0, len(DATA))
     assert not list((tmp_path / "rpc").iterdir())

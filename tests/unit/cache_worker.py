@@ -10,7 +10,6 @@ from pathlib import Path
 
 BASE = 1 << 20
 HELLO, ALLOC, ALIGNMENT, BASE_OF, DEVICES, MEMORY, SET = 14, 0, 1, 3, 15, 11, 6
-MIB = 1 << 20
 
 
 def take(client, count):
@@ -29,15 +28,13 @@ def reply(client, payload):
 
 class CacheWorker:
     """:param version: of its protocol.
-    :param sources: GGML_MAX_SRC of its tree.
     :param folder: LLAMA_CACHE; None where it keeps nothing.
     :param devices: free and all bytes of each.
     """
 
-    def __init__(self, version, sources=10, folder=None, memory=1 << 40, devices=((1 << 30, 1 << 30),)):
-        self.version, self.sources, self.memory, self.devices = version, sources, memory, devices
+    def __init__(self, version, folder=None, memory=1 << 40, devices=((1 << 30, 1 << 30),)):
+        self.version, self.memory, self.devices = version, memory, devices
         self.folder = folder and Path(folder) / "rpc"
-        self.flag = version[0] >= 7
         self.device = 4
         self.hello = 24 if version[0] >= 4 else 0
         self.given = []
@@ -71,16 +68,16 @@ class CacheWorker:
         raise EOFError
 
     def keep(self, client, size):
-        """What rpc_server::deserialize_tensor and set_tensor check, and the cache: of those that the flag names, in older generations of large ones."""
+        """What rpc_server::deserialize_tensor and set_tensor check, and the cache of those that the flag names."""
         fixed = struct.Struct("<QIQ4I4II64si")
         _id, kind, buffer, *rest = fixed.unpack(take(client, fixed.size))
         shape, steps = rest[:4], rest[4:8]
-        pointers = take(client, 8 * self.sources + 16)
+        pointers = take(client, 8 * 10 + 16)
         (data,) = struct.unpack("<Q", take(client, 8))
         take(client, 64 + 4)
-        flag = take(client, 1) == b"\1" if self.flag else None
+        flag = take(client, 1) == b"\1"
         (offset,) = struct.unpack("<Q", take(client, 8))
-        header = fixed.size + len(pointers) + 8 + 68 + self.flag + 8
+        header = fixed.size + len(pointers) + 8 + 68 + 1 + 8
         declared = shape[0] + (shape[1] - 1) * steps[1]
         if kind != 24 or buffer != 77 or any(pointers) or data != BASE or offset:
             raise EOFError
@@ -88,7 +85,7 @@ class CacheWorker:
             raise EOFError
         tensor = take(client, size - header)
         self.given.append(tensor)
-        if self.folder and (len(tensor) > 10 * MIB if flag is None else flag):
+        if self.folder and flag:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / hashlib.sha256(tensor).hexdigest()[:16]).write_bytes(tensor)
         return None

@@ -130,7 +130,7 @@ def model(folder, seeds, name="model.gguf"):
 def worker(path, layers, argv=None, **environment):
     program = [sys.executable, str(Path(__file__).with_name("cache_worker.py")), "-H", "127.0.0.1", "-c", "-p"]
     row = PrefillTensor("blk.*.ffn_up.weight", BYTES, tuple(range(layers)), str(path))
-    prefill = CachePrefill((row,), "llama.cpp", tuple(argv or program))
+    prefill = CachePrefill((row,), tuple(argv or program))
     return cache_prefill.Worker("cpu", {"LLAMA_CACHE": str(path.parent / "cache"), **environment}, prefill)
 
 
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_read(tmp_path):
     "more, reason",
     [
         ({"FAILS": "1"}, r"its program on port \d+ did not start: "),
-        ({"VERSION": "9"}, r"protocol 9\.0\.0 of llama\.cpp has messages that are not known"),
+        ({"VERSION": "9"}, r"protocol 9\.0\.0 has messages that are not known"),
         ({"MEMORY": "1000"}, r"its program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],

@@ -143,8 +143,8 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
     seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / SLOWEST
     largest = max(place.bytes for place in tensors)
     try:
-        form = wait(port, worker.prefill.fork, process)
-        with rpc_upload.Worker(LOOPBACK, port, form, largest, seconds) as receiver:
+        wait(port, process)
+        with rpc_upload.Worker(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
                 with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.give(stream, place.offset, place.bytes)
@@ -155,17 +155,15 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
         process.wait()
 
 
-def wait(port: int, fork: str, process: subprocess.Popen[bytes]) -> rpc_upload.Form:
-    """Waits until the worker answers; returns how messages to it are written.
+def wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the worker answers.
 
-    :raises Refusal: it does not, or nobody read its generation.
+    :raises Refusal: it does not, or by a protocol whose messages are not known.
     """
     end = time.monotonic() + SECONDS_TO_START
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > end:
             raise Refusal(f"its program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
-    form = rpc_upload.form_of(fork, answer.protocol)
-    if not form:
-        raise Refusal(f"protocol {answer.protocol} of {fork} has messages that are not known")
-    return form
+    if str(answer.protocol).partition(".")[0] not in rpc_upload.KNOWN:
+        raise Refusal(f"protocol {answer.protocol} has messages that are not known")

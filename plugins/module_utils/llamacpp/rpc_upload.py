@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Gives tensors to an RPC worker that keeps a cache, which writes them into it, and knows which files of a cache are which tensors.
 
-The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.36, of b11549 and of ik_llama.cpp 8337e4cd.
+The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.36 and of b11549.
 A worker names a file by a hash of the whole tensor, which takes Python too long. So a tensor and a file are compared by their samples instead. A
 wrong guess does no harm: the head asks for each tensor by the hash, and sends what is not there.
 """
@@ -15,10 +15,9 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, NamedTuple
+from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 THRESHOLD = 10 * rpc.MIB
 """Bytes. Larger tensors are kept in caches (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
@@ -40,31 +39,12 @@ class TransferError(Exception):
     """Tensors cannot be given to a worker; the message ends a sentence that names it."""
 
 
-class Form(NamedTuple):
-    """How a generation writes messages."""
-
-    hello: bytes
-    sources: int
-    """GGML_MAX_SRC."""
-    flag: bool
-    """Whether SET_TENSOR says that the tensor belongs into the cache."""
-
-
-FORMS: dict[tuple[str, int], Form] = {
-    (MAINLINE, 7): Form(rpc.HELLO_PLAIN_TCP, 10, True),
-    (MAINLINE, 8): Form(rpc.HELLO_PLAIN_TCP, 10, True),
-    (IK_LLAMA, 3): Form(b"", 16, False),
-}
-"""Fork and major version of the protocol → its form. Others are not known: nobody read their trees."""
-
-
-def form_of(fork: str, protocol: str | None) -> Form | None:
-    """The form of a release; None where it is not known.
-
-    :param protocol: like 7.0.0.
-    """
-    major = (protocol or "").split(".", 1)[0]
-    return FORMS.get((fork, int(major))) if major.isascii() and major.isdigit() else None
+KNOWN = ("7", "8")
+"""Major versions of llama.cpp's protocol whose messages have this form. Of others nobody read the trees."""
+SOURCES = 10
+"""GGML_MAX_SRC."""
+CACHED = b"\1"
+"""Flag of a tensor that belongs into the cache."""
 
 
 def cache_of(environment: Mapping[str, str]) -> str:
@@ -77,7 +57,7 @@ def rows(size: int) -> int:
     return -(-size >> 30)
 
 
-def _tensor(form: Form, buffer: int, base: int, size: int) -> bytes:
+def _tensor(buffer: int, base: int, size: int) -> bytes:
     """struct rpc_tensor of so many bytes at the beginning of a buffer."""
     count = rows(size)
     row = -(-size // count)
@@ -89,29 +69,28 @@ def _tensor(form: Form, buffer: int, base: int, size: int) -> bytes:
         + shape
         + steps
         + operation
-        + bytes(8 * form.sources + 8 + 8)
+        + bytes(8 * SOURCES + 8 + 8)
         + struct.pack("<Q", base)
         + b"prefill".ljust(64, b"\0")
         + bytes(4)
     )
 
 
-def set_tensor_head(form: Form, buffer: int, base: int, size: int) -> bytes:
+def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
     """What comes before the bytes of a tensor in SET_TENSOR."""
-    message = _tensor(form, buffer, base, size) + (b"\1" if form.flag else b"") + bytes(8)
+    message = _tensor(buffer, base, size) + CACHED + bytes(8)
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
 class Worker:
     """A connection to a worker through which tensors are given to it. Everything that it took for them is free when the connection ends."""
 
-    def __init__(self, address: str, port: int, form: Form, largest: int, seconds: float) -> None:
+    def __init__(self, address: str, port: int, largest: int, seconds: float) -> None:
         """
         :param largest: bytes of the largest tensor.
         :param seconds: for all of them.
         :raises TransferError: it cannot be reached, or does not take part.
         """
-        self.form = form
         with _reported():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
             try:
@@ -121,7 +100,7 @@ class Worker:
                 raise
 
     def _begin(self, largest: int) -> None:
-        self.connection.ask(rpc.HELLO, self.form.hello, (3, 28))
+        self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
         request = DEVICE + struct.pack("<Q", largest + rows(largest))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest:
@@ -140,7 +119,7 @@ class Worker:
         :raises TransferError: it does not arrive.
         """
         with _reported():
-            self.connection.send(set_tensor_head(self.form, self.buffer, self.base, size))
+            self.connection.send(set_tensor_head(self.buffer, self.base, size))
             stream.seek(offset)
             left = size
             while left:

@@ -135,8 +135,6 @@ class CachePrefill(NamedTuple):
 
     tensors: tuple[PrefillTensor, ...]
     """its tensors of more than 10 MiB"""
-    fork: str
-    """whose protocol the worker speaks"""
     argv: tuple[str, ...]
     """command line of an instance on the worker's host that gets them; a free port follows"""
 

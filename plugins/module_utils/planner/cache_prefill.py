@@ -70,17 +70,16 @@ def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary])
 def of_worker(
     worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, placed: device_load.Placed, path: str
 ) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill.
+    """What the plan says of filling a worker's cache; None where there is nothing to fill, or a fork's protocol is another one.
 
     :param path: of the model.
     """
     rows = _share(placed, worker.endpoint, path)
-    if not worker.cache or not rows:
+    if not worker.cache or not rows or not release.mainline:
         return None
     fork, processor = release.fork, backends.CPU.device
     return CachePrefill(
         tensors=tuple(rows),
-        fork=release.fork,
         argv=(
             f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}",
             *options.render("address", LOOPBACK, fork),
