@@ -187,21 +187,7 @@ def test_a_proxy_with_a_password(local):
 
 def test_a_long_text_is_read_in_no_time():
     """A text of 64 kB took four seconds where each beginning of a URL was followed to the end."""
-    parts = [
-        "://",
-        "https://",
-        ":",
-        "://:",
-        "?token",
-        "https://a?",
-        "a",
-        ";x",
-        "=a:@",
-        "a:",
-        "=a:a@b",
-        "?api_",
-        "?key-",
-    ]
+    parts = ("://", "https://", ":", "?token", "https://a?", "a", ";x", "=a:@", "=a:a@b", "?api_")
     for text in (begin + part * (65000 // len(part)) for begin in ("https://", "") for part in parts):
         started = time.process_time()
         validation.has_secret(text)
@@ -244,14 +230,10 @@ def test_words_that_belong_to_options(local):
     [
         ({"llama_server_context": 1 << 31}, "llama_server_context is 2147483648: use 2147483647 or less"),
         ({"llama_server_parallel": 5000}, "llama_server_parallel is 5000: use 1024 or less"),
-        ({"llama_server_threads": 10**6}, "llama_server_threads is 1000000: use 4096 or less"),
-        ({"llama_server_gpu_layers": 1 << 31}, "llama_server_gpu_layers is 2147483648: use 2147483647 or less"),
-        ({"llama_server_start_timeout": 10**7}, "llama_server_start_timeout is 10000000: use 604800 or less"),
         ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
         ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
-        ({"llama_worker_endpoints": [{"cache_mib": 1 << 50}]}, f"has the cache_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),

@@ -169,19 +169,14 @@ def test_a_server_that_sleeps_is_left_alone_and_wakes(cluster, monkeypatch, key,
         server.listener.close()
 
 
-def test_a_lost_worker_is_noticed_where_the_server_may_sleep(cluster):
+@pytest.mark.parametrize("more", [[], ["--sleep-idle-seconds", "99"]])
+def test_a_lost_worker_ends_an_idle_server(cluster, more):
     server, endpoint = a_worker()
-    process = cluster.head("serves", [endpoint], more=["--sleep-idle-seconds", "99"], until_it_is="serving")
+    process = cluster.head("serves", [endpoint], more=more, until_it_is="serving")
     server.connections[-1].shutdown(socket.SHUT_RDWR)
     healed(process, f"lost worker {endpoint}: llama-server is started again")
-    server.listener.close()
-
-
-def test_a_server_that_wakes_without_its_worker_is_started_again(cluster):
-    server, endpoint = a_worker()
-    process = cluster.head("wakes in vain", [endpoint], more=["--sleep-idle-seconds", "1"], until_it_is="asleep")
-    cluster.client().close()
-    healed(process, "llama-server ended by signal 6: it is started again")
+    told = json.loads((cluster.state / "ends.json").read_text())
+    assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
     server.listener.close()
 
 
@@ -208,11 +203,6 @@ def test_loading_that_stands_still_is_started_again(cluster):
     process = cluster.head("loads for ever")
     assert "of loading" in healed(process, "nothing has moved for")
     assert cluster.record()["last"][-1]["text"].startswith("nothing has moved for")
-
-
-def test_loading_takes_as_long_as_it_computes(cluster):
-    process = cluster.head("loads and computes", until_it_is="serving")
-    assert process.poll() is None
 
 
 def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):

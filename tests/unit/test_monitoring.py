@@ -50,13 +50,6 @@ def test_rules_and_dashboards_name_metrics_that_are_there():
     assert len([*expressions()]) > 30
 
 
-def test_a_metric_that_is_not_there_is_named():
-    assert unknown('sum(llamacpp_cluster_stat{host="node_x"}) + llamacpp:prompt_tokens_total') == {
-        "llamacpp_cluster_stat",
-        "llamacpp:prompt_tokens_total",
-    }
-
-
 def test_each_metric_is_shown_or_judged():
     """But those that say the same as another one."""
     used = " ".join(query for _place, query in expressions())
@@ -64,19 +57,11 @@ def test_each_metric_is_shown_or_judged():
     assert unused == {"worker_connected"}
 
 
-def test_panels_fill_the_grid_and_select_what_the_dashboard_s_variables_say():
+def test_panels_lie_side_by_side_and_select_what_the_dashboard_s_variables_say():
     for name, dashboard in dashboards.described().items():
         panels = dashboards.page(name, dashboard)["panels"]
-        places = [panel["gridPos"] for panel in panels]
-        taken = [
-            (place["x"] + right, place["y"] + down)
-            for place in places
-            for right in range(place["w"])
-            for down in range(place["h"])
-        ]
-        assert sorted(taken) == [
-            (x, y) for x in range(24) for y in range(sum(place["h"] * place["w"] for place in places) // 24)
-        ]
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+        assert len({*places}) == len(places)
         queries = [target["expr"] for panel in panels for target in panel["targets"]]
         assert all("{}" not in query for query in queries)
         assert {*re.findall(r"\$(\w+)", " ".join(queries))} == {*dashboard.variables}
@@ -88,7 +73,7 @@ def test_no_colour_and_no_scale_is_left_to_grafana():
         for panel in dashboards.page(name, dashboard)["panels"]:
             fields = panel["fieldConfig"]["defaults"]
             assert fields["thresholds"]["steps"][0] == {"color": "green", "value": None}, panel["title"]
-            assert "min" in fields or fields["custom"]["scaleDistribution"]["type"] == "log", panel["title"]
+            assert fields["min"] == 0, panel["title"]
             assert (fields.get("max") == 1) == (panel["fieldConfig"]["defaults"]["unit"] == "percentunit")
 
 

@@ -27,7 +27,7 @@ def models(cluster):
     class Models:
         def __init__(self):
             (self.worker, one), (_other, two) = a_worker(pause=0.3), a_worker()
-            how = {"one": "answers", "hung": "hangs", "slow": "loads slowly"}
+            how = {"one": "answers", "slow": "loads slowly"}
             named = {name: [behaves, one] for name, behaves in how.items()}
             self.launcher = cluster.router({**named, "two": ["answers", two]}, [one, two])
             until(lambda: cluster.is_now("asleep"))
@@ -97,17 +97,6 @@ def test_a_model_that_is_stopped_is_ended_and_loaded_again(cluster, models):
     os.kill(models.process(), signal.SIGSTOP)
     assert "llama-server has been stopped by a signal for " in models.ended("one")
     assert cluster.ask(model="one") == b"the answer"
-
-
-def test_a_model_that_answers_no_client_is_ended(cluster, models):
-    def ask():
-        with pytest.raises(urllib.error.HTTPError):
-            cluster.ask(model="hung")
-
-    asked = threading.Thread(target=ask)
-    asked.start()
-    assert "llama-server does not answer a client, and nothing has moved for " in models.ended("hung")
-    asked.join()
 
 
 def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, models):

@@ -73,21 +73,6 @@ def test_asked_to_stop_while_it_waits(cluster):
     assert process.wait() == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are read from the /proc of Linux")
-def test_a_lost_worker_ends_an_idle_server(cluster):
-    server, endpoint = a_worker()
-    process = cluster.head("answers", [endpoint])
-    lines_until(process, "model buffer size")
-    time.sleep(0.5)
-    assert process.poll() is None
-    server.listener.close()
-    server.connections[-1].shutdown(socket.SHUT_RDWR)
-    lines_until(process, f"lost worker {endpoint}")
-    assert process.wait() == 1
-    told = json.loads((cluster.state / runtime.ENDS).read_text())
-    assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_the_server_does_not_outlive_a_killed_launcher(cluster):
     _server, endpoint = a_worker()
@@ -178,31 +163,14 @@ READ_BACK = {
     exporter.VERIFIED: verified,
 }
 """File that the launcher reads → whether it has found something there."""
+TEXTS = r"""
+{} [] 1 null true "x" [1] [[1e999]] [{}] {"last":3} {"last":[1]} {"last":[],"restarts":1e999} {"last":[],"restarts":-1}
+{"last":[],"restarts":"x"} {"number":1e999} {"number":[]} {"sizes":[3 {"sizes":3} {"sizes":[1e999]} {"sizes":[[]]}
+{"services":{}} {"services":{"s":[]}} {"services":{"s":{"kind":[]}}} {"passed":true,"failed":3}
+[{"name":"x","without":"1"}] [{"name":"x","without":"127.0.0.1:1","workers":[7],"argv":[]}]
+"""
 SPOILT = [
-    *(
-        "",
-        "{}",
-        "[]",
-        "1",
-        "null",
-        "true",
-        '"x"',
-        "[1]",
-        "[[1e999]]",
-        "[{}]",
-        "[" * 100_000,
-        '{"last": 3}',
-        '{"last": [1]}',
-    ),
-    *(f'{{"last": [], "restarts": {count}}}' for count in ("1e999", "-1", '"x"', f"1{'0' * 400}", f"-1{'0' * 400}")),
-    *('{"number": 1e999}', '{"number": []}', '{"sizes": [3', '{"sizes": 3}', '{"sizes": [1e999]}', '{"sizes": [[]]}'),
-    *('[{"name": "x", "without": "1"}]', '[{"name": "x", "without": "127.0.0.1:1", "workers": [7], "argv": []}]'),
-    *(
-        '{"services": {}}',
-        '{"services": {"s": []}}',
-        '{"services": {"s": {"kind": []}}}',
-        '{"passed": true, "failed": 3}',
-    ),
+    *("", *TEXTS.split(), "[" * 100_000, *(f'{{"last": [], "restarts": {sign}1{"0" * 400}}}' for sign in ("", "-"))),
     *(b"\xff", b" " * (journal.FILE_BYTES + 1), os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")),
 ]
 

@@ -84,12 +84,8 @@ def _list(name: str, texts: Iterable[str], look: str = "") -> str:
     return "".join(_tag(name, html.escape(text), look) for text in texts)
 
 
-def _speed(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:g}"
-
-
-def _planned(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.3g}")
+def _speed(value: float | None, digits: int = 9) -> str:
+    return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
 def _worker(shown: Shown, endpoint: str) -> str:
@@ -119,7 +115,7 @@ def _model(shown: Shown, model: str) -> str:
     ):
         measured = metrics.rate(figures.get(counted, model=model), figures.get(timed, model=model))
         told = [
-            _speed(_planned(figures.get(f"planned_{planned}_{part}tokens_per_second", model=model)))
+            _speed(figures.get(f"planned_{planned}_{part}tokens_per_second", model=model), 3)
             for part in ("", "lowest_", "highest_")
         ]
         rows.append((words, _speed(measured), f"{told[0]} ({told[1]} to {told[2]})"))

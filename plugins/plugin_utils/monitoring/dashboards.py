@@ -16,8 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 DESCRIPTION = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
 """Of Grafana 11; newer ones bring a dashboard up to date when they load it."""
-COLUMNS = 24
-"""Of Grafana's grid."""
+COLUMNS, HEIGHT = 24, 8
+"""Of Grafana's grid, and of a row of panels there."""
 TAG = "llamacpp"
 LINK = {
     "type": "dashboards",
@@ -73,10 +73,6 @@ class Panel(NamedTuple):
     """what it means, where its title does not tell"""
     red_from: float | None = None
     """value; Grafana's own is 80, of whatever"""
-    logarithmic: bool = False
-    """for what differs by orders of magnitude, and is never 0"""
-    height: int = 8
-    """of its row, in units of Grafana's grid"""
 
 
 class Dashboard(NamedTuple):
@@ -105,8 +101,7 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
     over_time = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
-    fields: dict[str, Any] = {"unit": panel.unit, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
-    fields |= {"custom": {"scaleDistribution": {"type": "log", "log": 2}}} if panel.logarithmic else {"min": 0}
+    fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
     fields |= {"max": 1} if panel.unit == "percentunit" else {}
     return {
         "id": number,
@@ -133,11 +128,10 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
 
 def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
     """The JSON of a dashboard."""
-    places, top = [], 0
-    for row in dashboard.rows:
-        width, height = COLUMNS // len(row), max(panel.height for panel in row)
-        places += [(panel, {"h": height, "w": width, "x": width * at, "y": top}) for at, panel in enumerate(row)]
-        top += height
+    places = []
+    for number, row in enumerate(dashboard.rows):
+        place = {"h": HEIGHT, "w": COLUMNS // len(row), "y": HEIGHT * number}
+        places += [(panel, {**place, "x": place["w"] * at}) for at, panel in enumerate(row)]
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
     return {
         "uid": f"llamacpp-{name}",

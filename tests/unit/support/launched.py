@@ -41,9 +41,6 @@ if "--alias" in sys.argv and stat.S_ISFIFO(os.fstat(0).st_mode):
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
 if how == "loads for ever":
     time.sleep(600)
-until = time.monotonic() + 5
-while how == "loads and computes" and time.monotonic() < until:
-    pass
 def load():
     held[:] = [socket.create_connection((e.split(":")[0], int(e.split(":")[1]))) for e in endpoints]
     print("model buffer size", how, *endpoints, flush=True)
@@ -66,8 +63,6 @@ def wake():
     global asleep, asked
     with queue:
         if asleep:
-            if how == "wakes in vain":
-                os.abort()
             load()
             until = time.monotonic() + 3
             while time.monotonic() < until:
