@@ -24,13 +24,6 @@ def environment_of_supervisor(line):
     return {tokens[index]: tokens[index + 2].strip("'\"") for index in range(0, len(tokens), 4)}
 
 
-def test_supervisor_reads_the_same_environment():
-    variables = {"C": "x,y %z, $A", "A": "back\\slash", "B": ""}
-    assert environment_of_supervisor(definitions.supervisor_environment(variables)) == variables
-    assert definitions.supervisor_environment({"A": "it's"}) == ""
-    assert definitions.supervisor_command(["/x"], {"A": "it's", "B": "b"}) == """/usr/bin/env 'A=it'"'"'s' /x"""
-
-
 EVERY = "".join(map(chr, range(32, 127)))
 """Every printable character of ASCII."""
 
@@ -99,12 +92,6 @@ def test_systemd_itself_reads_every_character_of_a_path(tmp_path):
             ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
         )
         assert ("x.service" not in checked.stderr) is found, checked.stderr
-
-
-@pytest.mark.parametrize("path", ["/etc/keys ", "/etc/keys\\", " /etc/keys"])
-def test_a_path_of_which_systemd_would_read_another_one(pair, path):
-    with pytest.raises(Refusal, match="systemd does not read a space or"):
-        definitions.systemd_line(path)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +273,8 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
     [
         (definitions.systemd_command, ["a\nb"], "line break"),
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
+        (definitions.systemd_line, "/etc/keys ", "systemd does not read a space or"),
+        (definitions.systemd_line, "/etc/keys\\", "systemd does not read a space or"),
         (definitions.supervisor_command, ["--alias", "a #b"], "as a comment"),
         (definitions.supervisor_environment, {"A": "a ;b"}, "as a comment"),
     ],

@@ -183,36 +183,20 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
     assert drop == 'iifname != "lo" ip daddr 10.1.0.12 tcp dport 50060 tcp flags & (syn | ack) == syn drop'
 
 
-def lose_table(host):
-    host.table = ""
+LOSSES = {
+    "nftables-table": lambda host: setattr(host, "table", ""),
+    "nftables-unit": lambda host: host.path(firewall.NFT_AT_BOOT).unlink(),
+    "firewalld-until a reload": lambda host: host.zones[""].clear(),
+    "firewalld-at a reload": lambda host: host.zones["--permanent"].clear(),
+}
 
 
-def lose_unit(host):
-    host.path(firewall.NFT_AT_BOOT).unlink()
-
-
-def lose_rules_until_a_reload(host):
-    host.zones[""].clear()
-
-
-def lose_rules_at_a_reload(host):
-    host.zones["--permanent"].clear()
-
-
-@pytest.mark.parametrize(
-    "manager, lose",
-    [
-        ("nftables", lose_table),
-        ("nftables", lose_unit),
-        ("firewalld", lose_rules_until_a_reload),
-        ("firewalld", lose_rules_at_a_reload),
-    ],
-)
-def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, manager, lose):
-    host = Host(tmp_path, manager)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, loss):
+    host = Host(tmp_path, loss.partition("-")[0])
     host.apply(rule())
     assert not host.steps(rule()).differs
-    lose(host)
+    LOSSES[loss](host)
     assert host.differs(rule())
     steps = host.steps(rule())
     assert steps.differs
