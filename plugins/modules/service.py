@@ -80,23 +80,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
 
 
-def differences(manager, changes):
-    """Of definitions that change, and of states, as Ansible shows them."""
-    texts = [
-        {
-            "before": change.text_before,
-            "after": change.text_after,
-            "before_header": str(manager.path(change.service)),
-            "after_header": str(manager.path(change.service)),
-        }
-        for change in changes
-        if change.text_before != change.text_after
-    ]
-    states = {
-        side: "".join(f"{change.service}: {getattr(change, side)}\n" for change in changes)
+def difference(changes):
+    """Of states and definitions, as Ansible shows it."""
+    return {
+        side: "".join(
+            f"{change.service}: {getattr(change, side)}\n{getattr(change, f'text_{side}')}" for change in changes
+        )
         for side in ("before", "after")
     }
-    return [*texts, {**states, "before_header": "services", "after_header": "services"}] if changes else []
 
 
 def main():
@@ -128,7 +119,7 @@ def main():
                 services.record_reads(place.prefix, read, changes)
     module.exit_json(
         changed=bool(changes),
-        diff=differences(manager, changes),
+        diff=difference(changes),
         changes=[{key: getattr(change, key) for key in ("service", "before", "after")} for change in changes],
     )
 

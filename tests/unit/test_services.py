@@ -291,18 +291,15 @@ def test_the_module_shows_definitions_and_states(machine, call):
         result = call(check=check, host=machine.host, services=[planned])
         assert result["changed"]
         assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
-        definition, states = result["diff"]
-        assert (definition["before"], definition["after"]) == ("", "text\n")
-        assert definition["after_header"] == str(machine.manager.path(WORKER))
-        assert (states["before"], states["after"]) == (f"{WORKER}: stopped\n", f"{WORKER}: running\n")
+        assert result["diff"] == {"before": f"{WORKER}: stopped\n", "after": f"{WORKER}: running\ntext\n"}
     recorded = services.reads_at_start(machine.host["prefix"])
     assert recorded == {WORKER: services.digest_of([str(read)])}
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
-    assert (again["changed"], again["diff"]) == (False, [])
+    assert (again["changed"], again["diff"]) == (False, {"before": "", "after": ""})
     assert services.reads_at_start(machine.host["prefix"]) == recorded, "it has not read it again"
     stopped = call(host=machine.host, state="stopped", names=[WORKER])
-    assert [part["after"] for part in stopped["diff"]] == [f"{WORKER}: stopped\n"]
+    assert stopped["diff"]["after"] == f"{WORKER}: stopped\ntext\n"
 
 
 def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):

@@ -55,7 +55,6 @@ def programs(tmp_path, monkeypatch):
     def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=()):
         hangs = "sleep" in f"{server}{worker}"
         monkeypatch.setattr(smoke_test, "SECONDS", 1 if hangs else 30)
-        monkeypatch.setattr(smoke_test, "DYING_SECONDS", 0.1 if hangs or "500" in str(server) else 10)
         for name, text in (("llama-server", server), ("rpc-server", worker)):
             if text is not None:
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
@@ -90,13 +89,12 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
         ("sys.exit('unknown argument')", ["ended with status 1", "unknown argument"]),
         ("time.sleep(60)", ["did not answer within 1 s"]),
         (SERVER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
-        (SERVER.replace("ANSWER", "self.reply('', 500)"), ["gave no answer"]),
         (
             SERVER.replace("ANSWER", "self.reply('every every')"),
             ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
         ),
     ],
-    ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "an error", "wrong"],
+    ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "wrong"],
 )
 def test_a_server_that_does_not_work(programs, server, said):
     with pytest.raises(Refusal) as failed:

@@ -31,10 +31,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
 LOG_LINES_SHOWN = 15
-FAST_LOAD_REMEDY = (
-    "of llama_build_fast_load does not apply to this tree: remove llama_build_fast_load, or use another release"
-)
-PATCH_REMEDY = "of llama_release does not apply: correct it for this tree, or remove it"
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
 FULL_BYTES = 1 << 20
@@ -176,9 +172,9 @@ class Builder(Installer):
             f"patch {patch.name}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch.path]
         )
         if status:
-            is_fast_load = patch.name.startswith(fast_load.PREFIX)
+            variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PREFIX) else "llama_release"
             raise Refusal(
-                f"the patch {patch.name} {FAST_LOAD_REMEDY if is_fast_load else PATCH_REMEDY}. No running service was "
+                f"the patch {patch.name} of {variable} does not apply to this tree: remove it, or use another release. No running service was "
                 f"touched. Log: {self.log}; patch says:\n" + "\n".join(printed[:PATCH_LINES_SHOWN])
             )
 

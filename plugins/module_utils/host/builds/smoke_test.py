@@ -30,8 +30,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 SECONDS = 60
 """How long the trial of a program may take; one or two are usual."""
 PAUSE_SECONDS = 0.05
-DYING_SECONDS = 10
-"""How long a program that no longer answers may take to end: its memory may be written to disk first."""
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 HIDDEN = {
     record.visible.variable: record.visible.none
@@ -116,14 +114,8 @@ def _check_server(program: Path, words: Collection[str], place: Place) -> None:
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     with _start([str(program), *arguments], place) as server:
-        while _ask(port, "/health", None, server.left()) is None:
-            server.expect()
-            time.sleep(PAUSE_SECONDS)
-        request = {"prompt": question(), "n_predict": ANSWERED, "temperature": 0}
-        reply = _ask(port, "/completion", request, server.left())
-        if reply is None:
-            _wait_for_end(server)
-            raise server.failure("gave no answer", OTHERWISE)
+        _answer(server, port, "/health")
+        reply = _answer(server, port, "/completion", {"prompt": question(), "n_predict": ANSWERED, "temperature": 0})
         got = str(reply.get("content", "")).strip()
         if got != answer():
             raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {answer()!r}", OTHERWISE)
@@ -169,25 +161,21 @@ def _start(argv: list[str], place: Place) -> Iterator[_Program]:
             process.wait()
 
 
-def _wait_for_end(running: _Program) -> None:
-    """Waits for a program that no longer answers, and says how it ended if it did."""
-    with suppress(subprocess.TimeoutExpired):
-        running.process.wait(DYING_SECONDS)
-    running.expect()
-
-
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         return listening.getsockname()[1]
 
 
-def _ask(port: int, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
-    """What llama-server answers, or None where it does not, or not yet."""
-    reply = reading.ask(f"{LOOPBACK}:{port}", path, seconds, body)
-    with suppress(ValueError):
-        return reading.parse(reply.text) if reply.status == 200 else None
-    return None
+def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """What llama-server answers, as soon as it does."""
+    while True:
+        reply = reading.ask(f"{LOOPBACK}:{port}", path, server.left(), body)
+        with suppress(ValueError):
+            if reply.status == 200:
+                return reading.parse(reply.text)
+        server.expect()
+        time.sleep(PAUSE_SECONDS)
 
 
 def question() -> list[int]:
