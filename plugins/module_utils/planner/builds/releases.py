@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, cast
+from typing import Any, Optional, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -209,15 +209,6 @@ def same_source(one: ReleasePlan, other: ReleasePlan) -> bool:
     return tree == others and ("unknown" in (one.commit, other.commit) or one.commit[:7] == other.commit[:7])
 
 
-class _Kind(NamedTuple):
-    """A build as far as it does not depend on other hosts."""
-
-    kind: str
-    cmake_options: Mapping[str, str]
-    environment: Mapping[str, str]
-    archives: tuple[str, ...] | None = None
-
-
 def builds(
     equipped: Mapping[str, Equipped],
     wanted: Mapping[str, ReleasePlan],
@@ -237,20 +228,15 @@ def builds(
     }
     programs: dict[str, set[str]] = {}
     for (name, backend), kind in kinds.items():
-        targets = programs.setdefault(_shared_key(kind, wanted[backend]), set())
+        targets = programs.setdefault(_shared_key(kind), set())
         if equipped[name].host.is_worker:
             targets.add(capabilities.WORKER_BINARY[wanted[backend].fork])
         if equipped[name].host.is_head:
             targets.add("llama-server")
             targets.update([options.MEASURING] if measures and wanted[backend].mainline else [])
     planned = {
-        (name, backend): _build(
-            equipped[name].host,
-            backend,
-            kind,
-            wanted[backend],
-            sorted(programs[_shared_key(kind, wanted[backend])]),
-            catalogue,
+        (name, backend): _with_programs(
+            kind, wanted[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue
         )
         for (name, backend), kind in kinds.items()
     }
@@ -272,12 +258,12 @@ def _builder(alike: Sequence[Host]) -> str:
     return str([*wanted, *(host.name for host in alike if host.is_head), *names][0])
 
 
-def _shared_key(kind: _Kind, release: ReleasePlan) -> str:
-    return _sha([kind.kind, release.id, kind.cmake_options])
+def _shared_key(kind: BuildPlan) -> str:
+    return _sha([kind.kind, kind.release, kind.cmake_options])
 
 
-def _build(
-    host: Host, backend: str, kind: _Kind, release: ReleasePlan, targets: list[str], catalogue: Catalogue
+def _with_programs(
+    kind: BuildPlan, release: ReleasePlan, host: Host, targets: list[str], catalogue: Catalogue
 ) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
@@ -290,22 +276,11 @@ def _build(
             )
         paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
-    return BuildPlan(
-        id=f"{release.ref}-{backend}-{identity}",
-        release=release.id,
-        backend=backend,
-        kind=kind.kind,
-        cmake_options=kind.cmake_options,
-        environment=kind.environment,
-        targets=tuple(targets),
-        packaged=paths,
-        builder=host.name,
-        archives=kind.archives,
-    )
+    return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths)
 
 
-def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> _Kind:
-    """What hosts have in common that share a build, and how they build.
+def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> BuildPlan:
+    """What hosts have in common that share a build, and how they build; yet without programs.
 
     :param tls: whether llama-server has to speak it.
     """
@@ -316,23 +291,36 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
         "distribution": facts.distribution._asdict(),
         "backend": backend,
     }
-    if release.source not in release_request.COMPILED:
-        groups = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
-        archives = None
-        if release.source == "prebuilt":
-            archives = prebuilt_archives.archives_of(host, backend, release.build, server)
-            kind["archives"] = archives
-        ran = {} if archives is None else prebuilt_archives.environment(facts, backend)
-        return _Kind(_sha({**kind, "programs": groups}), {}, ran, archives)
-    tools = toolchains.choose(host.name, backend, facts, host.toolchain)
-    toolkit = tools["toolkit"]
-    kind.update(
-        cpu=facts.cpu.features_id,
-        toolchain=tools["compiler"],
-        accelerators=tools["version"],
-        toolkit=(toolkit.prefix or None) if toolkit else None,
+    cmake_options: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {}
+    archives: tuple[str, ...] | None = None
+    if release.source in release_request.COMPILED:
+        tools = toolchains.choose(host.name, backend, facts, host.toolchain)
+        toolkit = tools["toolkit"]
+        kind.update(
+            cpu=facts.cpu.features_id,
+            toolchain=tools["compiler"],
+            accelerators=tools["version"],
+            toolkit=(toolkit.prefix or None) if toolkit else None,
+        )
+        cmake_options, environment = _options(host, backend, release, server, tls), tools["environment"]
+    else:
+        kind["programs"] = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
+    if release.source == "prebuilt":
+        archives = kind["archives"] = prebuilt_archives.archives_of(host, backend, release.build, server)
+        environment = prebuilt_archives.environment(facts, backend)
+    return BuildPlan(
+        id="",
+        release=release.id,
+        backend=backend,
+        kind=_sha(kind),
+        cmake_options=cmake_options,
+        environment=environment,
+        targets=(),
+        packaged={},
+        builder=host.name,
+        archives=archives,
     )
-    return _Kind(_sha(kind), _options(host, backend, release, server, tls), tools["environment"])
 
 
 def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
