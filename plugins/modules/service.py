@@ -112,7 +112,7 @@ def main():
         manager = services.manager_of(place)
         touched = [*(service.name for service in run), *module.params["names"]]
         with nullcontext() if module.check_mode else host_lock.hold(place.prefix):
-            read = {entry.name: services.digest_of(entry.reads) for entry in planned if entry.reads}
+            read = {entry.name: services.digest_of(entry.definition, entry.reads) for entry in planned}
             changes = job.cancel(place, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:

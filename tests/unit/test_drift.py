@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -314,18 +313,16 @@ def running(planned, installation):
     start(port)
     planned.runs(prefix, service(program, port, definition=DEFINED))
     planned.installed = prefix
+    note_start(planned)
     return planned
 
 
-def long_ago(monkeypatch):
-    """Lets all processes have started a minute ago."""
-    monkeypatch.setattr(processes, "started_at", lambda pid: None if pid is None else time.time() - 60)
-
-
-def test_a_definition_that_is_newer_than_what_runs_by_it(running, monkeypatch):
-    assert running.drift().redefined == ()
-    long_ago(monkeypatch)
-    assert running.drift().redefined == ("llamacpp-worker-x",)
+def note_start(planned):
+    """As the run does that starts the service."""
+    (service,) = planned.host.services
+    change = state.managers.Change(service.name, "stopped", "running", "", "")
+    read = {service.name: state.managers.digest_of(service.definition, service.reads)}
+    state.managers.record_reads(planned.host.prefix, read, [change])
 
 
 @pytest.mark.parametrize(
@@ -346,49 +343,34 @@ def test_a_file_that_was_replaced_since_the_service_read_it(running, replace):
         os.utime(path, (9, 9))
     (planned,) = running.host.services
     running.change(services=(planned._replace(reads=(str(key), "/not/there")),))
-    change = state.managers.Change("llamacpp-worker-x", "stopped", "running", "", "")
-    read = {planned.name: state.managers.digest_of([str(key), "/not/there"])}
-    state.managers.record_reads(str(running.installed), read, [change])
+    assert running.drift().redefined == (planned.name,)
+    note_start(running)
     assert running.drift().redefined == ()
     replace(key, other)
     assert running.drift().redefined == (planned.name,)
 
 
+def test_a_definition_that_was_written_since_the_service_started(running):
+    assert running.drift().redefined == ()
+    (planned,) = running.host.services
+    newer = DEFINED + "; newer\n"
+    running.definition().write_text(newer)
+    running.change(services=(planned._replace(definition=newer),))
+    assert running.drift().redefined == (planned.name,)
+    note_start(running)
+    assert running.drift().redefined == ()
+
+
 def test_a_model_counts_as_replaced_by_its_size_or_time(tmp_path, monkeypatch):
     model = tmp_path / "m.gguf"
     model.write_text("one")
-    small = state.managers.digest_of([str(model)])
+    small = state.managers.digest_of("", [str(model)])
     os.utime(model, (9, 9))
-    assert state.managers.digest_of([str(model)]) == small
+    assert state.managers.digest_of("", [str(model)]) == small
     monkeypatch.setattr(state.managers, "SMALL_BYTES", 1)
-    large = state.managers.digest_of([str(model)])
+    large = state.managers.digest_of("", [str(model)])
     os.utime(model, (8, 8))
-    assert state.managers.digest_of([str(model)]) != large
-
-
-def test_a_file_whose_time_is_ahead_of_the_clock_restarts_its_service_once(running, monkeypatch):
-    os.utime(running.definition(), (time.time() + 86400, time.time() + 86400))
-    with monkeypatch.context() as earlier:
-        long_ago(earlier)
-        assert running.drift().redefined == ("llamacpp-worker-x",)
-    assert running.drift().redefined == ()
-
-
-def test_a_clock_that_was_set_back_restarts_nothing(running, monkeypatch):
-    started, now = processes.started_at, time.time
-    monkeypatch.setattr(processes, "started_at", lambda pid: started(pid) - 3600)
-    monkeypatch.setattr(time, "time", lambda: now() - 3600)
-    assert running.drift().redefined == ()
-
-
-def test_a_unit_that_systemd_has_not_read(planned, monkeypatch):
-    monkeypatch.setattr(state.managers.commands, "find", lambda program: program)
-    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
-    told = "Id=llamacpp-worker-x.service\nNeedDaemonReload=yes\n\nId=y.service\nNeedDaemonReload=no\n"
-    monkeypatch.setattr(state.managers.commands, "run", lambda *_arguments, **_options: told)
-    planned.change(service_manager="systemd", scope="system")
-    planned.definition().write_text(DEFINED)
-    assert planned.drift().redefined == ("llamacpp-worker-x",)
+    assert state.managers.digest_of("", [str(model)]) != large
 
 
 def identity(name, backend):

@@ -54,7 +54,7 @@ MEASURED_SPEED = "speed.json"
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
 READ = "read.json"
-"""File below the prefix of each host: service → digest of the files that it read when a run started it last."""
+"""File below the prefix of each host: service → digest of its definition and of the files that it read when a run started it last."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Managers of a host's firewall that are driven."""
 WIREGUARD = "wireguard"

@@ -93,10 +93,6 @@ class Manager:
         """What a service wrote last; of a journal so many lines in this form."""
         return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
 
-    def unread(self, services: Collection[str]) -> set[str]:
-        """Those whose definition the manager has not read since it was written."""
-        return set()
-
     def not_at_boot(self, services: Collection[str]) -> set[str]:
         """Those that do not start at boot though the manager could start them."""
         return set()
@@ -173,13 +169,6 @@ class Systemd(Manager):
     def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
         options = ["--lines", str(lines), f"--output={form}", "--no-pager"]
         return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *options])
-
-    def unread(self, services: Collection[str]) -> set[str]:
-        try:
-            shown = self._show(services, "NeedDaemonReload")
-        except commands.CommandError:
-            return set()
-        return {name for name, value in shown.items() if value == "yes"}
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         try:
@@ -407,12 +396,12 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
             manager.start(starting)
 
 
-def digest_of(paths: Iterable[str]) -> str:
-    """Of what services read at their start: content, and of a large file, a model, size and time.
+def digest_of(definition: str, paths: Iterable[str]) -> str:
+    """Of what a service is started by: its definition, and the content of files, of a large one, a model, size and time.
 
     :raises Refusal: a disk does not answer.
     """
-    whole = hashlib.sha256()
+    whole = hashlib.sha256(definition.encode())
     for path in paths:
         whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
     return whole.hexdigest()
@@ -427,13 +416,13 @@ def _state_of(path: Path) -> str:
         return f"{path} is missing\n"
 
 
-def has_read(prefix: str, name: str, paths: Iterable[str]) -> bool:
-    """Whether a running service has read the files that are there now, as the run noted that started it."""
-    return reads_at_start(prefix).get(name) == digest_of(paths)
+def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
+    """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
+    return reads_at_start(prefix).get(name) == digest_of(definition, paths)
 
 
 def reads_at_start(prefix: str) -> dict[str, Any]:
-    """Service → digest of the files that it read when a run started it last."""
+    """Service → digest of what a run started it by last."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):
@@ -443,7 +432,7 @@ def reads_at_start(prefix: str) -> dict[str, Any]:
 def record_reads(prefix: str, read: Mapping[str, str], changes: Iterable[Change]) -> None:
     """Notes what services read that were started.
 
-    :param read: service → digest of its files, from before: one that changed meanwhile restarts it once more.
+    :param read: service → its digest, from before: a file that changed meanwhile restarts it once more.
     :raises OSError: names the file.
     """
     started = {

@@ -9,7 +9,6 @@ import grp
 import os
 import pwd
 import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -53,8 +52,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 KEPT_RELEASES = 2
 """Of each backend that stay installed, with the planned one: going back to them needs no build."""
-CLOCK_SECONDS = 3
-"""Start of a process and time of a file that a run writes are compared with so much tolerance."""
 
 
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
@@ -140,31 +137,16 @@ def _is_same(file: FilePlan) -> bool:
 
 
 def _redefined(planned: HostPlan, manager: managers.Manager, states: Mapping[str, ServiceState]) -> list[str]:
-    """Services whose definition is missing or different, or newer than the process that runs by it, or that run, and for which no run
-    noted that they read the files which are there now."""
-    unread = manager.unread([service.name for service in planned.services])
+    """Services whose definition is missing or different, or that run, and for which no run noted that it started them by this definition with the files
+    which are there now."""
     found = []
     for service in planned.services:
         path = manager.path(service.name)
         same = path.is_file() and text_of(path) == service.definition
-        pid = states[service.name].pid
-        started = processes.started_at(pid)
-        is_newer = started is not None and started + CLOCK_SECONDS < _modified(path)
-        reads_again = pid and service.reads and not managers.has_read(planned.prefix, service.name, service.reads)
-        if not same or is_newer or reads_again or service.name in unread:
+        known = managers.has_read(planned.prefix, service.name, str(service.definition), service.reads)
+        if not same or (states[service.name].pid and not known):
             found.append(service.name)
     return found
-
-
-def _modified(path: str | Path) -> float:
-    """When a file was changed, in seconds since 1970; 0 where it is missing. Its own time may be of another host's clock, or set by hand: it
-    never counts as later than the kernel's. One that is still ahead of the clock, which was set back since, says nothing and is 0."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0.0
-    modified = min(status.st_mtime, status.st_ctime)
-    return modified if modified <= time.time() + CLOCK_SECONDS else 0.0
 
 
 def _system(planned: HostPlan) -> Iterator[Difference]:
