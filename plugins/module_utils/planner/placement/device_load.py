@@ -30,9 +30,6 @@ STAYS = ROWS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
 WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
 """Those that go with the first layer. Others go with the output."""
-READ_BY_ROW = frozenset(("gemma4", "qwen4exp"))
-"""Architectures of which ``--lazy-mode auto`` leaves per_layer_token_embd in the file where it has more than LARGE_TABLE (0.3.36)."""
-LARGE_TABLE = 4 << 30
 WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Those of which every device that has layers gets a copy."""
 
@@ -163,13 +160,6 @@ class Load:
     def kv_on_head(self, first: int) -> int:
         """Bytes of the cache in the head's memory, with the layers from ``first`` on on devices."""
         return sum(self.kv) - sum(self.device_kv[first : self.layers])
-
-    def in_file(self, lazy: bool) -> int:
-        """Bytes of what stays on the head and is read from the file row by row, where llama-server does that at all."""
-        tables = [
-            part.bytes for part in self.parts if part.unit is None and part.name.startswith("per_layer_token_embd")
-        ]
-        return sum(size for size in tables if lazy and self.summary.architecture in READ_BY_ROW and size > LARGE_TABLE)
 
     def fixed(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""

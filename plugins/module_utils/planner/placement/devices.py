@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
@@ -41,19 +39,6 @@ def shares_memory(device: Device, facts: Facts) -> bool:
     """Whether what it holds is in the memory of the host's processor."""
     accelerator = accelerator_of(facts, device.name)
     return accelerator.unified if accelerator else True
-
-
-def reads_by_row(server: Server, release: ReleasePlan, own: Iterable[Device], facts: Facts) -> bool:
-    """Whether llama-server leaves large tables in the file, of which a token needs single rows. By itself it does not where it drives
-    graphics in a processor by CUDA, HIP or Vulkan (ggml-org/llama.cpp#28160).
-
-    :param own: the devices that it drives.
-    :param facts: of its host.
-    """
-    given = server_settings.given_option(server, "lazy-mode")
-    inside = any(shares_memory(device, facts) and not backends.RECORDS[device.backend].maps_weights for device in own)
-    mode = given[1] if given else "auto"
-    return release.mainline and (mode == "on" or (mode == "auto" and not inside))
 
 
 def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:

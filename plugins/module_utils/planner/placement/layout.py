@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     solver,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices as known_devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Server
 
 ALL, FASTEST = "all", "fastest"
@@ -71,11 +70,6 @@ class Case(NamedTuple):
     def facts(self) -> Facts:
         """Of the head."""
         return self.hosts[self.head].facts
-
-    @property
-    def reads_by_row(self) -> bool:
-        own = [device for device in self.devices if not device.worker]
-        return known_devices.reads_by_row(self.server, self.release, own, self.facts)
 
 
 def lay_out(case: Case) -> device_load.Placed:
@@ -153,15 +147,14 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     settings = server_settings.settings_of(server, model.summary, case.release.fork)
     load = device_load.load_of(model.summary, settings, case.release.build, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
-    in_file = load.in_file(case.reads_by_row)
-    taken, beside = beside + sum(load.kv) - sum(load.device_kv), beside - in_file
+    taken = beside + sum(load.kv) - sum(load.device_kv)
     if not devices or not gpu_layers:
         missing = _missing_on_head(case.facts, load, load.units, beside)
         text = f"the model does not fit into the memory of {case.head}: {missing} MiB are missing; add a worker"
         return device_load.Placed((), (), load, 0, (text,) if missing else (), missing_mib=missing)
     first = load.units - gpu_layers
     spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
-    tables = max(0, load.on_head() - in_file - spare)
+    tables = max(0, load.on_head() - spare)
     devices = auxiliary_models.beside_memory(devices, tables + taken, case.head, case.facts)
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
