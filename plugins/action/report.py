@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
     verified: ControllerPath | None = None
     benchmark: ControllerPath | None = None
     bundle: Mapping[str, Any] | None = None
-    """A bundle.Found."""
+    """As bundle.make takes it."""
 
 
 def _read(variable: str, path: str | None, record: type, without_hosts: type | None = None) -> Any:

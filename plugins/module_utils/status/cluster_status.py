@@ -38,12 +38,10 @@ class Answer(NamedTuple):
 
 
 def _workers(planned: HostPlan | None, answer: Answer, condition: types.Condition) -> Iterator[types.WorkerStatus]:
-    services = {service.name: service for service in planned.services} if planned else {}
-    by_port = {worker.listens: worker for worker in planned.workers} if planned else {}
+    workers = {names.service(f"worker-{worker.name}"): worker for worker in planned.workers} if planned else {}
     found = answer.drift.services if answer.drift else {}
-    for name, service in services.items():
-        if service.kind == "worker" and name in found:
-            worker = by_port[service.listens]
+    for name, worker in workers.items():
+        if name in found:
             yield types.WorkerStatus(
                 name,
                 worker.endpoint,
@@ -56,7 +54,7 @@ def _workers(planned: HostPlan | None, answer: Answer, condition: types.Conditio
                 found[name].clients,
             )
     for name, state in condition.service_states.items():
-        if name not in services and not names.is_head(name):
+        if name not in workers and not names.is_head(name):
             yield types.WorkerStatus(
                 name, None, None, None, None, state, None, condition.restarts.get(name), clients=()
             )
@@ -64,16 +62,14 @@ def _workers(planned: HostPlan | None, answer: Answer, condition: types.Conditio
 
 def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.HostStatus:
     condition = answer.condition
-    if not condition:
-        return types.HostStatus(name, is_head, answer.said, answer.reachable, False, (), None, None)
     return types.HostStatus(
         name=name,
         is_head=is_head,
-        said="",
-        reachable=True,
-        installed=bool(condition.service_states),
-        workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)),
-        resources=condition.resources,
+        said=answer.said,
+        reachable=answer.reachable,
+        installed=bool(condition and condition.service_states),
+        workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
+        resources=condition.resources if condition else None,
         differences=answer.drift.differences if answer.drift else None,
     )
 

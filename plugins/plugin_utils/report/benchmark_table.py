@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-NAMES = ("what", "t/s", "predicted", "of that")
+NAMES = ("what", "t/s", "predicted", "of that", "why not")
 
 
 def speed(cell: Cell) -> str:
@@ -22,47 +22,26 @@ def row(cell: Cell) -> list[str]:
     """A cell, in the order of NAMES."""
     part = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
-    return [cell.name, speed(cell) or "not measured", predicted, part]
-
-
-def skipped(record: Benchmark) -> dict[str, list[str]]:
-    """Why cells were not measured → their names."""
-    reasons: dict[str, list[str]] = {}
-    for cell in record.cells:
-        if not cell.measured:
-            reasons.setdefault(cell.skipped or "it was not its turn yet", []).append(cell.name)
-    return reasons
+    why_not = "" if cell.measured else cell.skipped or "it was not its turn yet"
+    return [cell.name, speed(cell), predicted, part, why_not]
 
 
 def as_markdown(record: Benchmark) -> str:
-    """The table of all cells, and why some were not measured."""
+    """The table of all cells."""
     rows = [list(NAMES), *map(row, record.cells)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(one, widths)) for one in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
-    why = [f"- {reason}: {'; '.join(cells)}\n" for reason, cells in skipped(record).items()]
-    text = (
-        f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}.\n\n"
-        + "".join(f"| {line} |\n" for line in lines)
-        + ("\nNot measured:\n\n" + "".join(why) if why else "")
-    )
-    return text.replace("<", "&lt;")
+    table = "".join(f"| {line} |\n" for line in lines)
+    return f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}.\n\n{table}".replace("<", "&lt;")
 
 
 def view(record: Benchmark) -> dict[str, Any]:
-    """What the page's template takes of a benchmark, the names of its parts in ``parts``."""
-    measured = [cell for cell in record.cells if cell.measured]
-    content = {
+    """What the page's template takes of a benchmark."""
+    return {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.time)),
         "record": record,
-        "done": len(measured),
+        "done": sum(bool(cell.measured) for cell in record.cells),
         "names": NAMES,
-        "rows": list(map(row, measured)),
-        "skipped": skipped(record),
-    }
-    parts = {"Measured and predicted": measured, "Not measured": content["skipped"]}
-    return {
-        "parts": [name for name, rows in parts.items() if rows],
-        "title": f"Benchmark of {record.cluster}",
-        "measured": content,
+        "rows": list(map(row, record.cells)),
     }

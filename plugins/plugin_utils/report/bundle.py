@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
@@ -23,17 +23,6 @@ SECRET_NAME = re.compile(r"pass(word|wd|phrase)?$|token$|secret|vault|(api|priva
 """Of a variable with a secret."""
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 """What host_report.read returned on a host."""
-
-
-class Found(NamedTuple):
-    """What is known of a cluster."""
-
-    plan: Mapping[str, Any]
-    status: Status
-    reports: Mapping[str, Any]
-    """Host → what the module host_status returned there."""
-    facts: Mapping[str, Any]
-    """Host → its facts, which are only shown."""
 
 
 def secrets_of(variables: Mapping[str, Any], below: str = "") -> dict[str, str]:
@@ -53,28 +42,25 @@ def secrets_of(variables: Mapping[str, Any], below: str = "") -> dict[str, str]:
     return found
 
 
-def make(data: Mapping[str, Any], known: Mapping[str, str]) -> str:
+def make(found: Mapping[str, Any], known: Mapping[str, str]) -> str:
     """The archive, whose bytes are surrogates.
 
-    :param data: a Found.
+    :param found: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there, and ``facts``, which are only shown.
     :param known: secret → its kind.
     """
-    found = typed_json.parse(Found, data)
-    record: type[Plan | Refused] = Refused if found.plan["refused"] else Plan
-    plan = typed_json.parse(record, found.plan)
+    record: type[Plan | Refused] = Refused if found["plan"]["refused"] else Plan
+    status = typed_json.parse(Status, found["status"])
     texts = {
         "README.txt": "Read this bundle before you send it: names and addresses of hosts are in it.",
-        "plan.txt": plan_text.plan_page(plan),
-        "plan.json": json.dumps(found.plan, indent=1),
-        "status.txt": status_text.text_of(found.status),
-        "status.json": json.dumps(typed_json.dump(found.status), indent=1),
-        "facts.json": json.dumps(found.facts, indent=1),
+        "plan.txt": plan_text.plan_page(typed_json.parse(record, found["plan"])),
+        "status.txt": status_text.text_of(status),
+        **{f"{name}.json": json.dumps(found[name], indent=1) for name in ("plan", "status", "facts")},
     }
-    for host, answer in found.reports.items():
+    for host, answer in found["reports"].items():
         for name, text in _texts(answer).items():
             texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
     redacted = {name: redaction.redact(text, known) for name, text in texts.items()}
-    return _pack(f"{found.status.cluster.name}-bundle", redacted, found.status.time)
+    return _pack(f"{status.cluster.name}-bundle", redacted, status.time)
 
 
 def _texts(answer: Any) -> Texts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,6 @@ def _environment() -> Environment:
     )
     environment.filters.update(anchor=_anchor)
     return environment
-
-
-def render(template: str, view: Mapping[str, Any]) -> str:
-    """HTML of a template of this folder, which also has the style of all pages."""
-    style = Markup((HERE / "page.css").read_text())
-    return _environment().get_template(template).render({**view, "style": style})
 
 
 def _share(part: float, whole: float) -> str:
@@ -158,12 +152,6 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     return {**view, "parts": ["Refused"] * refused + names}
 
 
-def _title(plan: Plan | Refused | None, verified: Report | None, of_benchmark: dict[str, Any]) -> list[str]:
-    if plan:
-        return [line.strip() for line in plan_text.plan_title(plan)]
-    return [of_benchmark.get("title") or f"Verification of {verified.cluster if verified else ''}"]
-
-
 def page(
     plan: Plan | Refused | None,
     changes: Sequence[str] = (),
@@ -176,22 +164,27 @@ def page(
     :param changes: what site.yml would change.
     """
     view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
-    of_benchmark = benchmark_table.view(measured) if measured else {"parts": [], "measured": {}}
     refused = [name for name in view["parts"] if name == "Refused"]
     first = [name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])]
     rest = [name for name in view["parts"] if name not in (*refused, *first)]
     checks = ["Checks"] if verified else []
-    title, *subtitle = _title(plan, verified, of_benchmark)
-    return render(
-        "page.html.j2",
-        {
-            **view,
-            **of_benchmark,
-            "plan": plan,
-            "title": title,
-            "subtitle": " ".join(subtitle),
-            "checks": _checks(verified) if verified else None,
-            "other": view["other"],
-            "parts": [*refused, *checks, *first, *of_benchmark["parts"], *rest],
-        },
+    whose = measured.cluster if measured else verified.cluster if verified else ""
+    title, *subtitle = (
+        plan_text.plan_title(plan) if plan else [f"{'Benchmark' if measured else 'Verification'} of {whose}"]
+    )
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            {
+                **view,
+                "style": Markup((HERE / "page.css").read_text()),
+                "measured": benchmark_table.view(measured) if measured else {},
+                "plan": plan,
+                "title": title.strip(),
+                "subtitle": " ".join(line.strip() for line in subtitle),
+                "checks": _checks(verified) if verified else None,
+                "parts": [*refused, *checks, *first, *(["Measured and predicted"] if measured else []), *rest],
+            },
+        )
     )
