@@ -308,10 +308,6 @@ REFUSALS = [
         change=all_of(without("ninja", "ccache"), **MAC),
     ),
     refusal(
-        *("constructed/intel_integrated", "here has cmake 3.18.4", "too old for vulkan", "3.19"),
-        change=lambda facts: facts["toolchain"].update(cmake="3.18.4"),
-    ),
-    refusal(
         *(INTEL, "here lacks icx, mkl, dnnl, level-zero-driver"),
         "from Intel's repository of drivers for graphics and Intel's repository of oneAPI",
         change=all_of(without("icx", "mkl", "dnnl", "level-zero-driver"), toolchains=[]),

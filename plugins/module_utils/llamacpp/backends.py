@@ -160,7 +160,6 @@ class Backend(NamedTuple):
     """``auto`` takes the lowest of those that are possible."""
     device: str
     """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
-    minimum_cmake: tuple[int, int]
     process_mib: int
     """Of a device's memory, what an idle process holds that drives it: 300 to 500 by CUDA (field notes), assumed of the others."""
     alignment: int = 32
@@ -201,13 +200,12 @@ def cuda_architecture(capability: str) -> str:
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
-CPU = Backend(name="cpu", preference=9, minimum_cmake=(3, 14), device="CPU", process_mib=0)
+CPU = Backend(name="cpu", preference=9, device="CPU", process_mib=0)
 
 VULKAN = Backend(
     name="vulkan",
     preference=5,
     options={"GGML_VULKAN": "ON"},
-    minimum_cmake=(3, 19),
     toolkit=Toolkit(title="glslc", command="glslc", declared="2025.2"),
     libraries=(
         Library("vulkan-headers", "vulkan/vulkan.h"),
@@ -247,7 +245,6 @@ HIP = Backend(
         since={},
         left_out=(),
     ),
-    minimum_cmake=(3, 21),
     toolkit=Toolkit(
         title="ROCm",
         command="hipconfig",
@@ -306,7 +303,6 @@ CUDA = Backend(
         },
         left_out=(("13.0", "7.5"), ("12.0", "5.0")),
     ),
-    minimum_cmake=(3, 18),
     toolkit=Toolkit(
         title="CUDA",
         command="nvcc",
@@ -334,7 +330,6 @@ METAL = Backend(
     name="metal",
     preference=3,
     options={"GGML_METAL": "ON"},
-    minimum_cmake=(3, 14),
     device="MTL{}",
     maps_weights=True,
     process_mib=128,
@@ -347,7 +342,6 @@ SYCL = Backend(
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
     off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
-    minimum_cmake=(3, 20),
     toolkit=Toolkit(
         title="oneAPI",
         command="icx",

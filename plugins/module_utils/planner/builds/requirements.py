@@ -162,7 +162,6 @@ def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan)
         libraries = backends.libraries(backend, release.fork)
         toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
         missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
-        _check_cmake(host.name, facts.toolchain.get("cmake"), backend)
         tools, patch = backends.tools(backend), ["patch"] * bool(release.patches)
         lacking = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
         return Needs([*tools, *libraries, *patch], {*lacking, *missing})
@@ -205,11 +204,3 @@ def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]
         host.facts.scope == "system" and host.facts.system != "Darwin" and set(sources) & set(release_request.COMPILED)
     )
     return {tool: packages[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in packages}
-
-
-def _check_cmake(name: str, version: str | None, backend: str) -> None:
-    minimum = backends.RECORDS[backend].minimum_cmake
-    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < minimum:
-        raise Refusal(
-            f"{name} has cmake {version}, too old for {backend}: install {'.'.join(map(str, minimum))} or newer"
-        )
