@@ -191,7 +191,7 @@ def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, syst
     if manager == "ufw":
         # Each is put first, so what accepts has to be put again after what drops.
         moved = [rule for rule in state.present if rule in state.wanted and " allow " in rule] if state.missing else []
-        add = [state.wanted[rule] for rule in reversed(state.wanted) if rule in [*state.missing, *moved]]
+        add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
         first = [{**state.wanted[rule], "delete": True} for rule in moved]
         return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in stale])
     added, removed = ([*map(_firewalld_arguments, rules)] for rules in (state.missing, stale))
