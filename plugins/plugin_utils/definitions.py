@@ -19,19 +19,19 @@ MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""
 PROOF_SECONDS = 900
 """After which a service that only proves a release is ended."""
-COMMENTS = (" ;", " #")
-"""Where supervisor reads the rest of a value as a comment."""
+COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
+"""Where supervisor reads the rest of a value as a comment, and what an environment of it cannot hold, since it knows no escapes there."""
 
 
-def _check(values: Iterable[str], comments: Iterable[str] = ()) -> None:
-    """:param comments: texts that no value may hold."""
+def _check(values: Iterable[str], impossible: Sequence[str] = ()) -> None:
+    """:param impossible: texts that no value may hold for supervisor."""
     for value in values:
-        if not validation.is_plain(value):
-            wrong = "has a line break or another control character, which no service manager can express: remove it"
-        elif any(text in value for text in comments):
-            wrong = "supervisor reads a part of it as a comment: remove the space before ; or #"
-        else:
+        found = next((text for text in impossible if text in value), None)
+        if validation.is_plain(value) and not found:
             continue
+        wrong = "has a line break or another control character, which no service manager can express: remove it"
+        if found:
+            wrong = f"supervisor reads {found!r} in it as something else: remove it"
         raise Refusal(
             f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
         )
@@ -62,26 +62,15 @@ def systemd_environment(variables: Mapping[str, str]) -> str:
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
-def _has_quotes(value: str) -> bool:
-    """Whether supervisor cannot express it in environment=, where it reads quotes and knows no escapes."""
-    return '"' in value or "'" in value
-
-
-def supervisor_command(words: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """One line that supervisor splits again into the same words.
-
-    :param variables: the environment; what environment= cannot express is set by env, which becomes the program.
-    """
-    quoted = [f"{name}={value}" for name, value in sorted((variables or {}).items()) if _has_quotes(value)]
-    whole = [*(["/usr/bin/env", *quoted] if quoted else []), *words]
-    _check(whole, COMMENTS)
-    return " ".join(shlex.quote(word).replace("%", "%%") for word in whole)
+def supervisor_command(words: Sequence[str]) -> str:
+    """One line that supervisor splits again into the same words."""
+    _check(words, COMMENTS)
+    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    """Variables without quotes in their values, as supervisor reads them."""
-    _check(variables.values(), COMMENTS)
-    plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items()) if not _has_quotes(value)}
+    _check(variables.values(), (*COMMENTS, *QUOTES))
+    plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
     return ",".join(f'{name}="{value}"' for name, value in plain.items())
 
 

@@ -45,14 +45,7 @@ def read_supervisor(text, tmp_path):
     parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=False)
     parser.read_string(text)
     section = dict(parser.items(parser.sections()[0]))
-    words = shlex.split(section["command"] % {})
-    assert words[0] == "/usr/bin/env"
-    set_by_env = [word for word in words[1:] if word.startswith(("A=", "B="))]
-    environment = {
-        **environment_of_supervisor(section["environment"]),
-        **dict(word.split("=", 1) for word in set_by_env),
-    }
-    return words[1 + len(set_by_env) :], environment
+    return shlex.split(section["command"] % {}), environment_of_supervisor(section["environment"])
 
 
 def read_launchd(text, tmp_path):
@@ -72,6 +65,8 @@ def test_every_character_arrives_as_it_was_given(local, manager, tmp_path):
     )
     planned = local.plan()["hosts"]["here"]
     words, environment = ["/x/run", EVERY, ";", "", "-", "a=b"], {"A": EVERY, "B": "x y,%z$(id)\\"}
+    if manager == "supervisor":
+        environment["A"] = re.sub("[\"']", "", EVERY)
     service = {**planned["services"][-1], "argv": words, "environment": environment}
     text = definition(planned, service)
     read, set_by_it = READERS[manager](text, tmp_path)
@@ -275,8 +270,9 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
         (definitions.systemd_line, "/etc/keys ", "systemd does not read a space or"),
         (definitions.systemd_line, "/etc/keys\\", "systemd does not read a space or"),
-        (definitions.supervisor_command, ["--alias", "a #b"], "as a comment"),
-        (definitions.supervisor_environment, {"A": "a ;b"}, "as a comment"),
+        (definitions.supervisor_command, ["--alias", "a #b"], "reads ' #' in it as something else"),
+        (definitions.supervisor_environment, {"A": "a ;b"}, "reads ' ;' in it"),
+        (definitions.supervisor_environment, {"A": "it's"}, 'reads "\'" in it'),
     ],
 )
 def test_what_a_manager_would_read_otherwise_is_refused(quote, given, why):
