@@ -20,8 +20,6 @@ class ActionModule(Action):
     ARGUMENTS = resolver.Options
 
     def perform(self, arguments: resolver.Options) -> dict:
-        if arguments.url or arguments.paths:
-            return self.module(**{name: value for name, value in arguments._asdict().items() if value is not None})
         try:
             variables = inventory.variables_of(self.variables)
             entries = turns.overlays(variables)

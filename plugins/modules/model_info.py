@@ -12,16 +12,8 @@ description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
     they are, by HTTP range requests where that is a server.
   - The action plugin does that on the controller. What the host has already is looked up there, and then no server is asked.
-  - Given O(url), it reads the header of that model alone, on the host, and checks that the file is complete. Proxies are those of the environment of
-    the host. It fails when the file is missing, truncated or not a GGUF file.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
-  url:
-    description: URL of a model, C(http) or C(https). Of a split model, the first part; the others have to be beside it.
-    type: str
-  token:
-    description: Token for the server of O(url), which alone gets it, and not where that redirects.
-    type: str
   prefix:
     description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that can be downloaded.
     type: path
@@ -42,7 +34,7 @@ options:
     elements: path
     default: []
   paths:
-    description: Files of the host whose headers are read, of a split model the first part. The action plugin sets those of the variables.
+    description: Files of the host whose headers are read, of a split model the first part; the action plugin sets them.
     type: list
     elements: path
     default: []
@@ -61,18 +53,9 @@ EXAMPLES = r"""
   llamacpp.cluster.model_info:
     prefix: /opt/llamacpp
   register: model
-
-- name: Read the header of a model that is not downloaded yet
-  llamacpp.cluster.model_info:
-    url: https://models.example.org/some-model-00001-of-00003.gguf
-  delegate_to: localhost
 """
 
 RETURN = r"""
-paths:
-  description: Path of each of O(paths), and C(summary) as below, C(bytes) and C(closed), or C(error).
-  returned: with O(paths)
-  type: dict
 models:
   description: Name of each model of C(llama_models), and in place of the other values what they are of that model.
   returned: with C(llama_models)
@@ -102,21 +85,8 @@ closed:
   description: The folder or file that keeps O(account) from reading the model, if any.
   returned: success
   type: str
-source:
-  description: Where the model comes from, for people.
-  returned: success
-  type: str
-revision:
-  description: Commit of a repository.
-  returned: success
-  type: str
 files:
   description: Files of the model, of its projector and of its draft model, as M(llamacpp.cluster.model) takes them.
-  returned: success
-  type: list
-  elements: dict
-sources:
-  description: C(source) and C(revision) for each role.
   returned: success
   type: list
   elements: dict
@@ -133,29 +103,12 @@ offered:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models, web
-
-
-def from_url(module):
-    url, timeout = module.params["url"], module.params["timeout"]
-    named = f"url is {web.shown(url)}, which"
-    try:
-        model = reading.within(timeout, lambda: web.read_model([url], module.params["token"]))
-        module.exit_json(changed=False, summary=header_summary.summarize(model))
-    except reading.TooSlowError as error:
-        module.fail_json(msg=f"{named} {error}: raise the option timeout, or use another server.")
-    except web.RemoteError as error:
-        module.fail_json(msg=f"{named} {web.explain(error, 'the option token', module.params['token'])}.")
-    except gguf.GGUFError as error:
-        module.fail_json(msg=f"{named} {error}. Give the URL of a complete GGUF file.")
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
-            "url": {"type": "str"},
-            "token": {"type": "str", "no_log": True},
             "prefix": {"type": "path"},
             "account": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
@@ -166,8 +119,6 @@ def main():
         },
         supports_check_mode=True,
     )
-    if module.params["url"] is not None:
-        from_url(module)
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.reported(module):
         report = reading.from_disk(

@@ -96,14 +96,14 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
     written = cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     cluster.inventory.write_text(written)
     said = subprocess.run(
-        ["ansible", "localhost", "-m", "llamacpp.cluster.model_info", "-a", f"paths={model}"],
+        ["ansible", "localhost", "-m", "llamacpp.cluster.model_info", "-e", f"llama_model_path={model}"],
         env={**os.environ, **cluster.environment},
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    summary = json.loads(said.partition("=>")[2])["paths"][str(model)]["summary"]
+    summary = json.loads(said.partition("=>")[2])["summary"]
     planned = cluster.run(
         "playbooks/plan.yml", llama_plan_path=str(tmp_path / "plan.json"), llama_model_gguf_summary=summary
     )

@@ -94,22 +94,6 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(
     assert re.search("check the .*network", run(call, given, prefix)[0]["refused"])
 
 
-def test_a_lost_file_is_that_of_the_recorded_commit(server, repo, tmp_path, call):
-    """A branch may have moved since."""
-    given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
-    request = on_huggingface(quantisation="Q4_K_M")
-    folder, prefix = store(tmp_path, request, looked_up(request)), str(tmp_path / "prefix")
-    path = folder / download_record.RECORD
-    path.write_text(path.read_text().replace(play.commit_of(REPO), "d" * 40))
-    (folder / "some-model-Q4_K_M.gguf").unlink()
-    assert f"has no revision '{'d' * 40}'" in run(call, given, prefix)[0]["refused"]
-    path.write_text(path.read_text().replace("d" * 40, play.commit_of(REPO)))
-    found, _action = run(call, given, prefix)
-    assert found["files"][0]["revision"] == play.commit_of(REPO)
-    assert found["files"][0]["bytes"] == len(gguf_files.model())
-    assert any(f"/revision/{play.commit_of(REPO)}" in str(request) for request in server.asked)
-
-
 @pytest.mark.parametrize(
     "change",
     [

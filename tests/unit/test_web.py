@@ -9,10 +9,14 @@ import gguf_files as files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
-from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 from model_server import Server, answer
 
-MODULE = model_info
+
+def why_not(url, token=None):
+    """What a person is told of a model that cannot be read."""
+    with pytest.raises(web.RemoteError) as refused:
+        web.read_model([url], token)
+    return web.explain(refused.value, token)
 
 
 def test_only_the_header_is_read(server, tmp_path):
@@ -69,7 +73,7 @@ PART = b"x" * 100
 @pytest.mark.parametrize(
     "fault, said, remedy",
     [
-        (answer(401), "needs permission (HTTP 401)", "give a token with the option token"),
+        (answer(401), "needs permission (HTTP 401)", "give a token with llama_model_token_file"),
         (answer(404), "does not exist (HTTP 404)", "correct the URL"),
         (answer(429), "is requested too often", "wait some minutes, or give a token"),
         (answer(503), "is not available (HTTP 503)", "try again later"),
@@ -90,18 +94,15 @@ PART = b"x" * 100
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
     ],
 )
-def test_what_servers_answer(server, call, fault, said, remedy):
+def test_what_servers_answer(server, fault, said, remedy):
     server.faults["/loop"] = fault
-    result = call(url=server.url + "/loop?signature=secret")
-    assert result["failed"]
-    assert result["msg"].startswith(f"url is {server.url}/loop, which ")
-    assert said in result["msg"]
-    assert remedy in result["msg"]
-    assert "secret" not in result["msg"]
-    assert result["msg"].endswith(".")
+    message = why_not(server.url + "/loop?signature=secret")
+    assert said in message
+    assert remedy in message
+    assert "secret" not in message
 
 
-def test_a_file_that_changes_while_it_is_read(server, call, monkeypatch):
+def test_a_file_that_changes_while_it_is_read(server, monkeypatch):
     monkeypatch.setattr(gguf, "FIRST_CHUNK", 64)
     data = files.vocabulary(5000)
 
@@ -109,27 +110,25 @@ def test_a_file_that_changes_while_it_is_read(server, call, monkeypatch):
         server.send(handler, data + bytes(len(server.asked)))
 
     server.faults["/m.gguf"] = grows
-    assert re.search(
-        r"changed while it was read, from \d+ to \d+ bytes: try again", call(url=server.url + "/m.gguf")["msg"]
-    )
+    assert re.search(r"changed while it was read, from \d+ to \d+ bytes: try again", why_not(server.url + "/m.gguf"))
 
 
-def test_a_server_that_says_nothing(server, call, monkeypatch):
+def test_a_server_that_says_nothing(server, monkeypatch):
     monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
-    assert "has a server that did not answer in time: try again" in call(url=server.url + "/m.gguf")["msg"]
+    assert "has a server that did not answer in time: try again" in why_not(server.url + "/m.gguf")
     released.set()
 
 
-def test_a_server_that_cannot_be_reached(call):
+def test_a_server_that_cannot_be_reached():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        message = call(url=f"http://127.0.0.1:{held.getsockname()[1]}/m.gguf")["msg"]
+        message = why_not(f"http://127.0.0.1:{held.getsockname()[1]}/m.gguf")
     assert re.search(
         r"cannot be read \(.*refused.*\): check the server, its name, the network and https_proxy", message
     )
-    assert "check the server, its name, the network" in call(url="http://host.invalid/m.gguf")["msg"]
+    assert "check the server, its name, the network" in why_not("http://host.invalid/m.gguf")
 
 
 @pytest.mark.parametrize(
@@ -139,35 +138,34 @@ def test_a_server_that_cannot_be_reached(call):
         ("http://127.0.0.1:port/m.gguf", "is not a URL (Port could not be cast"),
     ],
 )
-def test_what_is_no_url(call, url, said):
-    assert said in call(url=url)["msg"]
+def test_what_is_no_url(url, said):
+    assert said in why_not(url)
 
 
-def test_a_proxy_of_the_environment_is_used(server, call, monkeypatch):
+def test_a_proxy_of_the_environment_is_used(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url)
     server.files["http://models.example.org/m.gguf"] = files.model()
-    assert call(url="http://models.example.org/m.gguf")["summary"]["layers"] == 2
+    assert web.read_model(["http://models.example.org/m.gguf"]).files[0]["name"] == "m.gguf"
 
 
-def test_a_password_in_the_url_is_not_shown(server, call):
-    message = call(url=server.url.replace("//", "//me:secret@") + "/none.gguf?token=secret")["msg"]
-    assert message.startswith(f"url is {server.url}/none.gguf, which does not exist")
+def test_what_may_be_a_secret_is_not_shown():
+    assert web.shown("http://me:secret@host:80/none.gguf?token=secret") == "http://host:80/none.gguf"
 
 
 @pytest.mark.parametrize("token", ["secret\r\nX: y", "sécret"])
-def test_a_token_that_cannot_be(server, call, token):
-    message = call(url=server.url + "/m.gguf", token=token)["msg"]
-    assert "correct the option token" in message
+def test_a_token_that_cannot_be(server, token):
+    message = why_not(server.url + "/m.gguf", token)
+    assert "correct llama_model_token_file" in message
     assert "cret" not in message
     assert not server.asked
 
 
-def test_a_certificate_that_nobody_trusts(call, certify):
+def test_a_certificate_that_nobody_trusts(certify):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certify("me"))
     server = Server(context)
     try:
-        assert "cannot be read ([SSL: CERTIFICATE_VERIFY_FAILED]" in call(url=server.url + "/m.gguf")["msg"]
+        assert "cannot be read ([SSL: CERTIFICATE_VERIFY_FAILED]" in why_not(server.url + "/m.gguf")
     finally:
         server.stop()
 

@@ -35,7 +35,6 @@ PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
 ENOUGH = 64 << 10
 """Bytes more than before: a connection that brings them is worth another one."""
-TOKEN_FILE = "llama_model_token_file"
 OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
     *(
@@ -161,7 +160,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> 
     status = int(done.stdout[-3:] or 0) if done.stdout[-3:].isascii() and done.stdout[-3:].isdigit() else 0
     if done.returncode == REFUSED_STATUS:
         error = web.refused(status, "")
-        return web.explain(error, TOKEN_FILE, token), error.passes
+        return web.explain(error, token), error.passes
     if done.returncode == NOT_WRITTEN:
         raise OSError(errno.ENOSPC, "curl could not write all of it", str(part))
     if done.returncode == NO_RANGES:

@@ -23,6 +23,7 @@ from ansible.module_utils.urls import Request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
+TOKEN_FILE = "llama_model_token_file"
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
 
@@ -48,16 +49,15 @@ class RemoteError(gguf.GGUFError):
         self.status, self.passes, self.reason = status, passes, reason
 
 
-def explain(error: RemoteError, option: str, token: str | None) -> str:
+def explain(error: RemoteError, token: str | None) -> str:
     """The message of an error where a token may help.
 
-    :param option: with which a token is given.
     :param token: that was sent.
     """
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the account of that token"
-    remedy = f"the token of {option} is not entitled to it" if token else f"give a token with {option}"
+    remedy = f"the token of {TOKEN_FILE} is not entitled to it" if token else f"give a token with {TOKEN_FILE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
@@ -228,7 +228,7 @@ def read_model(urls: Sequence[str], token: str | None = None) -> gguf.Model:
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
-            "is requested with a token that has spaces, line ends or letters beyond ASCII: correct the option token"
+            f"is requested with a token that has spaces, line ends or letters beyond ASCII: correct {TOKEN_FILE}"
         )
     with _as_sentence():
         named = {unquote(urlsplit(url).path.rpartition("/")[2]): url for url in urls}

@@ -33,7 +33,6 @@ MAX_NAMES = 60
 """Names in a message."""
 OFFLINE = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 TOKEN_BYTES = 4096
-TOKEN_FILE = "llama_model_token_file"
 COMMIT = r"[0-9a-f]{40,64}"
 LABEL = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
@@ -73,7 +72,7 @@ def read_token(path: str | None) -> str | None:
     """
     if path is None:
         return None
-    subject = f"{TOKEN_FILE} is {path}, which"
+    subject = f"{web.TOKEN_FILE} is {path}, which"
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -133,7 +132,9 @@ def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | N
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.status in (401, 403, 404):
-        remedy = f"the account of the token in {TOKEN_FILE}" if token else f"an account whose token {TOKEN_FILE} has"
+        remedy = (
+            f"the account of the token in {web.TOKEN_FILE}" if token else f"an account whose token {web.TOKEN_FILE} has"
+        )
         return f"is not given (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -81,7 +81,7 @@ def _headers(
             return model.files, projector.summarize(model) if projector.is_one(model) else None
         return model.files, header_summary.summarize(model)
     except web.RemoteError as error:
-        reason = web.explain(error, download.TOKEN_FILE, query.token)
+        reason = web.explain(error, query.token)
     except gguf.GGUFError as error:
         reason = str(error)
     raise Refusal(f"{source.variable} is {place}, which {reason}")

@@ -39,10 +39,6 @@ class Options(NamedTuple):
     timeout: int = 120
     summary_is_enough: bool = False
     """Nothing is read of a model whose summary the variables have."""
-    paths: tuple[str, ...] = ()
-    """Of models whose headers alone are read, as with url."""
-    url: str | None = None
-    token: str | None = None
 
 
 class _Header(NamedTuple):
@@ -91,7 +87,7 @@ class _Resolver:
         stored = self._stored(source)
         if stored and not self._is_on_controller(source):
             return stored
-        query = Query(self._pinned(source), self._token(source), self.folder)
+        query = Query(source, self._token(source), self.folder)
         return lookup.look_up(query, self.options.timeout)
 
     def _is_on_controller(self, source: ModelSource) -> bool:
@@ -192,13 +188,6 @@ class _Resolver:
             ModelFilePlan(file.name, source.role, "", self._url(source, file), file.bytes, file.sha256, file.revision)
             for file in files
         ]
-
-    def _pinned(self, source: ModelSource) -> ModelSource:
-        """The source, at the commit of its record where that has lost a file: a branch may have moved since."""
-        files = self._recorded(source)
-        if not source.huggingface or not files:
-            return source
-        return source._replace(huggingface=source.huggingface._replace(revision=str(files[0].revision)))
 
     def _url(self, source: ModelSource, file: StoredFile) -> str:
         """Where a file of a record comes from: the host has no say in whom a token is sent to, or what leaves the controller."""
