@@ -69,14 +69,8 @@ class Browser:
             os.dup2(first, 3)
             os.dup2(second, 4)
 
-        options = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--hide-scrollbars",
-        ]
+        quiet = ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"]
+        options = ["--headless=new", "--no-sandbox", *quiet]
         self._process = subprocess.Popen(
             [PROGRAM, *options, "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"],
             preexec_fn=pipes,
@@ -113,12 +107,8 @@ class Browser:
     def call(self, method, parameters=None, session=None):
         self._number += 1
         number = self._number
-        message = {
-            "id": number,
-            "method": method,
-            "params": parameters or {},
-            **({"sessionId": session} if session else {}),
-        }
+        message = {"id": number, "method": method, "params": parameters or {}}
+        message.update({"sessionId": session} if session else {})
         os.write(self._write, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + SECONDS
         while number not in self._answers:

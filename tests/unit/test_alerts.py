@@ -46,11 +46,7 @@ def states(now):
     }
 
 
-OWN = {
-    "state": "state",
-    "restarts_total": "cause",
-    "service_info": "release",
-}
+OWN = {"state": "state", "restarts_total": "cause", "service_info": "release"}
 """Metric → the label whose value is written after its name."""
 LABELS = {metric.name: metric.labels for metric in metrics.METRICS}
 HEALTHY = {

@@ -67,16 +67,6 @@ def test_panels_lie_side_by_side_and_select_what_the_dashboard_s_variables_say()
         assert {*re.findall(r"\$(\w+)", " ".join(queries))} == {*dashboard.variables}
 
 
-def test_no_colour_and_no_scale_is_left_to_grafana():
-    """Whose own are red from 80 on, of whatever unit, and bars from the least value to the most."""
-    for name, dashboard in dashboards.described().items():
-        for panel in dashboards.page(name, dashboard)["panels"]:
-            fields = panel["fieldConfig"]["defaults"]
-            assert fields["thresholds"]["steps"][0] == {"color": "green", "value": None}, panel["title"]
-            assert fields["min"] == 0, panel["title"]
-            assert (fields.get("max") == 1) == (panel["fieldConfig"]["defaults"]["unit"] == "percentunit")
-
-
 @needs_promtool
 @pytest.mark.programs
 def test_prometheus_takes_the_queries_of_dashboards(tmp_path):

@@ -48,13 +48,6 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluste
     second.listener.close()
 
 
-def test_a_worker_of_another_protocol_is_waited_for(cluster):
-    _server, endpoint = a_worker()
-    process = cluster.head("answers", [endpoint], ["--protocol", "6.0.0"])
-    lines_until(process, "protocol_mismatch")
-    assert children(process) == []
-
-
 def test_asked_to_stop_it_ends_the_server_and_says_success(cluster):
     _server, endpoint = a_worker()
     process = cluster.head("answers", [endpoint])

@@ -207,10 +207,10 @@ class Sensors:
 
         :param devices: as llama.cpp calls them.
         """
+        known = {**self._amd(), **self.nvidia}
         if any(name.startswith(CUDA) for name in devices) and not (self.asking and self.asking.is_alive()):
             self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
             self.asking.start()
-        known = {**self._amd(), **self.nvidia}
         return {name: known[name] for name in devices if name in known}
 
     def _amd(self) -> dict[str, int]:

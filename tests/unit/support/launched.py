@@ -204,6 +204,10 @@ class Cluster:
         self.started.append(process)
         return process
 
+    def words(self, endpoints):
+        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
+        return [*own, *(word for endpoint in endpoints for word in ("--worker", endpoint))]
+
     def argv(self, how, endpoints):
         return [sys.executable, str(self.folder / "llama_server.py"), str(self.port), how, *endpoints]
 
@@ -213,9 +217,7 @@ class Cluster:
         :param more: arguments of llama-server.
         :param until_it_is: the state for which this waits.
         """
-        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
-        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
-        process = self.start("head", *own, *waited, *extra, "--", *self.argv(how, endpoints), *more)
+        process = self.start("head", *self.words(endpoints), *extra, "--", *self.argv(how, endpoints), *more)
         if until_it_is:
             until(lambda: self.is_now(until_it_is))
         return process
@@ -225,10 +227,8 @@ class Cluster:
 
         :param models: name → how it behaves, and its workers.
         """
-        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
-        waited = [word for endpoint in endpoints for word in ("--worker", endpoint)]
         program = [sys.executable, self.folder / "router.py", self.port, json.dumps(models)]
-        return self.start("head", "--router", *own, *waited, *extra, "--", *program)
+        return self.start("head", "--router", *self.words(endpoints), *extra, "--", *program)
 
     def worker(self, how="answers"):
         port = free_port()
