@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> A
     if not as_account(account):
         return work(*arguments)
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, initializer=_become, initargs=(account,)) as pool:
+    with ProcessPoolExecutor(1, fork, initializer=partial(_become, str(account))) as pool:
         try:
             return pool.submit(work, *arguments).result()
         except BrokenProcessPool as error:

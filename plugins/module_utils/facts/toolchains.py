@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Toolkits, compilers and libraries: which ones a host has.
+"""Toolkits and libraries: which ones a host has.
 
-A toolchain is ``backend`` (of its toolkit; cpu for a compiler), ``prefix``, ``links`` (other names of the prefix), ``version``,
+A toolchain is ``backend`` (of its toolkit), ``prefix``, ``links`` (other names of the prefix), ``version``,
 ``compiler`` (path, or None), ``libraries`` (names of those of its backend that come with it) and, of a toolkit that has such, ``components`` (name →
 prefix).
 """
@@ -17,15 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-
-COMPILERS = (
-    "usr/local/bin/g++",
-    "opt/gcc*/bin/g++",
-    "opt/rh/gcc-toolset-*/root/usr/bin/g++",
-    "usr/lib/llvm-*/bin/clang++",
-    "opt/llvm*/bin/clang++",
-)
-"""Where compilers are installed beside the distribution's default."""
 
 PRESENT = "present"
 """Stands for the version of a library that was found."""
@@ -116,30 +107,11 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> 
     return toolkits
 
 
-def _compilers(root: Path, ask: Ask) -> list[dict]:
-    compilers: list[dict] = []
-    for pattern in COMPILERS:
-        for path in sorted(root.glob(pattern)):
-            program = "/" + str(path.relative_to(root))
-            compilers.append(
-                {
-                    "backend": backends.CPU.name,
-                    "prefix": str(Path(program).parent.parent),
-                    "links": [],
-                    "version": versions.first(ask([program, "-dumpversion"])),
-                    "compiler": program,
-                    "libraries": [],
-                }
-            )
-    return compilers
-
-
 def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Every toolkit and further compiler of the host that works, oldest first."""
+    """Every toolkit of the host that works, oldest first."""
     toolchains = [
         entry for backend, toolkit in backends.TOOLKITS.items() for entry in _toolkits(root, ask, backend, toolkit)
     ]
-    toolchains += _compilers(root, ask)
     working = [toolchain for toolchain in toolchains if toolchain["version"]]
     return sorted(working, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"]))
 

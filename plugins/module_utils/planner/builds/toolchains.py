@@ -50,20 +50,17 @@ def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     return None
 
 
-def _at_prefix(name: str, wanted: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
-    """Backend → toolkit, and cpu → compiler, at the prefix that the operator names. Of a host that was not asked, the prefix is believed."""
+def _at_prefix(wanted: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
+    """Backend → toolkit at the prefix that the operator names; cpu → the compiler there where it is no toolkit. Of a host that was not asked, the
+    prefix is believed."""
     prefix = wanted.rstrip("/") or "/"
     if facts.toolchains is None:
         return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
-    found = [toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)]
-    if not found:
-        titles = ", ".join(toolkit.title for toolkit in backends.TOOLKITS.values())
-        known = ", ".join(toolchain.prefix for toolchain in facts.toolchains) or "none"
-        raise Refusal(
-            f"llama_build_toolchain of {name} is {wanted}, but there is neither {titles} nor a compiler: use the prefix of one that is installed ({known}), "
-            "or leave it out"
-        )
-    return {toolchain.backend: toolchain for toolchain in found}
+    found = {
+        toolchain.backend: toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)
+    }
+    compiler = f"{prefix}/bin/{'clang++' if 'llvm' in prefix else 'g++'}"
+    return found or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
@@ -100,22 +97,23 @@ def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[st
     """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
     :param facts: of the host; ``toolchains`` is None where it was not asked.
-    :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and ``compiler`` (versions, None where not known),
+    :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and of the ``compiler`` (None where not known; the path of one that is named),
         ``environment`` of the build.
     :raises Refusal: none of them fits.
     """
-    found, toolkit = _at_prefix(name, wanted, facts, backend) if wanted else {}, None
+    found, toolkit = _at_prefix(wanted, facts, backend) if wanted else {}, None
     compiler = found.get(backends.CPU.name)
     if backend in backends.TOOLKITS:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
         offered = [found[backend]] if backend in found else installed or _declared_toolkit(backend, facts, None)
         toolkit = _newest(name, offered, facts, facts.architectures(backend))
-    version = compiler.version if compiler else facts.toolchain.get("c++")
-    _recent_enough(name, facts, version)
+    own = facts.toolchain.get("c++")
+    if not compiler:
+        _recent_enough(name, facts, own)
     return {
         "toolkit": toolkit,
         "version": toolkit.version if toolkit else facts.toolchain.get(backends.toolkit(backend)),
-        "compiler": version,
+        "compiler": compiler.compiler if compiler else own,
         "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
 
