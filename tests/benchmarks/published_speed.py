@@ -21,7 +21,6 @@ import math
 import statistics
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
@@ -35,8 +34,6 @@ NAMES = {
     "output": "output.weight",
     "embedding": "token_embd.weight",
 }
-PROCESSORS = {"AMD EPYC 9274F 24-Core Processor": ("x86_64", 48), "Raspberry Pi Compute Module 5": ("aarch64", 4)}
-"""Architecture and threads."""
 ROUND_TRIP_MS = {"usb4": 0.65}
 """As their owner measured it."""
 
@@ -131,13 +128,8 @@ def _models() -> dict[str, ModelSummary]:
     return models
 
 
-def _rate(name: str, backend: str) -> cost_model.Rate:
-    if backend != "cpu":
-        row = device_rates.of_accelerator("", name)
-        return cost_model.rate_of_row(row, cost_model.TABLE, backend)
-    architecture, cores = PROCESSORS[name]
-    facts = {"cpu": {"model": name, "cores": cores}, "architecture": architecture, "accelerators": ()}
-    return cost_model.processor_rate(SimpleNamespace(**facts, rates={}))
+def _known(name: str, backend: str) -> device_rates.Known:
+    return device_rates.of_processor(name) if backend == "cpu" else device_rates.of_accelerator("", name)
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
@@ -158,7 +150,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
             cost_model.Work(
                 name,
                 name,
-                _rate(name, backend),
+                cost_model.rate_of_row(_known(name, backend), cost_model.TABLE, backend),
                 read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
                 multiplied=sum(cost.multiplied for _part, cost in own),
@@ -177,7 +169,7 @@ def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
 
 
 def _family(name: str, backend: str) -> str:
-    known = device_rates.of_processor(name) if backend == "cpu" else device_rates.of_accelerator("", name)
+    known = _known(name, backend)
     exact = f"{known.family}-{backend}"
     return exact if exact in device_rates.FAMILIES else known.family
 

@@ -74,13 +74,6 @@ def graphics(backend):
     return everywhere(lambda host: host["variables"].update(llama_backend=backend))
 
 
-def spark(**variables):
-    """A DGX Spark on paper, which serves alone."""
-    gb10 = {"backend": "cuda", "name": "NVIDIA GB10", "architecture": "12.1", "memory_mib": 122570, "unified": True}
-    facts = {"accelerators": [gb10], "toolchain": TOOLS, "memory_mib": 122570}
-    return with_model(cluster_of(0, head_facts=facts, **variables))
-
-
 def quantised(source, build):
     return cluster_of(
         1,
@@ -548,20 +541,6 @@ def test_a_large_model_is_not_read_by_mmap_with_hip(backend, gib, wanted, mode, 
     assert [part for part in head["argv"] if part in ("--load-mode", "dio")] == arguments
 
 
-def test_a_head_reads_by_mmap_for_a_gb10_of_another_host():
-    gb10 = spark().hosts["head"]["facts"]["accelerators"]
-    facts = {"accelerators": gb10, "toolchain": TOOLS, "memory_mib": 122570}
-    cluster = cluster_of(1, facts, llama_backend="cuda", llama_server_backend="cuda")
-    cluster.hosts["head"]["variables"]["llama_backend"] = "cpu"
-    assert cluster.plan()["head"]["load_mode"] is None
-    cluster.hosts["head"]["groups"].append("worker")
-    cluster.hosts["head"]["facts"].update(facts)
-    cluster.hosts["head"]["variables"].update(llama_backend="cuda", llama_placement="all")
-    plan = cluster.accepted()
-    assert {entry["worker"] for entry in plan["placement"]} == {"cuda0"}
-    assert plan["head"]["load_mode"] == "none"
-
-
 def by_wireguard(cluster):
     for name, number in (("head", 1), ("worker1", 2)):
         own = {"interface": "wg0", "address": f"10.8.0.{number}/24", "kind": "wireguard", "manage": False}
@@ -597,13 +576,6 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     met = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rpc-in-clear"]
     assert len(met) == len(said)
     assert all(entry["message"].endswith(text) for entry, text in zip(met, said))
-
-
-def test_stunnel_is_recommended_where_the_head_can_have_it():
-    cluster = cluster_of(1)
-    cluster.hosts["head"]["facts"].update(system="Darwin", service_manager="launchd")
-    (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rpc-in-clear"]
-    assert "llama_transport" not in met["remedy"]
 
 
 def accepting_head(cluster):

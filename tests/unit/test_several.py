@@ -1,7 +1,6 @@
 """Several models that take turns: each planned as if it were alone, behind one llama-server."""
 
 import json
-import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -69,12 +68,6 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
         assert one["head"][key] == alone["head"][key]
     assert (one["head"]["context"], one["head"]["context_per_request"]) == (512, 256)
     assert plan["placement"] == plan["head"]["models"][0]["placement"]
-
-
-def test_a_plan_of_one_model_says_nothing_of_several(pair):
-    plan = pair.plan()
-    assert "models" not in plan["head"]
-    assert typed(plan).each() == (typed(plan),)
 
 
 def test_the_router_has_nothing_of_a_model(pair):
@@ -348,11 +341,3 @@ def test_a_person_reads_what_each_model_takes():
     assert "head, two</h3>" in html
     asked = " ".join("".join(plan_text.request_lines(plan)).replace("\\", " ").split())
     assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"
-
-
-def test_parts_of_the_page_about_models_with_similar_names_are_told_apart(pair):
-    names = ["qwen-4b", "qwen-8b", "qwen/8b", "qwen.8b"]
-    html = html_page.page(typed(several(pair, *({**SMALL, "name": name} for name in names)).plan()))
-    anchors = re.findall('<h2 id="([^"]*)"', html)
-    assert len({*anchors}) == len(anchors)
-    assert all(f'href="#{anchor}"' in html for anchor in anchors)
