@@ -79,7 +79,7 @@ def test_the_state_of_a_service(installation):
         assert state_of(prefix, service(program, other.getsockname()[1])).state == "foreign"
 
 
-def test_a_port_that_something_else_has_is_reported_with_its_variable(monkeypatch, tmp_path):
+def test_a_port_that_something_else_has_is_reported_with_its_variable():
     for kind, variable in (("worker", "port in llama_worker_endpoints"), ("head", "llama_server_port")):
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
@@ -87,12 +87,6 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable(monkeypatc
             f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
         )
         assert state.taken_ports([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
-    assert not processes.are_hidden()
-    monkeypatch.setattr(processes, "FIRST_PROCESS", str(tmp_path / "no" / "stat"))
-    hidden = state.taken_ports([planned], states)
-    assert hidden.startswith("A process already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen, and /proc (")
-    assert "hides" in hidden
-    assert "run with become" in hidden
 
 
 def test_host_info_fails_where_something_else_has_a_port(planned, call):

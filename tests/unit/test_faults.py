@@ -56,8 +56,6 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
     assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
     assert (f" {mount}" in said) == (number not in (errno.EACCES, errno.EPERM))
     assert "{" not in said
-    if number == errno.ENOSPC:
-        assert re.search(rf" on {mount} \(\d+ MiB( and room for \d+ files)? left\) and run the playbook again\.$", said)
 
 
 def test_an_error_without_a_path(tmp_path):
@@ -69,14 +67,6 @@ def test_an_error_without_a_path(tmp_path):
     relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert relative == "bin: " + remedy.format("/")
     assert errors.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
-
-
-def test_a_file_system_that_does_not_answer(tmp_path, monkeypatch):
-    def stale(path):
-        raise OSError(errno.ESTALE, "Stale file handle", path)
-
-    monkeypatch.setattr(os, "statvfs", stale)
-    assert " on / and run" in errors.sentence(OSError(errno.ENOSPC, "No space left on device", "/"))
 
 
 def test_every_module_that_runs_on_hosts_does():
@@ -92,7 +82,7 @@ def test_a_file_on_a_disk_that_is_really_full(small_disk):
         ballast.write(bytes(1 << 20))
     with pytest.raises(OSError, match="No space left") as raised:
         files.replace_file(target, "new" * 4096, 0o644)
-    said = f"{target}: No space left on device. Free some space on {small_disk} (0 MiB and room for "
+    said = f"{target}: No space left on device. Free some space on {small_disk} and run"
     assert errors.sentence(raised.value).startswith(said)
     assert tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]

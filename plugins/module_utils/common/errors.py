@@ -18,8 +18,8 @@ class Refusal(ValueError):
 
 
 REMEDIES = {
-    errno.ENOSPC: "Free some space on {room} and run the playbook again",
-    errno.EDQUOT: "Raise the quota on {room}, or remove some files there, and run the playbook again",
+    errno.ENOSPC: "Free some space on {mount} and run the playbook again",
+    errno.EDQUOT: "Raise the quota on {mount}, or remove some files there, and run the playbook again",
     errno.EROFS: "Find out why {mount} is mounted read-only (see dmesg), mount it writable and run the playbook again",
     errno.EIO: "See dmesg for what is wrong with the disk of {mount}, and run the playbook again when it works",
     errno.EACCES: "Run as an account that may do it (become), or check owner and mode of the path",
@@ -35,16 +35,6 @@ def file_system(path: str) -> Path:
     return place
 
 
-def _room(mount: Path) -> str:
-    """A file system with what is free on it, in words."""
-    try:
-        known = os.statvfs(mount)
-    except OSError:
-        return str(mount)
-    files = f" and room for {known.f_favail} files" if known.f_files else ""
-    return f"{mount} ({known.f_bavail * known.f_frsize >> 20} MiB{files} left)"
-
-
 def sentence(error: OSError, *places: str) -> str:
     """What failed, where, and what to do.
 
@@ -53,8 +43,8 @@ def sentence(error: OSError, *places: str) -> str:
     paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
     whole = [path for path in paths if os.path.isabs(path)] or places or ["/"]
     mounts = list(dict.fromkeys(file_system(path) for path in whole))
-    words = {"mount": " or ".join(map(str, mounts)), "room": " or ".join(map(_room, mounts))}
-    remedy = REMEDIES.get(error.errno or 0, "Fix that on the host and run the playbook again").format(**words)
+    remedy = REMEDIES.get(error.errno or 0, "Fix that on the host and run the playbook again")
+    remedy = remedy.format(mount=" or ".join(map(str, mounts)))
     return f"{' → '.join(paths)}{': ' * bool(paths)}{error.strerror or error}. {remedy}."
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
     kept_facts,
     place_in,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
@@ -84,7 +85,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     beside = _take_metrics_back(place, check)
     for steps in [] if check else installed:
         try:
-            removal.remove_below(str(prefix), *steps)
+            _remove(prefix.joinpath(*steps))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(prefix.joinpath(*steps))) from error
     if not rest and not check:
@@ -92,6 +93,14 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
             os.rmdir(prefix)
     left = f"{prefix} on {name} stays with {', '.join(map(validation.printable, rest))}: remove by hand what nothing else uses."
     return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
+
+
+def _remove(path: Path) -> None:
+    """A file, or a folder with all that it holds; of a link the link alone. rmtree follows none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _take_metrics_back(place: Place, check: bool) -> list[str]:

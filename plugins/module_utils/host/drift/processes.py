@@ -20,22 +20,6 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
-FIRST_PROCESS = "/proc/1/stat"
-"""Readable for everybody, unless /proc is mounted with hidepid."""
-
-
-def are_hidden() -> bool:
-    """Whether /proc shows this account no processes but its own (Linux)."""
-    return sys.platform != "darwin" and not os.path.exists(FIRST_PROCESS)
-
-
-def _in_container(process: Path) -> bool:
-    """Whether a process belongs to a container of this host, whose programs may have the same path."""
-    try:
-        return os.readlink(process / "ns" / "pid") != os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return False
-
 
 def _uid(account: str | None) -> int | None:
     """Of the account of services, or of this process where they have none of their own; None where it does not exist."""
@@ -76,8 +60,7 @@ def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
                 argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
             except OSError:
                 continue
-            below = any(word.startswith(prefix + "/") for word in argv[:2])
-            if below and not _in_container(entry):
+            if any(word.startswith(prefix + "/") for word in argv[:2]):
                 running[int(entry.name)] = argv
     return running
 

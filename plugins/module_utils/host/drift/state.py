@@ -87,11 +87,6 @@ def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceSta
         return None
     where = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
     taken = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
-    if processes.are_hidden():
-        return (
-            f"A process already uses {taken}, and /proc (hidepid) hides from this account whether it is that service: run with become, or mount "
-            f"/proc without hidepid. If it is another one, stop it, or change {' and '.join(where)}."
-        )
     return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
 
 
