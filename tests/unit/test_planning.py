@@ -396,14 +396,13 @@ def test_no_compiler_and_no_root(local):
     "facts, said",
     [
         ({"distribution": {"id": "plan9", "version": "4", "family": "unknown"}, "toolchain": {}}, "plan9"),
-        ({"toolchain": {**FACTS["toolchain"], "cmake": "3.10.2"}}, "3.10.2"),
         (
             {"toolchain": {**FACTS["toolchain"], "c++": "8.5.0"}},
             "here has the C++ compiler 8.5.0, too old for llama.cpp: install GCC 9",
         ),
         ({"python": None}, "python3"),
     ],
-    ids=["no package", "cmake", "compiler", "python"],
+    ids=["no package", "compiler", "python"],
 )
 def test_a_host_that_cannot_build_or_start_services(local, facts, said):
     local.hosts["here"]["facts"].update(facts)
