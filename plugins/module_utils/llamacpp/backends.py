@@ -160,8 +160,6 @@ class Backend(NamedTuple):
     """``auto`` takes the lowest of those that are possible."""
     device: str
     """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
-    process_mib: int
-    """Of a device's memory, what an idle process holds that drives it: 300 to 500 by CUDA (field notes), assumed of the others."""
     alignment: int = 32
     """Bytes that tensors are aligned to in a buffer."""
     in_ik_llama: bool = True
@@ -200,7 +198,7 @@ def cuda_architecture(capability: str) -> str:
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
-CPU = Backend(name="cpu", preference=9, device="CPU", process_mib=0)
+CPU = Backend(name="cpu", preference=9, device="CPU")
 
 VULKAN = Backend(
     name="vulkan",
@@ -225,7 +223,6 @@ VULKAN = Backend(
     any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
-    process_mib=128,
 )
 
 _AMD = "AMD's repository of ROCm"
@@ -271,7 +268,6 @@ HIP = Backend(
     visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
     alignment=128,
     pads_rows=True,
-    process_mib=512,
 )
 
 _NVIDIA = "NVIDIA's repository of CUDA"
@@ -323,7 +319,6 @@ CUDA = Backend(
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
     pads_rows=True,
-    process_mib=512,
 )
 
 METAL = Backend(
@@ -332,7 +327,6 @@ METAL = Backend(
     options={"GGML_METAL": "ON"},
     device="MTL{}",
     maps_weights=True,
-    process_mib=128,
 )
 
 _INTEL = "Intel's repository of oneAPI"
@@ -378,7 +372,6 @@ SYCL = Backend(
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
     pads_rows=True,
-    process_mib=512,
 )
 """Of Intel's graphics, by Level Zero. Read in the tree of build 11063; it has not been run."""
 

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     state,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
@@ -33,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Handshakes,
     Health,
     LinkMeasurement,
+    RecordedHandshakes,
     ServedFallback,
     ServerEvidence,
     Subject,
@@ -42,8 +43,6 @@ RECORD_BYTES = 1024 * 1024
 """Of a file of the launcher's, at most."""
 LINE = 500
 """Characters of a line of the log that are shown."""
-WRONG_FORM = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What is raised where values are taken from JSON of another form."""
 PROMPT = "The first three prime numbers are"
 TOKENS, ANSWER_TOKENS = 16, 64
 """Of an answer at most; a wrong one to the known question may have no end."""
@@ -129,7 +128,7 @@ def exits(path: Path) -> Exits:
     try:
         recorded = reading.read_object(path, RECORD_BYTES)
         return Exits(int(recorded["number"]), printable(recorded["how"]), _last_lines(list(recorded["log"])))
-    except (OSError, *WRONG_FORM):
+    except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 
 
@@ -139,24 +138,12 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
     :param launchers: processes of the launcher, as far as they are known; what another one recorded is out of date.
     """
     try:
-        recorded = reading.read_object(path, RECORD_BYTES)
-        if launchers and recorded["process"] not in launchers:
-            raise ValueError("it is of an earlier start: the disk may be full or read-only")
-        return Handshakes({str(endpoint): _handshake(answer) for endpoint, answer in recorded["workers"].items()})
-    except (OSError, *WRONG_FORM) as error:
-        why = "it has another form" if isinstance(error, (KeyError, TypeError, AttributeError)) else printable(error)
-        return Handshakes({}, f"{path} cannot be used: {why}")
-
-
-def _handshake(answer: Mapping[str, Any]) -> Handshake:
-    devices = tuple(WorkerDevice(int(device["free_mib"]), int(device["total_mib"])) for device in answer["devices"])
-    protocol = answer["protocol"]
-    return Handshake(
-        printable(answer["state"]),
-        printable(answer["detail"]),
-        None if protocol is None else printable(protocol),
-        devices,
-    )
+        recorded = typed_json.parse(RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
+    except (OSError, ValueError) as error:
+        return Handshakes({}, f"{path} cannot be used: {printable(error)}")
+    if launchers and recorded.process not in launchers:
+        return Handshakes({}, f"{path} cannot be used: it is of an earlier start: the disk may be full or read-only")
+    return Handshakes(recorded.workers)
 
 
 def waits_for(workers: Mapping[str, Handshake]) -> tuple[str, ...]:

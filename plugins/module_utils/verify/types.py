@@ -86,6 +86,13 @@ class Exits(NamedTuple):
     """last lines before that"""
 
 
+class RecordedHandshakes(NamedTuple):
+    """What the launcher writes of its workers."""
+
+    process: int
+    workers: Mapping[str, Handshake]
+
+
 class Handshakes(NamedTuple):
     """What the head knows of its workers."""
 
