@@ -24,5 +24,5 @@ def test_each_host_has_the_archive_of_its_kind(name):
 
 
 def test_what_an_archive_was_is_recorded():
-    records = {path.name for path in (WORK / "controller" / "llamacpp" / "sources").glob("*.sha256")}
-    assert {f"{NAME.format(kind)}.sha256" for kind in KINDS.values()} <= records
+    records = {path.name for path in (WORK / "controller" / "llamacpp" / "sources").glob("*.json")}
+    assert {NAME.format(kind).replace(".tar.gz", ".json") for kind in KINDS.values()} <= records
