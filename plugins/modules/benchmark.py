@@ -82,9 +82,8 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job, results
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
 
 
 def main():
@@ -102,7 +101,7 @@ def main():
     )
     params, check = module.params, module.check_mode
     place = typed_json.parse(Place, params["host"])
-    lock = host_lock.hold(place.prefix) if params["state"] and not check else nullcontext()
+    lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
     with errors.reported(module), lock:
         service = job.Job(place)
         changed = params["state"] == "started" or bool(params["state"] and service.exists())

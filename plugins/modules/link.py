@@ -55,8 +55,7 @@ from contextlib import nullcontext
 from typing import NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
@@ -71,7 +70,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
     arguments = typed_json.parse(Arguments, module.params)
     system, check = System(), module.check_mode
-    lock = host_lock.hold(arguments.prefix) if arguments.prefix and not check else nullcontext()
+    lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.reported(module), lock:
         before, after = configuration.apply(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]

@@ -17,7 +17,7 @@ options:
   state:
     description:
       - With V(installed), the host has the release.
-      - With V(fetched), the controller's cache has its source, or its archives of compiled programs, and their checksums are right. The host is not asked.
+      - With V(fetched), the controller's cache has its source or its archives. The host is not asked.
     type: str
     choices: [installed, fetched]
     default: installed
@@ -67,20 +67,9 @@ options:
     description: Name of the host in messages.
     type: str
     default: this host
-seealso:
-  - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.release_prune
 """
 
 EXAMPLES = r"""
-- name: Fetch the source
-  llamacpp.cluster.release:
-    state: fetched
-    release: "{{ __llama_plan.release }}"
-    build: "{{ __llama_host_plan.builds[0] }}"
-    prefix: "{{ __llama_host_plan.prefix }}"
-    cache: "{{ __llama_host_plan.cache }}"
-
 - name: Build the planned release
   llamacpp.cluster.release:
     release: "{{ __llama_plan.release }}"

@@ -12,7 +12,6 @@ description:
   - Uses the service manager of the host. That is systemd (of the system or of a user), launchd, or the installation's own supervisor.
   - The head stops before workers, and workers start before the head.
   - A service whose definition changes is restarted.
-  - The error of a service that does not start shows the last lines of its log.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
@@ -75,9 +74,9 @@ from contextlib import nullcontext
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import host_lock, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 
 def difference(changes):
@@ -111,7 +110,7 @@ def main():
         place = typed_json.parse(Place, host)
         manager = services.manager_of(place)
         touched = [*(service.name for service in run), *module.params["names"]]
-        with nullcontext() if module.check_mode else host_lock.hold(place.prefix):
+        with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
             read = {entry.name: services.digest_of(entry.definition, entry.reads) for entry in planned}
             changes = job.cancel(place, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)

@@ -5,7 +5,6 @@ import re
 import shutil
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ansible.errors import AnsibleActionFail
@@ -17,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 from support import actions, builds
 from support.hosts import build_plan, host_plan
 
@@ -62,40 +60,6 @@ def test_a_release_is_installed_once(call, programs):
     assert not os.path.exists(programs["prefix"])
     assert call(**programs)["manifest"]["id"] == "new"
     assert call(**programs)["changed"] is False
-
-
-@pytest.fixture
-def install(call, programs, tmp_path, monkeypatch):
-    """Installs, by the action plugin, programs whose archive the controller keeps. The host's cache is the controller's, as in user scope on the
-    controller itself."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    brought = programs.pop("brought")
-    digest = f"sha256:{brought['sha256']}"
-    kept = cache.folder("sources", "llama_release") / f"{brought['sha256'][:16]}.tar.gz"
-    Path(brought["archive"]).rename(kept)
-
-    def run(source):
-        given = {"source": source, "checksum": digest, "checksums": {"programs.tar.gz": digest}}
-        archives = {"archives": ["programs.tar.gz"] if source == "prebuilt" else None}
-        named = {"release": {**programs["release"], **given}, "build": {**programs["build"], **archives}}
-        plugin = actions.made(action, **{**programs, **named, "cache": str(cache.root())})
-        (tmp_path / "task").mkdir(exist_ok=True)
-        plugin._connection._shell = SimpleNamespace(tmpdir=str(tmp_path / "task"), join_path=os.path.join)
-        plugin._transfer_file, plugin._fixup_perms2 = shutil.copyfile, lambda _paths: None
-        plugin._execute_module = lambda module_args, task_vars: call(**module_args)
-        return plugin.run(task_vars={"inventory_hostname": "strix1"})
-
-    run.kept = kept
-    return run
-
-
-@pytest.mark.parametrize("source", ["binary", "prebuilt"])
-def test_of_an_archive_of_programs_the_controllers_stays_alone(install, source):
-    content = install.kept.read_bytes()
-    assert install(source)["changed"]
-    assert install(source)["changed"] is False
-    assert install.kept.read_bytes() == content
-    assert list(cache.root().rglob("*.tar.gz")) == [install.kept]
 
 
 def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_path, monkeypatch):

@@ -10,12 +10,14 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 POLL_SECONDS = 0.2
+HOST_SECONDS = 600
 
 
 class BusyError(Refusal):
@@ -68,6 +70,18 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+@contextmanager
+def hold_host(prefix: str) -> Iterator[None]:
+    """Holds the lock of a host meanwhile: one process changes it at a time, and a run that is killed leaves its last task at work. In a folder without this
+    collection's mark there is none.
+
+    :param prefix: of the installation.
+    :raises BusyError: another process holds it for too long.
+    """
+    with hold(Path(prefix, names.CHANGES_LOCK), HOST_SECONDS) if files.is_marked(Path(prefix)) else nullcontext():
+        yield
 
 
 def holders(path: Path) -> list[int]:
