@@ -11,9 +11,7 @@ the same for a whole family. docs/performance.md has predictions beside measured
 from __future__ import annotations
 
 import functools
-import math
 import re
-import statistics
 from typing import NamedTuple
 
 
@@ -307,29 +305,25 @@ ASSUMED = {
     "unified": Known("", 80, 8, "igpu"),
     "processor": Known("", 50, 0.8, "processor"),
     "board": Known("", 17, 0.1, "board"),
+    "nvidia": Known("", 566, 61.5, "nvidia", spread=2.6),
+    "turing": Known("", 465, 37.4, "turing", spread=1.8),
+    "volta": Known("", 767, 111, "volta", spread=1.5),
+    "pascal": Known("", 281, 7.2, "pascal", spread=2.2),
+    "datacenter": Known("", 3084, 580, "datacenter", spread=2.9),
 }
-"""Kind of a device that no table has → what is assumed of it."""
+"""Kind of a device, or family of NVIDIA's cards, that no table has → what is assumed of it: of a family the mean of its rows, and how far these are off."""
 
 CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
 DATACENTER = ("8.0", "9.0", "10.0", "10.3")
 """CUDA's compute capability from which on cards are of a family, and those of cards with HBM."""
-FOUR_OF_FIVE = 1.28
-"""Standard deviations that hold so many."""
 
 
-@functools.lru_cache(maxsize=64)
 def assumed_card(architecture: str) -> Known:
-    """What is assumed of one with memory of its own: one of NVIDIA is taken for the mean of its family in the table, of which it may be as far away as
-    those are."""
+    """What is assumed of one with memory of its own, which no table has."""
     if not re.fullmatch(r"\d+\.\d+", architecture):
         return ASSUMED["discrete"]
     family = next(name for least, name in CAPABILITIES if float(architecture) >= least)
-    family = "datacenter" if architecture in DATACENTER else family
-    known = [row for row in NVIDIA if row.family == family]
-    figures = [[math.log(getattr(row, name)) for row in known] for name in ("gb_per_s", "tflops")]
-    off = math.hypot(FOUR_OF_FIVE * max(map(statistics.pstdev, figures)), math.log(FAMILIES[family].factor))
-    gb_per_s, tflops = (math.exp(statistics.fmean(one)) for one in figures)
-    return Known("", gb_per_s, tflops, family, spread=math.exp(off))
+    return ASSUMED["datacenter" if architecture in DATACENTER else family]
 
 
 CORE_GB_PER_S = 5.0

@@ -534,8 +534,8 @@ def _network(plan: Plan) -> list[str]:
     ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
     return _wrapped(
         "  ",
-        f"about {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing: it crosses the "
-        f"network {estimate.crossings} times, one way {ways}.",
+        f"about {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing; one way takes "
+        f"{ways}.",
     )
 
 

@@ -392,8 +392,6 @@ class Estimate(NamedTuple):
     """the host on which the model alone would be the fastest; the one with the most memory where none holds it"""
     network_ms_per_token: float
     """milliseconds of a token that the workers take besides computing: the sum of `links[].ms_per_token`"""
-    crossings: int
-    """of the network for one token: there and back at each visit of a worker"""
     links: tuple[LinkEstimate, ...]
     """of each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()

@@ -276,7 +276,6 @@ def of_plan(case: Case, alone: Mapping[str, Sequence[device_load.Placed]]) -> Es
         devices=tuple(_device(work) for work in works),
         best_single_host=_best(case, works, alone),
         network_ms_per_token=round(sum(cost_model.link_ms(work) for work in lent), 3),
-        crossings=2 * sum(work.visits for work in lent),
         links=links,
     )
 
