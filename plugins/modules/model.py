@@ -29,7 +29,7 @@ options:
     default: ""
   known_answer:
     description:
-      - The known-answer model, in place of O(files), which is written where it is missing or has another size. C(layers), C(width), a multiple of
+      - The known-answer model, in place of O(files), which is written where it is missing, or was changed since. C(layers), C(width), a multiple of
         64, and C(type), V(f32), V(f16) or V(q8_0).
     type: dict
   path:
@@ -121,11 +121,11 @@ def run(arguments, check_mode):
 
 
 def write(path, size, check_mode):
-    """Writes a known-answer model that is missing or has another size."""
+    """Writes a known-answer model that is missing, or is not as it was written."""
     problem = known_answer.problem(*size)
     if problem:
         raise Refusal(f"The known-answer model cannot be made: {problem}")
-    changed = model_files.size_of(path) != known_answer_file.file_bytes(*size)
+    changed = not model_files.is_known_answer(path, known_answer_file.file_bytes(*size))
     if changed and not check_mode:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         part = Path(f"{path}.part")

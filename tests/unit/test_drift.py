@@ -168,6 +168,19 @@ def test_only_what_does_not_run_differs(planned):
     assert typed_json.parse(Drift, typed_json.dump(found)) == found
 
 
+def test_the_known_answer_model_is_compared_by_its_size_and_time(planned):
+    path = planned.prefix / "known-answer.gguf"
+    planned.change(files=(FilePlan(str(path), 5),))
+    for size, modified, changed in (
+        (5, names.KNOWN_ANSWER_TIME, False),
+        (4, names.KNOWN_ANSWER_TIME, True),
+        (5, 9, True),
+    ):
+        path.write_bytes(bytes(size))
+        os.utime(path, (modified, modified))
+        assert bool(planned.drift().changed_files) is changed
+
+
 def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=False):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     planned.change(service_manager="systemd", links=(LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True),))

@@ -100,15 +100,15 @@ def test_a_plan_says_how_large_the_file_is(local):
     assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size}
 
 
-def test_a_model_is_written_where_it_is_missing_or_has_another_size(call, tmp_path):
+def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path):
     path, size = tmp_path / "models" / "m.gguf", {"layers": 2, "width": 64, "type": "f32"}
     assert call(path=str(path), known_answer=size, check=True)["changed"]
     assert not path.parent.exists()
-    for content in (None, b"x"):
+    for content in (None, b"x", bytes(known_answer_file.file_bytes(2, 64, "f32"))):
         if content:
             path.write_bytes(content)
         assert call(path=str(path), known_answer=size)["changed"]
-        assert path.stat().st_size == known_answer_file.file_bytes(2, 64, "f32")
+        assert header_summary.summarize(gguf.read_path(str(path)))["layers"] == 2
     assert not call(path=str(path), known_answer=size)["changed"]
     assert [file.name for file in path.parent.iterdir()] == ["m.gguf"]
     said = call(path=str(path), known_answer={**size, "width": 65})["msg"]

@@ -26,7 +26,7 @@ from support.rollbacks import completed
         ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
         (
             {"llama_model_path": "/m.gguf", "llama_model_url": ["http://h/m.gguf"]},
-            "llama_model_path and llama_model_url are both set: keep one",
+            "llama_model_path and llama_model_url are set: keep one",
         ),
         ({"llama_model_path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"llama_model_path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),

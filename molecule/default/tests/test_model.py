@@ -1,19 +1,18 @@
 """The model that the head has fetched: whole, recorded, and served."""
 
 import json
+from pathlib import PurePath
 
 from conftest import PLAN, on
 
 
 def test_the_head_serves_what_it_fetched():
     [file] = PLAN["model"]["files"]
-    [record] = PLAN["model"]["records"]
     head = on(PLAN["head"]["host"])
     model = head.file(file["path"])
     assert (model.user, model.group, model.mode, model.size) == ("root", "root", 0o644, file["bytes"])
     assert model.sha256sum == file["sha256"]
-    said = json.loads(head.file(record["path"]).content_string)
-    assert said["source"] == PLAN["model"]["source"]
-    assert said["source"].startswith("huggingface:llamacpp/known-answer@")
-    assert said["checked"][file["path"]]["sha256"] == file["sha256"]
+    [recorded] = json.loads(head.file(str(PurePath(file["path"]).with_name(".source.json"))).content_string)["files"]
+    assert all(recorded[key] == file[key] for key in ("name", "bytes", "sha256", "revision"))
+    assert PLAN["model"]["source"] == f"huggingface:llamacpp/known-answer@{file['revision']}"
     assert file["path"] in PLAN["head"]["argv"]

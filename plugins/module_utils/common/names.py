@@ -75,6 +75,9 @@ PLANS = "plans"
 """Folder below the prefix with the host's own part of the last plans."""
 MODELS = "models"
 """Folder below the prefix of the head with models that the collection writes or fetches."""
+KNOWN_ANSWER_TIME = 2
+"""Time of change of a known-answer model in seconds, so that one that was changed since it was written is not taken for it. Counts up when the written
+file changes."""
 INSTALLED = (
     "releases",
     "runtime",

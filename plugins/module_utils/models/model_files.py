@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
@@ -57,6 +58,11 @@ def size_of(path: str | Path) -> int | None:
         status = os.stat(path)
         return status.st_size if stat.S_ISREG(status.st_mode) else None
     return None
+
+
+def is_known_answer(path: Path, size: int) -> bool:
+    """Whether a known-answer model is there as it was written."""
+    return size_of(path) == size and int(os.stat(path).st_mtime) == names.KNOWN_ANSWER_TIME
 
 
 def _recorded(file: ModelFilePlan) -> StoredFile | None:

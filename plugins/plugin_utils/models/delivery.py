@@ -10,7 +10,7 @@ import itertools
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from ansible.errors import AnsibleActionFail
@@ -85,14 +85,15 @@ class Progress:
     def __init__(self, action: Action, downloaded: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloaded]
         self._total = sum(file.bytes or 0 for file in downloaded)
-        self._command = f"wc -c {shlex.join(_places(downloaded))} 2>/dev/null"
+        places = shlex.join(place for file in downloaded for place in (file.path, str(model_files.part_of(file))))
+        self._command = f"wc -c {places} 2>/dev/null | tail -n 1"
         self._last: tuple[float, int] | None = None
 
     def show(self, _seconds: float) -> str:
         """A text that changes with the progress."""
         if not self._names:
             return ""
-        done = min(_sum_of(self._action.command(self._command).get("stdout", "").splitlines()), self._total)
+        done = min(int((self._action.command(self._command).get("stdout", "").split() or [0])[0]), self._total)
         now = time.monotonic()
         since, before = self._last or (now, done)
         if now - since >= LINE_SECONDS - 1:
@@ -101,17 +102,6 @@ class Progress:
         if not self._last or now - since >= LINE_SECONDS - 1:
             self._last = (now, done)
         return str(done)
-
-
-def _places(downloaded: Iterable[ModelFilePlan]) -> Iterator[str]:
-    for file in downloaded:
-        yield from (file.path, str(model_files.part_of(file)))
-
-
-def _sum_of(lines: Iterable[str]) -> int:
-    """Bytes of all files that ``wc`` lists; of several it prints a total, too."""
-    rows = (line.split(maxsplit=1) for line in lines)
-    return sum(int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal() and Path(row[1]).is_absolute())
 
 
 def sentence(names: Collection[str], done: int, total: int, rate: float) -> str:

@@ -124,11 +124,11 @@ def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
 
 
 def _is_same(file: FilePlan) -> bool:
-    """Whether a file is there and has the planned content. Of the known-answer model only the size is compared."""
+    """Whether a file is there and has the planned content. Of the known-answer model size and time are compared."""
     path = Path(file.path)
-    if not path.is_file() or path.stat().st_size != file.bytes:
-        return False
-    return not file.sha256 or sha256(path) == file.sha256
+    if not file.sha256:
+        return model_files.is_known_answer(path, file.bytes)
+    return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
 def _redefined(planned: HostPlan, manager: managers.Manager, states: Mapping[str, ServiceState]) -> list[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
 
 Buffer = Union[bytes, bytearray]
@@ -40,6 +42,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         for tensor in _tensors(layers, width, kind):
             stream.write(tensor)
             stream.write(bytes(-len(tensor) % ALIGNMENT))
+    os.utime(path, (names.KNOWN_ANSWER_TIME, names.KNOWN_ANSWER_TIME))
 
 
 def file_bytes(layers: int, width: int, kind: str) -> int:

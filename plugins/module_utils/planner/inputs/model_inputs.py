@@ -46,9 +46,8 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     given = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
     given += [KNOWN_ANSWER] * (size is not None)
     if len(given) != 1:
-        both = "both" if len(given) == 2 else "all"
         raise Refusal(
-            f"{' and '.join(given)} are {both} set: keep one of them, which is the model that is served"
+            f"{' and '.join(given)} are set: keep one of them, which is the model that is served"
             if given
             else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
