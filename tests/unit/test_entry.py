@@ -59,7 +59,7 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
         ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
         ("llama_model_gguf_summary", {"context": 10**5000}, "llama_model_gguf_summary.context is a number of 16610"),
         ("llama_server_extra_args", ["x" * 70000], "llama_server_extra_args[0] has 70000 characters: use 65536"),
-        ("llama_model_gguf_summary", {"layers": [0] * 300000}, "has more than 32 levels or 200000 parts: shorten it"),
+        ("llama_release", json.loads("[" * 40 + "]" * 40), "has more than 32 levels: shorten it"),
     ],
 )
 def test_what_no_plan_can_hold(local, variable, value, said):
@@ -263,18 +263,9 @@ REPORTED = {
     "toolchain": [{"cmake": 3.3}, {"cmake\n": "3"}],
     "toolchains": [[{"backend": "cuda", "prefix": "opt", "links": [], "version": "1"}]],
     "packaged": [{"version": 1, "installed": []}],
-    "scope": ["root"],
     "python": ["python3"],
-    "service_manager": ["init"],
     "prefix": ["opt", "", "/opt/a\nb", "/home/50%", "/home/a\\", '/home/"x"', "/home/$x", "/home/x ;y"],
-    "units": ["/etc\u2028"],
-    "accounts": [{"llamacpp": 1}],
-    "device_groups": [["a b"]],
-    "firewall": ["debian"],
     "addresses": [["192.0.2.1/24"], ["localhost"], ["fe80::1"]],
-    "kernel": ["6.1\x1b[2J"],
-    "interfaces": [[{"name": "a", "kind": "carrier pigeon", "addresses": []}]],
-    "measured": [{"worker1": {"round_trip_ms": float("nan")}}],
 }
 
 

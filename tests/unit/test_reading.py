@@ -36,7 +36,6 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
         '{"a": -Infinity}',
         '{"a": 1e999}',
         '{"a": ' + "9" * 5000 + "}",
-        '{"a": ' + "[" * 40 + "]" * 40 + "}",
         "[" * 100000,
         '{"a":' * 100000,
         '{"a": "\\ud800"}',
@@ -44,7 +43,7 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
         b'{"a": "\xff"}',
         b"\xff\xfe{",
     ],
-    ids=range(15),
+    ids=range(14),
 )
 def test_what_is_no_object_of_finite_numbers_and_text_is_refused(tmp_path, text):
     path = tmp_path / "file"

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
-LONGEST, DEEPEST, MOST = 65536, 32, 200_000
-"""Characters of a text, levels of a value, and parts of it in all."""
-MOST_TEXT = 8 << 20
-"""Characters of all texts of a value. Facts of a host are 20 kB; its memory is needed several times over."""
+LONGEST, DEEPEST = 65536, 32
+"""Characters of a text, and levels of a value."""
 LONGEST_NAME = 255
 """Characters of a host's name, and of a text where nothing else is said."""
 LARGEST = 1 << 53
@@ -86,48 +84,21 @@ class Problem(NamedTuple):
     why: str
 
 
-def problem(where: str, value: Any) -> Problem | None:
+def problem(where: str, value: Any, level: int = 0) -> Problem | None:
     """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
 
-    :param where: the variable or fact.
+    :param where: the variable.
     """
-    if value is None or isinstance(value, bool):
-        return None
-    levels: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
-    way = [""]
-    seen, characters = 1, 0
-    while levels:
-        for step, part in levels[-1]:
-            way[-1] = step
-            if isinstance(part, str):
-                characters += len(part)
-                if characters > MOST_TEXT:
-                    return Problem(where, f"has more than {MOST_TEXT >> 20} million characters: shorten it")
-            nested = not isinstance(part, (str, int, float)) and isinstance(part, (dict, list, tuple, Mapping))
-            seen += len(part) if nested else 0
-            if len(levels) > DEEPEST + 1 or seen > MOST:
-                return Problem(where, f"has more than {DEEPEST} levels or {MOST} parts: shorten it")
-            why = _why(part)
-            if nested and isinstance(part, Mapping):
-                why = next(filter(None, map(_why_name, part)), "")
-            if why:
-                return Problem(where + "".join(way), why)
-            if nested:
-                levels.append(_below("", part))
-                way.append("")
-                break
-        else:
-            levels.pop()
-            way.pop()
-    return None
-
-
-def _below(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The entries of a mapping or a list, and where they are."""
+    why = _why(value) if level <= DEEPEST else f"has more than {DEEPEST} levels: shorten it"
+    parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        yield from ((f"{place}.{printable(name, LONGEST_NAME)}", entry) for name, entry in value.items())
+        why = why or next(filter(None, map(_why_name, value)), "")
+        parts = ((f"{where}.{name}", part) for name, part in value.items())
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{place}[{index}]", entry) for index, entry in enumerate(value))
+        parts = ((f"{where}[{index}]", part) for index, part in enumerate(value))
+    if why:
+        return Problem(where, why)
+    return next(filter(None, (problem(place, part, level + 1) for place, part in parts)), None)
 
 
 def _why_name(name: Any) -> str:
