@@ -6,8 +6,8 @@ import os
 import ssl
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
@@ -98,7 +98,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
     (folder / journal.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
-    (folder / names.SERVING).write_text(json.dumps(written))
+    (folder / serving.FILE).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
     assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
         " it sleeps",

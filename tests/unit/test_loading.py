@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
@@ -76,7 +76,7 @@ def launcher(tmp_path):
 
     def write(**changes):
         load = {**load_of(1.5, 2, 3)._asdict(), "more": "x"}
-        (tmp_path / names.SERVING).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
+        (tmp_path / serving.FILE).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
         return serving_record.of_launcher(tmp_path, [42])
 
     return write

@@ -6,13 +6,10 @@ import sys
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
     processes,
-    serving_record,
     state,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServiceFallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
@@ -81,11 +78,6 @@ def test_what_is_neither_the_plan_nor_a_fallback_does_not_count(tmp_path, servic
     launch(service, "--other")
     found = state_of(tmp_path, service)
     assert (found.state, found.fallback) == ("waiting", None)
-
-
-def test_the_file_is_the_one_that_the_launcher_writes():
-    assert names.SERVING == serving.FILE
-    assert set(serving_record.STATES) == set(serving.STATES)
 
 
 @pytest.fixture

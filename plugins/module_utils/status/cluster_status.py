@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -23,7 +23,7 @@ HARMLESS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: what could be removed."""
 UP = ("running", "waiting")
 """States of a service whose process runs as planned."""
-SERVING = ("serving", serving_record.ASLEEP, "fallback")
+SERVING = ("serving", ASLEEP, "fallback")
 
 
 class Answer(NamedTuple):
@@ -151,7 +151,7 @@ def _cluster(
         return cluster
     alone = plan and not plan.head.models and not serving.without
     return cluster._replace(
-        asleep_s=max(0, now - serving.since) if state == serving_record.ASLEEP else None,
+        asleep_s=max(0, now - serving.since) if state == ASLEEP else None,
         without=serving.without if state == "fallback" else (),
         waiting_for=serving.waiting_for,
         load=loading.progress_of(serving.load, expected_of(plan if alone else None)) if serving.load else None,

@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
     state,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP, LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
@@ -64,7 +65,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     health = client.health(seconds)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     serving = serving_record.of_launcher(folder, launchers)
-    asked, sleeps = subject.asked, bool(serving and serving.state == serving_record.ASLEEP)
+    asked, sleeps = subject.asked, bool(serving and serving.state == ASLEEP)
     if asked:
         loaded = {model.name for model in client.models(LIST_SECONDS) if model.state == "loaded"} if not wake else ()
         sleeps = not (wake or asked.name in loaded)
@@ -86,7 +87,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         fallback=_served_fallback(host, running),
     )
     if not health.healthy:
-        load = serving.load if serving and serving.state == serving_record.LOADING else None
+        load = serving.load if serving and serving.state == LOADING else None
         return evidence._replace(waits_for=waits_for(evidence.handshakes.workers), load=load)
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import FILE, STATES
 
 FILE_BYTES = 256 * 1024
-WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 
 Name = Annotated[str, Text()]
 
@@ -50,7 +50,7 @@ class ServingRecord(NamedTuple):
 def read(folder: Path) -> Optional[ServingRecord]:
     """:param folder: where the launcher writes; None is returned where it holds no such file."""
     try:
-        return typed_json.parse(ServingRecord, reading.read_object(folder / names.SERVING, FILE_BYTES))
+        return typed_json.parse(ServingRecord, reading.read_object(folder / FILE, FILE_BYTES))
     except (OSError, ValueError):
         return None
 
