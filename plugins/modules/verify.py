@@ -23,9 +23,7 @@ options:
     type: dict
     required: true
   answers:
-    description:
-      - Host, and what P(llamacpp.cluster.host_info#module) returned there last, given the host's part of the plan.
-      - A host that is not in it did not answer, and the check V(release) fails for it. The action plugin does not pass it on.
+    description: Host, and what P(llamacpp.cluster.host_info#module) returned there last. V(release) fails for a host that is not in it.
     type: dict
     default: {}
   changed:
@@ -43,13 +41,11 @@ options:
     description: What M(llamacpp.cluster.benchmark) measured, for O(page).
     type: dict
   gate:
-    description:
-      - Waits until the server is healthy and has answered one question, and fails with the end of its log where it does not. Nothing else is checked.
-      - Of O(plan) it needs the head's part alone. The action plugin does not pass it on.
+    description: Whether only to wait until the server is healthy and has answered one question. Of O(plan) that needs the head's part alone.
     type: bool
     default: false
   fallback_wait:
-    description: Seconds to wait for a head that serves on a fallback to return to the whole plan. The action plugin does not pass it on.
+    description: Seconds to wait for a head that serves on a fallback to return to the whole plan.
     type: int
     default: 0
   wake:

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     HostPlan,
     ServicePlan,
@@ -58,10 +58,6 @@ class Observed(NamedTuple):
     """Hosts that the run changed, and that were compared again since."""
     others: Sequence[Evidence] = ()
     """Of models that take turns, after the first one."""
-
-    def service(self, host: str, name: str) -> ServiceState | None:
-        report = self.hosts.get(host)
-        return report.services.get(name) if report else None
 
 
 def evidence_of(head: str, data: Any) -> Evidence:
@@ -253,7 +249,9 @@ def _judge_port(
     plan: Plan, observed: Observed, name: str, host: HostPlan, worker: WorkerPlan
 ) -> tuple[bool | None, str]:
     end = worker.tunnel or worker.endpoint
-    service = observed.service(name, names.service(f"worker-{worker.name}"))
+    service = (
+        observed.hosts[name].services.get(names.service(f"worker-{worker.name}")) if name in observed.hosts else None
+    )
     listening = [
         other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
     ]
