@@ -199,15 +199,8 @@ class _Reader:
         if count <= KEPT_ARRAY:
             self.keep(0, count)
             return [self.text() for _index in range(count)]
-        left, unpack = count, U64.unpack_from
-        while left:
-            self.need(U64.size)
-            window, at, last = self.window, self.at, len(self.window) - U64.size
-            while left and at <= last:
-                at += U64.size + unpack(window, at)[0]
-                left -= 1
-            self.at = at
-            self.left(0)
+        for _index in range(count):
+            self.skip(self.number(U64))
         return count
 
 
