@@ -1,6 +1,5 @@
 """How a host differs from its plan: real processes, and an installation in which one thing after the other is not as planned."""
 
-import errno
 import hashlib
 import json
 import os
@@ -461,24 +460,6 @@ def test_the_releases_whose_programs_run():
     assert state.running_releases("/opt/llamacpp", running) == ["new", "old"]
 
 
-@pytest.mark.parametrize("path", ["/proc", "/proc/net/tcp"])
-def test_a_proc_that_cannot_be_read_ends_with_a_sentence(planned, monkeypatch, call, path):
-    """Nothing is concluded from it: no service counts as stopped, and no release as unused."""
-
-    def refuse(function):
-        def refusing(self, *arguments, **named):
-            if str(self) == path:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-            return function(self, *arguments, **named)
-
-        return refusing
-
-    for name in ("iterdir", "read_text"):
-        monkeypatch.setattr(Path, name, refuse(getattr(Path, name)))
-    said = call(plan=typed_json.dump(planned.host))
-    assert said["msg"].startswith(f"{path}: Permission denied. Run as an account that may do it (become), or check")
-
-
 ZERO = "0" * 64
 EMPTY = hashlib.sha256(b"").hexdigest()
 
@@ -487,18 +468,14 @@ MANIFESTS = [
     *(
         json.dumps({**builds.manifest_of({}), "files": files})
         for files in (
-            {},
-            [],
             {"bin/other": ZERO},
             {"/dev/zero": ZERO},
             {"bin/../../../../../dev/zero": ZERO},
-            {"bin/..": ZERO},
-            {"bin/worker": 1},
             {"bin/worker": EMPTY, "bin/pipe": ZERO},
             {"bin/worker": EMPTY, "bin/zero": ZERO},
         )
     ),
-    *("[]", "1e999", "[" * 200000, "\x00"),
+    "[]",
 ]
 
 
@@ -512,14 +489,6 @@ def test_a_manifest_is_not_believed(planned):
     for manifest in MANIFESTS:
         (release / "manifest.json").write_text(manifest)
         assert planned.drift().missing_builds == ("here",), manifest
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-def test_a_manifest_that_is_not_a_file(planned, make):
-    path = planned.prefix / "releases" / "here" / "manifest.json"
-    path.unlink()
-    make(path)
-    assert planned.drift().missing_builds == ("here",)
 
 
 def test_the_archive_of_what_is_installed_is_told(planned):

@@ -19,20 +19,12 @@ ALONE = {"llama_cluster": ["a"], "llama_head": ["a"]}
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029", "\u202e", "\ud800"]
 
 EVERYWHERE = {
-    "llama_accept_advisories": lambda text: [text],
-    "llama_backend": lambda text: [text],
     "llama_build_cmake_options": lambda text: {"CMAKE_C_FLAGS": text},
-    "llama_build_toolchain": lambda text: "/opt/" + text,
     "llama_hardware": lambda text: {"accelerators": [{"backend": "cuda", "name": text}]},
     "llama_links": lambda text: [{"interface": text, "address": "192.0.2.1"}],
     "llama_model_gguf_summary": lambda text: {"tensors": [{"name": text}]},
-    "llama_model_path": lambda text: "/srv/" + text,
     "llama_release": lambda text: {"source": "git", "ref": "b11434", "repository": text},
-    "llama_server_api_key_file": lambda text: "/etc/" + text,
-    "llama_server_environment": lambda text: {"NAME": text},
-    "llama_server_extra_args": lambda text: ["--alias", text],
     "llama_server_host": lambda text: text,
-    "llama_server_override_tensor": lambda text: [text + "=CPU"],
     "llama_worker_endpoints": lambda text: [{"name": text, "environment": {"NAME": text}}],
 }
 
