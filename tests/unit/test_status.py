@@ -339,7 +339,7 @@ def test_an_unused_worker_and_one_that_is_not_planned(plan, answers, tmp_path):
 @pytest.mark.parametrize(
     "part, name, value",
     [
-        ("condition", "now", -1),
+        ("condition", "now", "soon"),
         ("condition", "resources", resources_of(disks="\x1b[2J")),
         ("drift", "differences", [{**DIFFERENCE, "text": "a\x1b]0;x"}]),
     ],

@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text, is_plain, show
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
+    LARGEST,
+    LONGEST,
+    Number,
+    Text,
+    is_plain,
+    show,
+)
 
 T = TypeVar("T")
 ABSENT = "absent"
@@ -25,7 +32,10 @@ Absent = Annotated[Optional[T], ABSENT]
 """Type of a field that JSON leaves out where it is None. With ``ABSENT`` any other field is left out where it has its default."""
 ENTRIES = 4096
 """Of a list or a mapping, at most."""
-LIMITS: dict[Any, Any] = {str: Text(longest=4096), int: Number(), float: Number(real=True), bool: bool, Any: Any}
+LIMITS: dict[Any, Any] = {
+    **{str: Text(longest=LONGEST), bool: bool, Any: Any},
+    **{int: Number(-LARGEST), float: Number(-LARGEST, real=True)},
+}
 """Of a value about which its type says nothing else."""
 
 
