@@ -12,11 +12,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan, ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     KnownAnswerPlan,
-    PatchPlan,
+    LinkPlan,
+    ModelFilePlan,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
 
