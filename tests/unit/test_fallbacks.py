@@ -4,7 +4,6 @@ import copy
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
@@ -119,17 +118,10 @@ def test_a_refused_plan_has_none(big_model):
     assert gpus(big_model, 1).plan()["fallbacks"] == []
 
 
-def write(path, text):
-    path.write_text(text)
-    return path
-
-
 def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_path):
-    without = pair.plan()
-    without = complete(without)
+    without = complete(pair.plan())
     pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=90)
-    wanted = pair.plan()
-    wanted = complete(wanted)
+    wanted = complete(pair.plan())
     path = "/opt/llamacpp/fallbacks.json"
     added = ["--fallbacks", path, "--fallback-after", "90"]
     assert wanted["head"]["launcher"] == [*without["head"]["launcher"], *added]
@@ -146,20 +138,19 @@ def test_the_launcher_gets_them_only_where_the_operator_wants_that(pair, tmp_pat
         }
         for fallback in wanted["fallbacks"]
     ]
-    read = serving.read_fallbacks(write(tmp_path / "fallbacks.json", file["content"]))
-    assert [entry.without for entry in read] == list(WORKERS)
+    written = tmp_path / "fallbacks.json"
+    written.write_text(file["content"])
+    assert [entry.without for entry in serving.read_fallbacks(written)] == list(WORKERS)
     service = wanted["hosts"]["head"]["services"][-1]
     assert [entry["name"] for entry in service["fallbacks"]] == ["worker1:cpu", "worker2:cpu"]
     assert [entry["process"] for entry in service["fallbacks"]] == [
         entry["head"]["argv"] for entry in wanted["fallbacks"]
     ]
     assert without["hosts"]["head"]["services"][-1]["fallbacks"] == []
-    assert names.FALLBACKS in names.INSTALLED
 
 
 def test_the_file_is_written_where_nothing_can_be_spared(big_model):
-    plan = gpus(big_model, 2, llama_server_fallback=True).plan()
-    plan = complete(plan)
+    plan = complete(gpus(big_model, 2, llama_server_fallback=True).plan())
     (file,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith("/fallbacks.json")]
     assert json.loads(file["content"]) == []
 

@@ -10,7 +10,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -74,24 +73,6 @@ def test_layers_on_the_head_need_room_there(pair, big_model):
     assert "MiB are missing in the memory of head" in pair.reason()
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 61
     assert not pair.plan()["refused"]
-
-
-def test_tensors_go_where_the_operator_wants_them(pair):
-    pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [9, 8]
-    before = pair.plan()
-    device = "RPC0[192.0.2.12:50052]"
-    overrides = ["blk.0.ffn_[gud]=CPU", f"ffn_down={device}"]
-    pair.hosts["head"]["variables"]["llama_server_override_tensor"] = overrides
-    plan = pair.plan()
-    matrix = 128 * 128 * 4 / device_load.MIB
-    for placed, old, more in zip(plan["placement"], before["placement"], (-11, 8)):
-        assert placed["weights_mib"] == pytest.approx(old["weights_mib"] + more * matrix, abs=0.011)
-        assert placed["kv_mib"] == old["kv_mib"]
-    kept = [found["head"]["cpu"]["weights_mib"] for found in (before, plan)]
-    assert kept[1] == pytest.approx(kept[0] + 3 * matrix, abs=0.011)
-    argv = plan["head"]["argv"]
-    assert argv[argv.index("--override-tensor") + 1] == ",".join(overrides)
-    assert argv.index("--rpc") < argv.index("--override-tensor")
 
 
 @pytest.mark.parametrize(
@@ -206,33 +187,21 @@ def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
 @pytest.mark.parametrize(
     "release", [{"build": 11434}, {"fork": "ik_llama.cpp", "build": 4840}], ids=["llama.cpp", "ik_llama.cpp"]
 )
-@pytest.mark.parametrize(
-    "wanted, said",
-    [
-        ("off", "llama_server_flash_attention is 'off': set it to 'on'"),
-        (None, None),
-        ("auto", None),
-        ("on", None),
-    ],
-)
-def test_quantised_values_without_flash_attention(local, release, wanted, said):
+def test_quantised_values_without_flash_attention(local, release):
     local.set(
         "here",
         llama_release={**TREE, **release},
-        llama_server_flash_attention=wanted,
+        llama_server_flash_attention="off",
         llama_server_cache_type_k="q8_0",
         llama_server_cache_type_v="q8_0",
         llama_accept_advisories=["rpc-remote-code-execution"],
     )
-    if not said:
-        assert not local.plan()["refused"]
-        return
-    assert said in local.reason()
-    for remedy in ({"llama_server_flash_attention": "on"}, {"llama_server_cache_type_v": "f16"}):
-        own = local.hosts["here"]["variables"]
-        local.hosts["here"]["variables"] = {**own, **remedy}
-        assert not local.plan()["refused"]
-        local.hosts["here"]["variables"] = own
+    local.reason("llama_server_flash_attention is 'off': set it to 'on'")
+    refused = local.hosts["here"]["variables"]
+    attention = [{"llama_server_flash_attention": value} for value in ("on", "auto", None)]
+    for remedy in (*attention, {"llama_server_cache_type_v": "f16"}):
+        local.hosts["here"]["variables"] = {**refused, **remedy}
+        local.accepted()
 
 
 @pytest.mark.parametrize(
@@ -253,109 +222,83 @@ def test_an_operator_may_say_what_context_the_model_has(local, given, context):
     assert f"--ctx-size {context} " in " ".join(plan["head"]["argv"])
 
 
+GIT = {"source": "git", "ref": "b11434"}
 BINARY = {**TREE, "source": "binary", "build": 11434}
+BAD_RELEASES = [
+    ("latest", ["llama_release", "'latest'", "use a build like b11434"]),
+    ("{source: auto}", ["'{source: auto}'", "an INI inventory wants quotes"]),
+    ("b1274", ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"]),
+    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that one or a newer one"]),
+    ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
+    ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
+    ({"source": "git"}, ["llama_release has the ref None", "a tag like b11434"]),
+    ({"source": "git", "ref": 11434}, ["llama_release has the ref 11434", "in quotes"]),
+    ({"source": "git", "ref": "--upload-pack=x"}, ["the ref '--upload-pack=x'", "a branch"]),
+    ({"source": "git", "ref": "main"}, ["the ref 'main'", "was not looked up", "add its commit"]),
+    ({"source": "git", "ref": "main", "commit": "1" * 40}, ["the build None", "add build", "git-11111111"]),
+    ({**GIT, 1: 2}, ["llama_release has the name '1'"]),
+    ({**GIT, "commit": "abc"}, ["the commit 'abc'", "all its 40 digits"]),
+    ({**GIT, "fork": "other.cpp"}, ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["the repository '--upload-pack=x'", "a URL that git knows"]),
+    ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or a token", "credential store"]),
+    ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
+    ({**RELEASE, "commit": 4227912}, ["the commit 4227912", "in quotes"]),
+    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "7 of its digits"]),
+    ({**RELEASE, "patches": "a.patch"}, ["the patches 'a.patch'", "give a list of paths"]),
+    ({**RELEASE, "checksum": "md5:1"}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
+    ({**RELEASE, "colour": 1}, ["llama_release", "colour", "use "]),
+    ({**RELEASE, "version": "newest; rm"}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
+    ({**RELEASE, "version": "0.3.20"}, ["add build", "of pypi-0.3.20"]),
+    ({"source": "binary", "url": "https://host/x"}, ["the checksum None", "64 hexadecimal"]),
+    ({**BINARY, "url": "https://host/x"}, ["source: binary", "either path", "or url"]),
+    ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
+    ({**BINARY, "source": "archive", "url": "https://host/x.zip"}, ["x.zip': use the address of a tar archive"]),
+    ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
+]
+BAD_ENDPOINTS = [
+    ([{"port": True}], ["the port True: use 1 to 65535"]),
+    ([{"port": 99999}], ["99999", "65535"]),
+    ([{"port": 50052}, {"port": 50052}], ["50052", "its own"]),
+    ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
+    ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
+    ([{"backend": "hip"}], ["'hip', of which no device is left", "offer CPU", "llama_backend"]),
+    ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave one of the two out"]),
+    ([{"name": "a b"}], ["'a b'", "a-z"]),
+    ([{"name": "a"}, {"name": "a"}], ["'a'"]),
+]
+BAD_MODELS = [
+    (known_answer_of(width=100), ["llama_model_known_answer", "multiple of 64"]),
+    (known_answer_of(kind="q2_k"), ["llama_model_known_answer", "f32, f16, q8_0"]),
+    (known_answer_of(layers=0), ["llama_model_known_answer", "use 1 to"]),
+    (known_answer_of(layers=1 << 31), ["a model that is not possible"]),
+]
 
 
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({"llama_release": "latest"}, ["llama_release", "'latest'", "use a build like b11434"]),
-        ({"llama_release": "{source: auto}"}, ["'{source: auto}'", "an INI inventory wants quotes"]),
-        ({"llama_release": {"source": "git"}}, ["llama_release has the ref None", "a tag like b11434"]),
-        ({"llama_release": {"source": "git", "ref": 11434}}, ["llama_release has the ref 11434", "in quotes"]),
+        *(({"llama_release": value}, said) for value, said in BAD_RELEASES),
+        *(
+            ({"llama_worker_endpoints": value}, [f"llama_worker_endpoints[{len(value) - 1}] of here", *said])
+            for value, said in BAD_ENDPOINTS
+        ),
+        *(({"llama_model_known_answer": value}, said) for value, said in BAD_MODELS),
         ({"llama_server_context": 0}, ["llama_server_context is 0: use 1 or more"]),
         ({"llama_server_gpu_layers": -1}, ["llama_server_gpu_layers is -1: use 0 or more"]),
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split[0] is nan", "a finite number"]),
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
-        ({"llama_worker_endpoints": [{"port": True}]}, ["the port True: use 1 to 65535"]),
-        ({"llama_worker_endpoints": [{"memory_mib": -5}]}, ["the memory_mib -5: use 1 or more"]),
-        ({"llama_release": {**RELEASE, "commit": 4227912}}, ["the commit 4227912", "in quotes"]),
-        ({"llama_release": {**RELEASE, "commit": "release/1"}}, ["the commit 'release/1'", "7 of its digits"]),
-        ({"llama_release": {"source": "git", "ref": "--upload-pack=x"}}, ["the ref '--upload-pack=x'", "a branch"]),
-        (
-            {"llama_release": {"source": "git", "ref": "b11434", "commit": "abc"}},
-            ["the commit 'abc'", "all its 40 digits"],
-        ),
-        (
-            {"llama_release": {"source": "git", "ref": "b11434", "repository": "--upload-pack=x"}},
-            ["the repository '--upload-pack=x'", "a URL that git knows"],
-        ),
-        (
-            {"llama_release": {"source": "git", "ref": "b11434", "repository": "https://me:secret@host/x"}},
-            ["llama_release.repository has a password or a token", "credential store"],
-        ),
-        (
-            {"llama_release": {"source": "git", "ref": "b11434", "fork": "other.cpp"}},
-            ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"],
-        ),
-        ({"llama_release": {**RELEASE, "fork": "ik_llama.cpp"}}, ["fork", "source: pypi does not accept"]),
-        (
-            {"llama_server_extra_args": ["-mla", "3", "-amb", "512"]},
-            ["llama_server_extra_args has -mla, -amb", "only ik_llama.cpp knows", "remove them"],
-        ),
-        (
-            {"llama_release": {"source": "git", "ref": "main"}},
-            ["the ref 'main'", "was not looked up", "add its commit"],
-        ),
-        (
-            {"llama_release": {"source": "git", "ref": "main", "commit": "1" * 40}},
-            ["the build None", "add build", "git-11111111"],
-        ),
-        ({"llama_release": {**RELEASE, "patches": "a.patch"}}, ["the patches 'a.patch'", "give a list of paths"]),
-        ({"llama_release": {"source": "binary", "url": "https://host/x"}}, ["the checksum None", "64 hexadecimal"]),
-        ({"llama_release": {**BINARY, "url": "https://host/x"}}, ["source: binary", "either path", "or url"]),
-        ({"llama_release": {**BINARY, "build": None}}, ["the build None", "add build", "binary-bbbbbbbb"]),
-        (
-            {"llama_release": {**BINARY, "source": "archive", "url": "https://host/llama-b11434.zip"}},
-            ["llama-b11434.zip': use the address of a tar archive"],
-        ),
-        (
-            {"llama_release": "b1274"},
-            ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"],
-        ),
-        ({"llama_release": "v0.4.1"}, ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
-        ({"llama_release": {"source": ["git"]}}, ["llama_release is {'source': ['git']}", "use a build"]),
-        ({"llama_release": {"source": "git", "ref": "b11434", 1: 2}}, ["llama_release has the name '1'"]),
-        ({"llama_release": {**RELEASE, "checksum": "md5:1"}}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
-        ({"llama_release": {**RELEASE, "colour": 1}}, ["llama_release", "colour", "use "]),
-        ({"llama_release": {**RELEASE, "version": "newest; rm"}}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
-        ({"llama_release": {"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}}, ["path", "url"]),
+        ({"llama_server_extra_args": ["-mla", "3", "-amb", "512"]}, ["has -mla, -amb", "only ik_llama.cpp", "remove"]),
         ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
         ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
-        ({"llama_worker_endpoints": [{"device": "CUDA0"}]}, ["llama_worker_endpoints[0] of here", "'CUDA0'", "CPU"]),
-        (
-            {"llama_worker_endpoints": [{"backend": "hip"}]},
-            ["llama_worker_endpoints[0] of here", "'hip', of which no device is left", "offer CPU", "llama_backend"],
-        ),
-        (
-            {"llama_worker_endpoints": [{"backend": "hip", "device": "CPU"}]},
-            ["llama_worker_endpoints[0] of here", "'hip'", "device CPU", "leave one of the two out"],
-        ),
-        ({"llama_worker_endpoints": [{"port": 99999}]}, ["llama_worker_endpoints[0] of here", "99999", "65535"]),
-        (
-            {"llama_worker_endpoints": [{"port": 50052}, {"port": 50052}]},
-            ["llama_worker_endpoints[1]", "50052", "its own"],
-        ),
-        ({"llama_worker_endpoints": [{"name": "a b"}]}, ["llama_worker_endpoints[0] of here", "'a b'", "a-z"]),
-        ({"llama_worker_endpoints": [{"name": "a"}, {"name": "a"}]}, ["llama_worker_endpoints[1]", "'a'"]),
         ({"llama_server_port": 50052}, ["llama_server_port is 50052", "another port"]),
         ({"llama_server_host": "headbox"}, ["llama_server_host is 'headbox'", "numeric"]),
         ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
         (
-            {"llama_server_load_mode": "dio", "llama_release": {**TREE, "fork": "ik_llama.cpp", "build": 4840}},
+            {"llama_server_load_mode": "dio", "llama_release": FORK},
             ["llama_server_load_mode is dio", "use mmap or none or mmap+mlock or auto"],
-        ),
-        ({"llama_release": {**RELEASE, "version": "0.3.20"}}, ["add build", "of pypi-0.3.20"]),
-        (
-            {"llama_release": "b8643"},
-            ["llama_release is build 8643 of llama.cpp", "is 11063: use that one or a newer one"],
         ),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
-        ({"llama_model_known_answer": known_answer_of(width=100)}, ["llama_model_known_answer", "multiple of 64"]),
-        ({"llama_model_known_answer": known_answer_of(kind="q2_k")}, ["llama_model_known_answer", "f32, f16, q8_0"]),
-        ({"llama_model_known_answer": known_answer_of(layers=0)}, ["llama_model_known_answer", "use 1 to"]),
-        ({"llama_model_known_answer": known_answer_of(layers=1 << 31)}, ["a model that is not possible"]),
         ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options of here has"]),
     ],
 )
@@ -463,11 +406,6 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
     missing = [math.ceil(entry["weights_mib"] + entry["kv_mib"] - entry["capacity_mib"]) for entry in plan["placement"]]
     assert [int(told[2]), int(told[3])] == missing
     assert int(told[1]) == sum(missing)
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "worker2"]
-    assert all(entry["weights_mib"] + entry["kv_mib"] > entry["capacity_mib"] for entry in plan["placement"])
-    assert plan["placement"][0]["layers"] > plan["placement"][1]["layers"]
-    split = plan["head"]["argv"][plan["head"]["argv"].index("--tensor-split") + 1]
-    assert split == ",".join(str(entry["layers"] + entry["output"]) for entry in plan["placement"])
 
 
 def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
@@ -483,25 +421,27 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     assert not pair.plan()["refused"]
 
 
-def test_a_declared_mac_of_an_ordinary_user():
-    facts = entry.merge_hardware(
-        "here", None, {"system": "Darwin", "home": "/Users/u", "cores": 16, "memory_mib": 65536}, "user"
-    )
-    assert facts["units"] == "/Users/u/Library/LaunchAgents"
-    assert facts["prefix"] == "/Users/u/.local/share/llamacpp"
-    assert (facts["service_manager"], facts["architecture"], facts["cpu"]["cores"]) == ("launchd", "arm64", 16)
-    assert facts["distribution"]["family"] == "darwin"
-    assert facts["packaged"] is None
+@pytest.mark.parametrize(
+    "hardware, expected",
+    [
+        ({"system": "Darwin", "home": "/Users/u"}, {"units": "/Users/u/Library/LaunchAgents", "packaged": None}),
+        (
+            {"distribution": "fedora 43", "home": "/home/u"},
+            {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}, "service_manager": "systemd_user"},
+        ),
+        ({"home": "/home/u"}, {"units": "/home/u/.config/systemd/user"}),
+        ({}, {"prefix": "~/.local/share/llamacpp"}),
+    ],
+    ids=["a Mac", "a distribution", "units", "a home that nobody told is not guessed"],
+)
+def test_what_follows_from_declared_hardware_of_an_ordinary_user(hardware, expected):
+    facts = entry.merge_hardware("here", None, hardware, "user")
+    assert {name: facts[name] for name in expected} == expected
 
 
-def test_a_declared_distribution_and_scope():
-    facts = entry.merge_hardware("here", None, {"distribution": "fedora 43", "home": "/home/u"}, "user")
-    assert facts["distribution"] == {"id": "fedora", "version": "43", "family": "redhat"}
-    assert (facts["service_manager"], facts["units"]) == ("systemd_user", "/home/u/.config/systemd/user")
-    assert facts["packaged"] is None
-    for newer in ("ubuntu 26.04", "debian 14", "debian forky"):
-        assert entry.merge_hardware("here", None, {"distribution": newer})["packaged"]
-    assert entry.merge_hardware("here", None, {"distribution": "debian 13"})["packaged"] is None
+def test_a_declared_distribution_has_a_package_of_llama_cpp_or_none():
+    for name, packaged in (("ubuntu 26.04", True), ("debian 14", True), ("debian forky", True), ("debian 13", False)):
+        assert bool(entry.merge_hardware("here", None, {"distribution": name})["packaged"]) is packaged
 
 
 def test_what_stands_in_for_facts_never_replaces_them():
@@ -509,10 +449,6 @@ def test_what_stands_in_for_facts_never_replaces_them():
     hardware = {"memory_mib": 2, "system": "Darwin", "distribution": "fedora 43", "home": "/x", "cores": 3}
     assert entry.merge_hardware("here", found, hardware, "user") == {**found, "memory_mib": 2}
     assert entry.merge_hardware("here", None, None) is None
-
-
-def test_the_home_of_a_user_that_nobody_told_is_not_guessed():
-    assert entry.merge_hardware("here", None, {}, "user")["prefix"] == "~/.local/share/llamacpp"
 
 
 @pytest.mark.parametrize(
@@ -656,16 +592,11 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
 
 
-@pytest.mark.parametrize("backend", ["auto", "cuda"])
-def test_there_is_no_package_for_cuda(pair, backend):
-    packaged(pair)
-    worker = pair.hosts["worker1"]
-    worker["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
-    worker["variables"]["llama_backend"] = backend
-    if backend == "auto":
-        assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
-    else:
-        assert "llama_backend of worker1 is cuda, but debian has no package of it" in pair.reason()
+def test_there_is_no_package_for_cuda(pair):
+    packaged(pair).hosts["worker1"]["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
+    assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
+    pair.set("worker1", llama_backend="cuda")
+    pair.reason("llama_backend of worker1 is cuda, but debian has no package of it")
 
 
 def test_links_are_managed_by_root_on_systemd_only(pair):
@@ -675,39 +606,25 @@ def test_links_are_managed_by_root_on_systemd_only(pair):
 
 
 @pytest.mark.parametrize(
-    "facts, tools",
+    "name, tool, package, changes",
     [
-        ({}, {"useradd": "passwd"}),
-        ({"distribution": {"id": "fedora", "version": "43", "family": "redhat"}}, {"useradd": "shadow-utils"}),
-        ({"distribution": {"id": "arch", "version": "", "family": "arch"}}, {"useradd": "shadow"}),
-        ({"scope": "user", "service_manager": "systemd_user"}, {}),
+        ("worker1", "useradd", "passwd", {}),
+        ("worker1", "useradd", "shadow-utils", {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}}),
+        ("worker1", "useradd", "shadow", {"distribution": {"id": "arch", "version": "", "family": "arch"}}),
+        ("worker1", "useradd", None, {"scope": "user", "service_manager": "systemd_user"}),
+        ("worker1", "setfacl", None, {"llama_metrics": "off"}),
+        ("worker1", "setfacl", "acl", {"llama_metrics": "textfile"}),
+        ("worker1", "curl", None, {}),
+        ("head", "curl", "curl", {}),
     ],
 )
-def test_what_creates_accounts_is_installed_where_it_is_missing(pair, facts, tools):
-    before = pair.plan()["hosts"]["worker1"]["tools"]
-    worker = pair.hosts["worker1"]["facts"]
-    worker.update(facts)
-    for version, expected in (("installed", {}), (None, tools)):
-        worker["toolchain"]["useradd"] = version
-        found = pair.plan()["hosts"]["worker1"]["tools"]
-        assert {tool: found[tool] for tool in set(found) - set(before)} == expected
-
-
-@pytest.mark.parametrize("metrics, tools", [("off", {}), ("textfile", {"setfacl": "acl"})])
-def test_what_lets_accounts_write_metrics_is_installed_where_it_is_missing(pair, metrics, tools):
-    worker = pair.hosts["worker1"]
-    worker["variables"]["llama_metrics"] = metrics
-    before = pair.plan()["hosts"]["worker1"]["tools"]
-    worker["facts"]["toolchain"]["setfacl"] = None
-    found = pair.plan()["hosts"]["worker1"]["tools"]
-    assert {tool: found[tool] for tool in set(found) - set(before)} == tools
-
-
-def test_what_downloads_models_is_installed_on_a_head_that_lacks_it(pair):
-    for name in ("head", "worker1"):
-        pair.hosts[name]["facts"]["toolchain"]["curl"] = None
-    hosts = pair.plan()["hosts"]
-    assert [hosts[name]["tools"].get("curl") for name in ("head", "worker1")] == ["curl", None]
+def test_what_accounts_metrics_and_downloads_need_is_installed_where_it_is_missing(pair, name, tool, package, changes):
+    host = pair.hosts[name]
+    for key, value in changes.items():
+        host["facts" if key in host["facts"] else "variables"][key] = value
+    for version, expected in (("installed", None), (None, package)):
+        host["facts"]["toolchain"][tool] = version
+        assert pair.plan()["hosts"][name]["tools"].get(tool) == expected
 
 
 def tuned(pair, **variables):
@@ -789,18 +706,12 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     both.hosts["head"]["variables"]["llama_server_backend"] = backend
     plan = both.accepted()
     worker = plan["hosts"]["worker1"]
-    assert [build["backend"] for build in worker["builds"]] == ["vulkan", "hip"]
-    assert {release["build"] for release in plan["releases"].values()} == {11434, 11669}
     assert plan["release"]["build"] == build
     assert [(entry["device"], entry["used"]) for entry in worker["workers"]] == [
         ("Vulkan0", device == "Vulkan0"),
         ("ROCm0", device == "ROCm0"),
     ]
-    assert all(f"-{entry['backend']}-" in entry["argv"][0] for entry in worker["workers"])
-    assert f"-{backend}-" in plan["head"]["argv"][0]
-    assert [entry["host"] for entry in plan["placement"]] == ["worker1", "head"]
     assert plan["head"]["devices"] == [device]
-    assert plan["placement"][0]["capacity_mib"] == {"Vulkan0": 65536 * 2 // 3, "ROCm0": 65536 - 6553}[device]
     targets = {build["backend"]: build["targets"] for build in plan["hosts"]["head"]["builds"]}
     assert targets[backend] == ["ggml-rpc-server", "llama-server"]
 

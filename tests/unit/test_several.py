@@ -227,96 +227,76 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
     assert len([reason for reason in reasons if "open-server" in reason]) == 1
 
 
+NAMES = "at most 128 letters, digits, and . _ / - between them"
+
+
 @pytest.mark.parametrize(
-    "entries, variables, reason",
+    "entries, reason",
     [
-        (
-            [SMALL],
-            {"llama_model_path": "/m.gguf"},
-            "llama_models and llama_model_path are both set: give each model an entry, with path there",
-        ),
-        ([], {}, "llama_models is an empty list: give each model an entry there"),
+        ([], "llama_models is an empty list: give each model an entry there"),
         (
             [SMALL, SMALL],
-            {},
-            "llama_models[1] has 'small' in name, which another model has or this one has twice: give each its own names",
+            "llama_models[1] has 'small' in name, which another model has or this one has twice: give each",
+        ),
+        ([SMALL, {**DEEP, "aliases": ["small"]}], "llama_models[1] has 'small' in aliases, which another model has"),
+        ([{**SMALL, "name": "a]b"}], f"llama_models[0] has 'a]b' in name: use {NAMES}, and not 'default'"),
+        ([{**SMALL, "name": "gemma3:4b"}], f"llama_models[0] has 'gemma3:4b' in name: use {NAMES}"),
+        ([{**SMALL, "name": "default"}], f"llama_models[0] has 'default' in name: use {NAMES}"),
+        ([{**SMALL, "aliases": ["a,b"]}], f"has 'a,b' in aliases: use {NAMES} or : @ +"),
+        ([SMALL, {"name": "none"}], "none in llama_models: no model is given: set one of path, huggingface"),
+        ([SMALL, {**DEEP, "context": -1}], "deep in llama_models: context is -1"),
+        (
+            [{**SMALL, "context": -1}, {**DEEP, "context": -1}],
+            "small and deep in llama_models: context is -1: use 1 or",
+        ),
+    ],
+)
+def test_entries_that_cannot_be(pair, entries, reason):
+    assert reason in several(pair, *entries).reason()
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        (["--temp 1"], "extra_args has '--temp 1' as one"),
+        (["--lora", "/a;b"], "'--lora /a;b' is given with ; or #, which presets of llama-server cannot say"),
+        (["--lora", "a", "--lora", "b"], "'--lora b' is given a second time, which"),
+        (["--lora-scaled", "a", "1"], "'--lora-scaled a 1' is given with several values"),
+        (["--temp=1"], "'--temp=1' is given as one word"),
+        (["-a", "mine"], "-a is given to llama-server: use aliases of the entry instead"),
+        (["--port", "1"], "extra_args has --port, which the plan decides: set llama_server_port instead"),
+        (["--host", "::"], "extra_args has --host, which the plan decides"),
+        (["--api-key", "x"], "extra_args has --api-key, which the plan decides"),
+        (["--threads_http", "4"], "--threads_http is given to llama-server, and clients reach the router: remove it"),
+    ],
+)
+def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
+    several(pair, SMALL, {**DEEP, "extra_args": given}).reason("deep in llama_models: ", reason)
+
+
+@pytest.mark.parametrize(
+    "variables, reason",
+    [
+        (
+            {"llama_model_path": "/m.gguf"},
+            "llama_models and llama_model_path are both set: give each model an entry, with",
         ),
         (
-            [SMALL, {**DEEP, "aliases": ["small"]}],
-            {},
-            "llama_models[1] has 'small' in aliases, which another model has",
-        ),
-        (
-            [{**SMALL, "name": "a]b"}],
-            {},
-            "llama_models[0] has 'a]b' in name: use at most 128 letters, digits, and . _ / - between them, and not 'default'",
-        ),
-        ([{**SMALL, "name": "gemma3:4b"}], {}, "llama_models[0] has 'gemma3:4b' in name: use at most 128 letters"),
-        ([{**SMALL, "name": "default"}], {}, "llama_models[0] has 'default' in name: use at most 128 letters"),
-        (
-            [{**SMALL, "aliases": ["a,b"]}],
-            {},
-            "has 'a,b' in aliases: use at most 128 letters, digits, and . _ / - between them or : @ +",
-        ),
-        (
-            [SMALL],
             {"llama_server_fallback": True},
             "llama_server_fallback is true, and models of llama_models have no fallbacks",
         ),
+        ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
+        ({"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
         (
-            [{**SMALL, "context": -1}, {**DEEP, "context": -1}],
-            {},
-            "small and deep in llama_models: context is -1: use 1 or more",
-        ),
-        ([{**SMALL, "extra_args": ["--temp 1"]}], {}, "small in llama_models: extra_args has '--temp 1' as one"),
-        ([SMALL, {**SMALL, "name": "other"}], {"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
-        ([SMALL, {"name": "none"}], {}, "none in llama_models: no model is given: set one of path, huggingface"),
-        ([SMALL, {**DEEP, "context": -1}], {}, "deep in llama_models: context is -1"),
-        ([SMALL], {"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
-        (
-            [SMALL],
             {"llama_server_extra_args": ["--models-dir", "/srv"]},
-            "--models-dir, which the plan decides: set llama_models instead",
+            "--models-dir, which the plan decides: set llama_models",
         ),
-        (
-            [SMALL, {**DEEP, "extra_args": ["--lora", "/a;b"]}],
-            {},
-            "deep in llama_models: '--lora /a;b' is given with ; or #, which presets of llama-server cannot say",
-        ),
-        (
-            [SMALL, {**DEEP, "extra_args": ["--lora", "a", "--lora", "b"]}],
-            {},
-            "'--lora b' is given a second time, which",
-        ),
-        (
-            [SMALL, {**DEEP, "extra_args": ["--lora-scaled", "a", "1"]}],
-            {},
-            "'--lora-scaled a 1' is given with several values",
-        ),
-        ([SMALL, {**DEEP, "extra_args": ["--temp=1"]}], {}, "'--temp=1' is given as one word"),
-        (
-            [SMALL, {**DEEP, "extra_args": ["-a", "mine"]}],
-            {},
-            "deep in llama_models: -a is given to llama-server: use aliases of the entry instead",
-        ),
-        (
-            [SMALL, {**DEEP, "extra_args": ["--port", "1"]}],
-            {},
-            "deep in llama_models: extra_args has --port, which the plan decides: set llama_server_port instead",
-        ),
-        ([SMALL, {**DEEP, "extra_args": ["--host", "::"]}], {}, "extra_args has --host, which the plan decides"),
-        ([SMALL, {**DEEP, "extra_args": ["--api-key", "x"]}], {}, "extra_args has --api-key, which the plan decides"),
-        (
-            [SMALL, {**DEEP, "extra_args": ["--threads_http", "4"]}],
-            {},
-            "deep in llama_models: --threads_http is given to llama-server, and clients reach the router: remove it",
-        ),
-        ([SMALL], {"llama_server_extra_args": ["--no-ui"]}, "small in llama_models: --no-ui is given to llama-server"),
-        ([SMALL], {"llama_server_extra_args": ["--alias", "mine"]}, "--alias is given to llama-server: use aliases"),
+        ({"llama_server_extra_args": ["--no-ui"]}, "in llama_models: --no-ui is given to llama-server"),
+        ({"llama_server_extra_args": ["--alias", "mine"]}, "--alias is given to llama-server: use aliases"),
     ],
 )
-def test_what_cannot_be_served_together(pair, entries, variables, reason):
-    several(pair, *entries)
+def test_variables_that_several_models_cannot_have(pair, variables, reason):
+    several(pair, SMALL, {**SMALL, "name": "other"})
     for host in pair.hosts.values() if "llama_release" in variables else [pair.hosts["head"]]:
         host["variables"].update({"llama_accept_advisories": ["rpc-remote-code-execution"], **variables})
     assert reason in pair.reason()
