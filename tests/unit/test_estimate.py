@@ -31,38 +31,32 @@ def test_what_was_measured_is_used(pair):
     assert given["network_ms_per_token"] > before["network_ms_per_token"] + 0.2 - 0.01
 
 
-@pytest.mark.parametrize(
-    "endpoint, interface, kind",
-    [
-        ("127.0.0.1:50052", "", "loopback"),
-        ("198.51.100.2:50052", "thunderbolt0", "thunderbolt"),
-        ("198.51.100.2:50052", "ibp1s0", "infiniband"),
-        ("198.51.100.2:50052", "wlp2s0", "wireless"),
-        ("198.51.100.2:50052", "enp1s0", "ethernet"),
-        ("198.51.100.2:50052", None, "ethernet"),
-        ("192.0.2.11:50052", "thunderbolt0", "ethernet"),
-    ],
-)
-def test_the_kind_of_a_link(endpoint, interface, kind):
-    links = [LinkPlan(interface, "198.51.100.2/30", None, None, False)]
-    assert estimate.kind_of(endpoint, links) == kind
+END = "198.51.100.2:50052"
 
 
 @pytest.mark.parametrize(
-    "declared, interface, known, kind",
+    "endpoint, interface, declared, known, kind",
     [
-        ("usb4", "thunderbolt0", "thunderbolt", "usb4"),
-        (None, "thunderbolt0", "usb4", "usb4"),
-        (None, None, "usb4", "usb4"),
-        (None, "en5", "thunderbolt", "thunderbolt"),
-        ("ethernet", "thunderbolt0", "thunderbolt", "ethernet"),
+        ("127.0.0.1:50052", "", None, None, "loopback"),
+        (END, "thunderbolt0", None, None, "thunderbolt"),
+        (END, "ibp1s0", None, None, "infiniband"),
+        (END, "wlp2s0", None, None, "wireless"),
+        (END, "enp1s0", None, None, "ethernet"),
+        (END, None, None, None, "ethernet"),
+        ("192.0.2.11:50052", "thunderbolt0", None, None, "ethernet"),
+        (END, "thunderbolt0", "usb4", "thunderbolt", "usb4"),
+        (END, "thunderbolt0", None, "usb4", "usb4"),
+        (END, None, None, "usb4", "usb4"),
+        (END, "en5", None, "thunderbolt", "thunderbolt"),
+        (END, "thunderbolt0", "ethernet", "thunderbolt", "ethernet"),
     ],
 )
-def test_the_kind_that_is_declared_or_that_the_host_tells(declared, interface, known, kind):
+def test_the_kind_of_a_link(endpoint, interface, declared, known, kind):
+    """By its address, its interface, what is declared, and what the host tells of its interfaces."""
     links = [LinkPlan(interface, "198.51.100.2/30", None, None, False, kind=declared)]
-    interfaces = [Interface("eth0", "ethernet", ("192.0.2.11",)), Interface("thunderbolt0", known, ("198.51.100.2",))]
-    interfaces.append(Interface("en5", known, ()))
-    assert estimate.kind_of("198.51.100.2:50052", links, interfaces) == kind
+    held = {"eth0": ("192.0.2.11",), "thunderbolt0": ("198.51.100.2",), "en5": ()}
+    told = [Interface(name, "ethernet" if name == "eth0" else known, own) for name, own in held.items()]
+    assert estimate.kind_of(endpoint, links, told if known else ()) == kind
 
 
 def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_address(pair):
@@ -117,43 +111,12 @@ def serving(pair, big_model):
     return plan
 
 
-def test_the_page_shows_the_speed_and_what_limits_it(serving):
-    plan = serving(llama_placement="all")
-    lines = " ".join(plan_text.plan_parts(typed(plan))["Predicted speed"])
-    given = plan["estimate"]
-    for text in (
-        f"{given['generation_range']['low']:g} to {given['generation_range']['high']:g} tokens per second",
-        f"{given['load_s']:g} seconds",
-        f"limited by: {given['limited_by']}",
-        "Rates of devices are",
-    ):
-        assert text in lines
+def test_the_page_says_where_rates_are_from(serving):
+    assert "Rates of devices are" in " ".join(plan_text.plan_parts(typed(serving()))["Predicted speed"])
 
 
 def slower(plan):
     return next((entry for entry in plan["advisories"] if entry["id"] == "slower-than-one-host"), None)
-
-
-def serve_alone(cluster, host):
-    """What the advisory's remedy asks for."""
-    cluster.hosts["head"]["groups"] = []
-    for name in list(cluster.hosts):
-        if name == host:
-            cluster.hosts[name]["groups"] = ["head"]
-        else:
-            del cluster.hosts[name]
-
-
-def test_a_cluster_that_is_slower_than_its_head_is_reported_and_the_remedy_works(serving, pair):
-    pair.hosts["head"]["facts"]["cpu"] = EPYC
-    met = slower(serving(part=64, llama_placement="all"))
-    assert (met["host"], met["severity"], met["remedy"]) == ("head", "warning", "Leave llama_workers empty.")
-    for name in ("worker1", "worker2"):
-        pair.hosts[name]["groups"] = []
-    serve_alone(pair, "head")
-    plan = pair.accepted()
-    assert not slower(plan)
-    assert "alone {low:g} to {high:g}.".format(**plan["estimate"]["generation_range"]) in met["message"]
 
 
 def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair):
@@ -167,7 +130,7 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     assert met["host"] == "head"
     said = re.fullmatch(r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+)\.", met["remedy"])
     assert 30 < int(said[1]) < 50
-    serve_alone(pair, "head")
+    pair.hosts = {"head": {**pair.hosts["head"], "groups": ["head"]}}
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = int(said[1])
     plan = pair.accepted()
     assert not slower(plan)

@@ -16,9 +16,6 @@ WINDOWS = {
 }
 
 
-"""What the head's log says of the transport."""
-
-
 @pytest.fixture
 def mixed(pair):
     """Two workers of the cluster and one on Windows."""
@@ -74,11 +71,7 @@ def test_several_on_one_host(mixed):
     [
         *[
             ({"endpoint": endpoint}, f"has the endpoint {endpoint!r}: use the numeric IPv4 address")
-            for endpoint in (
-                "pc.local:50052",
-                "192.0.2.77:0",
-                "224.0.0.1:50052",
-            )
+            for endpoint in ("pc.local:50052", "192.0.2.77:0", "224.0.0.1:50052")
         ],
         ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
         ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),

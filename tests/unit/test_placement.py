@@ -254,12 +254,6 @@ def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
     assert reasons_of(plan) == ["one layer, since every device is used", "the most, since the rest is slower"]
 
 
-def test_a_faster_device_that_is_full_gets_no_more_than_it_has_room_for(pair):
-    plan = serve(with_cards(pair, head=[GPU]), 60, llama_placement="all")
-    assert min(layers_of(plan).values()) > 1
-    assert reasons_of(plan)[-1] == "as much as it has room for, since the rest is slower"
-
-
 def test_a_faster_device_without_room_for_a_layer_would_save_something(pair):
     plan = serve(with_cards(pair, head=[{**GPU, "memory_mib": 512}]), 40)
     assert "CUDA0" not in layers_of(plan)

@@ -599,15 +599,6 @@ def test_the_commands_of_a_readme_are_planned(name, given):
     check_placement(planned, own_split="cuda_cpu_workers" in given)
 
 
-@pytest.mark.parametrize("given", [given for name, given in COMMANDS if name == "strix_halo_quad"])
-def test_four_alike_hosts_are_filled_as_their_readme_says(given):
-    """No worker gets more than memory_mib, and the shares are even by bytes."""
-    placed = of_command("strix_halo_quad", given)["placement"]
-    assert all(entry["total_mib"] <= 112000 for entry in placed)
-    shares = [entry["weights_mib"] for entry in placed]
-    assert max(shares) - min(shares) <= 2 * max(entry["weights_mib"] / entry["layers"] for entry in placed)
-
-
 def test_a_board_alone_serves_what_has_room_beside_its_tables_and_its_compute_buffer():
     """Its driver lends 12 of 16 GiB: the tables are in the rest. With the bound of the compute buffer the model is too large for one of two."""
     model = of_file("models/gpt_oss_20b.yml")
