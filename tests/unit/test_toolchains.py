@@ -46,24 +46,28 @@ def found(name, tmp_path, monkeypatch):
     return toolchains.find(tmp_path, machine.ask)
 
 
-def test_toolkits_side_by_side(tmp_path, monkeypatch):
-    old, new = found("constructed/strix_halo", tmp_path, monkeypatch)
-    assert (old["prefix"], old["links"], old["version"]) == ("/opt/rocm-6.4.1", [], "6.4.1")
-    assert (new["prefix"], new["links"], new["version"]) == ("/opt/rocm-7.2.0", ["/opt/rocm"], "7.2.0")
-    assert new["compiler"] == "/opt/rocm-7.2.0/llvm/bin/clang"
+OF_HIP, OF_VULKAN = {"hip-headers", "hipblas", "rocblas"}, {"vulkan-headers", "vulkan-loader", "spirv-headers"}
+CUDA_LINK = "/usr/local/cuda"
 
 
-def test_a_link_from_the_system_to_a_toolkit_is_none_of_its_own(tmp_path, monkeypatch):
-    assert [entry["prefix"] for entry in found("constructed/rdna4", tmp_path, monkeypatch)] == ["/opt/rocm-6.4.2"]
-
-
-def test_recorded_toolkits(tmp_path, monkeypatch):
-    own = {"backend": "cuda", "version": "13.0", "prefix": "/usr/local/cuda-13.0"}
-    own["compiler"] = "/usr/local/cuda-13.0/bin/nvcc"
-    bare = {**own, "libraries": [], "links": ["/usr/local/cuda"]}
-    assert found("recorded/vm_without_devices", tmp_path / "vm", monkeypatch) == [bare]
-    links = ["/usr/local/cuda", "/usr/local/cuda-13"]
-    assert found("recorded/h200", tmp_path / "h200", monkeypatch) == [{**own, "libraries": ["cublas"], "links": links}]
+@pytest.mark.parametrize(
+    "name, prefixes, libraries",
+    [
+        ("constructed/strix_halo", {"/opt/rocm-6.4.1": [], "/opt/rocm-7.2.0": ["/opt/rocm"]}, OF_HIP),
+        ("constructed/rdna4", {"/opt/rocm-6.4.2": ["/opt/rocm"]}, OF_HIP),
+        ("constructed/mi300x", {"/opt/rocm-7.2.0": []}, set()),
+        ("constructed/rdna3", {"/usr": []}, OF_HIP),
+        ("constructed/intel_integrated", {}, OF_VULKAN),
+        ("recorded/h200", {"/usr/local/cuda-13.0": [CUDA_LINK, f"{CUDA_LINK}-13"]}, {"cublas"}),
+        ("recorded/vm_without_devices", {"/usr/local/cuda-13.0": [CUDA_LINK]}, set()),
+    ],
+)
+def test_toolkits_with_the_links_to_them_and_libraries(tmp_path, monkeypatch, name, prefixes, libraries):
+    toolkits = found(name, tmp_path, monkeypatch)
+    assert {one["prefix"]: one["links"] for one in toolkits} == prefixes
+    assert all(one["prefix"].endswith(("/usr", one["version"])) for one in toolkits)
+    there = toolchains.libraries(toolkits, tmp_path)
+    assert {library for library, version in there.items() if version} == libraries
 
 
 def test_a_toolkit_that_does_not_answer_is_none(tmp_path, monkeypatch):
@@ -71,22 +75,6 @@ def test_a_toolkit_that_does_not_answer_is_none(tmp_path, monkeypatch):
         (tmp_path / program).parent.mkdir(parents=True)
         (tmp_path / program).touch()
     assert len(found("recorded/vm_without_devices", tmp_path, monkeypatch)) == 1
-
-
-def test_libraries(tmp_path, monkeypatch):
-    for name, there in (
-        ("constructed/strix_halo", {"hip-headers", "hipblas", "rocblas"}),
-        ("constructed/mi300x", set()),
-        ("constructed/rdna3", {"hip-headers", "hipblas", "rocblas"}),
-        ("constructed/intel_integrated", {"vulkan-headers", "vulkan-loader", "spirv-headers"}),
-        ("constructed/intel_arc", {"vulkan-headers", "vulkan-loader", "spirv-headers"}),
-        ("recorded/h200", {"cublas"}),
-        ("recorded/vm_without_devices", set()),
-    ):
-        root = tmp_path / name
-        machine = Machine(name, root).settle(monkeypatch)
-        libraries = toolchains.libraries(toolchains.find(root, machine.ask), root)
-        assert {library for library, version in libraries.items() if version} == there
 
 
 @pytest.mark.parametrize("folder", ["usr/include", "opt/homebrew/opt/openssl@3/include"])
@@ -110,14 +98,6 @@ def cuda(version):
     return {"CUDACXX": f"{prefix}/bin/nvcc", "CUDAToolkit_ROOT": prefix}
 
 
-OF_BACKEND = {
-    "cpu": {},
-    "vulkan": {"GGML_VULKAN": "ON"},
-    "metal": {"GGML_METAL": "ON"},
-    "hip": {"GGML_HIP": "ON"},
-    "cuda": {"GGML_CUDA": "ON"},
-    "sycl": {"GGML_SYCL": "ON"},
-}
 ONEAPI = "/opt/intel/oneapi"
 ONEAPI_LIBRARIES = ":".join(
     f"{ONEAPI}/{component}/lib"
@@ -155,7 +135,9 @@ SYCL = {
 )
 def test_options_for_each_backend(machine, backend, targets, environment):
     build = build_of(planned(machine))
-    expected = {"CMAKE_BUILD_TYPE": "Release", "GGML_RPC": "ON", **OF_BACKEND[backend]}
+    expected = {"CMAKE_BUILD_TYPE": "Release", "GGML_RPC": "ON"}
+    if backend != "cpu":
+        expected[f"GGML_{backend.upper()}"] = "ON"
     off = ["BUILD_SHARED_LIBS", "GGML_BLAS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_OPENSSL"]
     off += ["GGML_RPC_RDMA", "LLAMA_USE_PREBUILT_UI", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI"]
     if backend == "hip":
@@ -168,24 +150,43 @@ def test_options_for_each_backend(machine, backend, targets, environment):
     assert build["environment"] == environment
 
 
-def test_the_same_toolkit_at_another_place_is_another_build():
-    """Its programs look for their libraries where they were linked."""
+def without(*libraries, version=None):
+    """Takes libraries from a host, from every toolkit that it has, or from that of one version alone."""
 
-    def moved(facts):
-        facts["toolchains"][-1]["prefix"] = "/opt/elsewhere"
+    def take(facts):
+        facts["toolchain"].update({} if version else dict.fromkeys(libraries))
+        for toolchain in facts["toolchains"]:
+            if version in (None, toolchain["version"]):
+                toolchain["libraries"] = [name for name in toolchain["libraries"] if name not in libraries]
 
-    here, there = build_of(planned("recorded/h200")), build_of(planned("recorded/h200", change=moved))
-    assert here["cmake_options"] == there["cmake_options"]
-    assert here["id"] != there["id"]
+    return take
 
 
-@pytest.mark.parametrize("wanted", ["/opt/rocm-6.4.1", "/opt/rocm-6.4.1/"])
-def test_a_toolkit_that_the_operator_names(wanted):
-    default = build_of(planned("constructed/strix_halo"))
-    build = build_of(planned("constructed/strix_halo", llama_build_toolchain=wanted))
-    assert build["environment"]["HIP_PATH"] == "/opt/rocm-6.4.1"
-    assert build["kind"] != default["kind"]
-    assert build_of(planned("constructed/strix_halo", llama_build_toolchain="/opt/rocm")) == default
+def moved(facts):
+    facts["toolchains"][-1]["prefix"] = "/opt/elsewhere"
+
+
+@pytest.mark.parametrize(
+    "machine, change, wanted, prefix",
+    [
+        ("constructed/strix_halo", {}, "/opt/rocm-6.4.1", "/opt/rocm-6.4.1"),
+        ("constructed/strix_halo", {}, "/opt/rocm-6.4.1/", "/opt/rocm-6.4.1"),
+        ("constructed/strix_halo", {}, "/opt/rocm", None),
+        ("constructed/strix_halo", without("hipblas", version="7.2.0"), None, "/opt/rocm-6.4.1"),
+        ("recorded/h200", moved, None, "/opt/elsewhere"),
+        ("recorded/vm_without_devices", {}, CUDA_LINK, None),
+    ],
+)
+def test_another_toolkit_is_another_build(machine, change, wanted, prefix):
+    """Named by the operator, the newest that has its libraries, or the same at another place: its programs look for their libraries where
+    they were linked."""
+    default = build_of(planned(machine))
+    build = build_of(planned(machine, change=change, llama_build_toolchain=wanted))
+    if prefix:
+        assert prefix in [build["environment"].get(name) for name in ("HIP_PATH", "CUDAToolkit_ROOT")]
+        assert (build["kind"] == default["kind"], build["id"] == default["id"]) == (False, False)
+    else:
+        assert build == default
 
 
 @pytest.mark.parametrize(
@@ -204,28 +205,6 @@ def test_a_compiler_that_the_operator_names(machine, prefix, name):
         cuda = "/usr/local/cuda-12.4"
         expected.update(CUDAHOSTCXX=expected["CXX"], CUDACXX=f"{cuda}/bin/nvcc", CUDAToolkit_ROOT=cuda)
     assert build["environment"] == expected
-
-
-def without(*libraries):
-    """Takes libraries from a host, from every toolkit that it has."""
-
-    def take(facts):
-        facts["toolchain"].update(dict.fromkeys(libraries))
-        for toolchain in facts["toolchains"]:
-            toolchain["libraries"] = [name for name in toolchain["libraries"] if name not in libraries]
-
-    return take
-
-
-def toolkit_without(version, *libraries):
-    """Takes libraries from one toolkit; the host's others keep theirs."""
-
-    def take(facts):
-        for toolchain in facts["toolchains"]:
-            if toolchain["version"] == version:
-                toolchain["libraries"] = [name for name in toolchain["libraries"] if name not in libraries]
-
-    return take
 
 
 def only(version):
@@ -256,7 +235,6 @@ OF_SYCL = {"llama_backend": "sycl", "llama_worker_endpoints": ARC}
 MAC = {"distribution": {"id": "darwin", "version": "25", "family": "darwin"}}
 STRIX, RTX, GTX, INTEL = (f"constructed/{name}" for name in ("strix_halo", "rtx_5090", "a5000x4", "arc_a770"))
 WITHOUT_TOOLS = "constructed/nvidia_without_tools"
-CUDA_LINK = "/usr/local/cuda"
 REFUSALS = [
     refusal(
         *("constructed/rdna3", "here has ROCm 5.7", "too old", "install ROCm 6.1 or newer"),
@@ -340,16 +318,6 @@ def test_a_library_that_is_missing_is_installed(machine, lacking, tools):
     assert tools.items() <= plan["hosts"]["here"]["tools"].items()
 
 
-def test_the_newest_toolkit_that_has_its_libraries_is_chosen():
-    build = build_of(planned("constructed/strix_halo", change=toolkit_without("7.2.0", "hipblas")))
-    assert (build["backend"], build["environment"]["HIP_PATH"]) == ("hip", "/opt/rocm-6.4.1")
-
-
-def test_a_toolchain_that_is_for_another_backend_changes_nothing():
-    default = build_of(planned("recorded/vm_without_devices"))
-    assert build_of(planned("recorded/vm_without_devices", llama_build_toolchain="/usr/local/cuda")) == default
-
-
 def test_a_device_without_all_of_its_toolkit_is_not_chosen_but_told():
     plan = planned("constructed/mi300x")
     assert build_of(plan)["backend"] == "cpu"
@@ -383,11 +351,6 @@ def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
     assert build["environment"] == {}
     named = build_of(plan_of(known, llama_build_toolchain="/opt/rocm-7.3.0"))
     assert named["environment"]["ROCM_PATH"] == "/opt/rocm-7.3.0"
-
-
-def test_the_build_for_a_bare_processor_has_kept_its_id(local):
-    """Caches and the README name builds by it."""
-    assert local.plan()["hosts"]["here"]["builds"][0]["id"] == "pypi-0.3.36-cpu-79847394"
 
 
 def test_sycl_is_planned_from_the_toolkit_to_the_services():
