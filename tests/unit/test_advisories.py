@@ -48,53 +48,33 @@ def placing_a_draft():
     return cluster
 
 
-def setting(name, **values):
-    """Changes variables of a host."""
-    return lambda cluster: cluster.hosts[name]["variables"].update(values)
+def setting(*names, **values):
+    """Changes variables of these hosts, or of all."""
+    return lambda cluster: [cluster.hosts[name]["variables"].update(values) for name in names or cluster.hosts]
 
 
-def being(name, **values):
-    """Changes facts of a host."""
-    return lambda cluster: cluster.hosts[name]["facts"].update(values)
+def being(*names, **values):
+    """Changes facts of these hosts, or of all."""
+    return lambda cluster: [cluster.hosts[name]["facts"].update(values) for name in names or cluster.hosts]
 
 
-def everywhere(change):
-    def apply(cluster):
-        for host in cluster.hosts.values():
-            change(host)
-
-    return apply
-
-
-def released(**release):
-    return everywhere(lambda host: host["variables"].update(llama_release=release))
-
-
-def graphics(backend):
-    return everywhere(lambda host: host["variables"].update(llama_backend=backend))
-
-
-def quantised(source, build):
-    return cluster_of(
+def quantised_by_head_without_graphics(source):
+    cluster = cluster_of(
         1,
         facts={"accelerators": [GPU], "toolchain": TOOLS},
         llama_backend="cuda",
         llama_server_backend="cuda",
         llama_server_cache_type_k="q8_0",
         llama_server_cache_type_v="q4_0",
-        llama_release={**TREE, "source": source, "build": build},
+        llama_release={**TREE, "source": source, "build": 11434},
     )
-
-
-def quantised_by_head_without_graphics(source, build=11434):
-    cluster = quantised(source, build)
-    cluster.hosts["head"]["variables"].update(llama_backend="cpu")
+    cluster.set("head", llama_backend="cpu")
     return cluster
 
 
-def by_thunderbolt(facts=None, **link):
-    """A head and a worker that are joined by a cable; the worker has these facts."""
-    cluster = cluster_of(1, facts)
+def by_thunderbolt(**link):
+    """A head and a worker that are joined by a cable."""
+    cluster = cluster_of(1)
     for name, address in (("head", "198.51.100.1/30"), ("worker1", "198.51.100.2/30")):
         own = {"interface": "thunderbolt0", "address": address, "manage": True, **link}
         cluster.hosts[name]["variables"]["llama_links"] = [own]
@@ -117,17 +97,12 @@ def through_a_tunnel(cluster):
 
 def with_unknown_variables(cluster, meant="llama_backend"):
     for host in cluster.hosts.values():
-        host["unknown_variables"] = {"llama_backends": meant}
+        host["unknown_variables"] = {} if meant is None else {"llama_backends": meant}
     return cluster
 
 
-def graphics_of_workers(backend):
-    def apply(cluster):
-        for host in cluster.hosts.values():
-            if "worker" in host["groups"]:
-                host["variables"]["llama_backend"] = backend
-
-    return apply
+def knows_all(cluster):
+    with_unknown_variables(cluster, None)
 
 
 def with_option_for_worker(cluster, **options):
@@ -135,27 +110,16 @@ def with_option_for_worker(cluster, **options):
     return cluster
 
 
+HEAP = [{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]
 CARD = {"accelerators": [GPU], "toolchain": TOOLS, "memory_mib": 65536}
 
 
 def accepts(identifier):
     """The operator accepts it by name."""
-
-    def apply(cluster):
-        head = next(host["variables"] for host in cluster.hosts.values() if "head" in host["groups"])
-        head["llama_accept_advisories"] = [*head["llama_accept_advisories"], identifier]
-
-    return apply
+    return lambda cluster: cluster.hosts["head"]["variables"]["llama_accept_advisories"].append(identifier)
 
 
-def root_everywhere(cluster):
-    """What host_info finds with llama_host_scope: system."""
-    for host in cluster.hosts.values():
-        host["facts"].update(scope="system", service_manager="systemd", units_filter=True)
-
-
-def tuned(cluster):
-    cluster.hosts["worker1"]["variables"].update(llama_host_tuning=True, llama_host_reboot=True)
+NEWER = setting(llama_release={**TREE, "build": 11434})
 
 
 def lends_all(cluster):
@@ -164,24 +128,11 @@ def lends_all(cluster):
         device["memory_mib"] = 124928
 
 
-def by_endpoint(*names):
-    heap = [{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]
-    return lambda cluster: [setting(name, llama_worker_endpoints=heap)(cluster) for name in names]
-
-
-def given(values):
-    """The same variables of every host."""
-    return everywhere(lambda host: host["variables"].update(values))
-
-
 CASES = [
     (
         "rpc-remote-code-execution",
         lambda: cluster_of(1, llama_release=FORK),
-        {
-            "set {variables} to a": released(**TREE, build=11434),
-            "let nobody but the": accepts("rpc-remote-code-execution"),
-        },
+        {"set {variables} to a": NEWER, "let nobody but the": accepts("rpc-remote-code-execution")},
         ["commit 4840 of ik_llama.cpp", "Set llama_release to a release of llama.cpp"],
     ),
     (
@@ -193,19 +144,13 @@ CASES = [
     (
         "unprotected-worker",
         lambda: cluster_of(facts={"units_filter": False}, workers=1),
-        {
-            "enable {managers} on {hosts}": being("worker1", firewall="nftables"),
-            "close the port with": accepts("unprotected-worker"),
-        },
+        {"enable {managers} on {hosts}": being("worker1", firewall="nftables")},
         ["lacks BPF for control groups", "Enable firewalld, ufw or nftables on worker1"],
     ),
     (
         "unprotected-worker",
         lambda: cluster_of(facts={"scope": "user", "service_manager": "systemd_user"}, workers=1),
-        {
-            "set llama_host_scope of {hosts}": root_everywhere,
-            "close the port with": accepts("unprotected-worker"),
-        },
+        {"set llama_host_scope of {hosts}": being(scope="system", service_manager="systemd", units_filter=True)},
         ["systemd_user does not filter addresses", "llama_host_scope of worker1"],
     ),
     (
@@ -249,7 +194,7 @@ CASES = [
         lambda: quantised_by_head_without_graphics("binary"),
         {
             "set both to q8_0": setting("head", llama_server_cache_type_v="q8_0"),
-            "set {variables} to a": released(**TREE, build=11434),
+            "set {variables} to a": NEWER,
         },
         ["q8_0", "q4_0", "llama_release"],
     ),
@@ -265,19 +210,23 @@ CASES = [
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11063), architecture="not-yet"),
-        {"set {variables} to a newer": released(**TREE, build=11434)},
+        {"set {variables} to a newer": NEWER},
         ["architecture not-yet, which build 11063 does not know"],
     ),
     (
         "slow-load",
         lambda: with_model(by_thunderbolt(mtu=65520), **model(50)),
-        {"set llama_build_fast_load to true": given({"llama_build_fast_load": True})},
+        {"set llama_build_fast_load to true": setting(llama_build_fast_load=True)},
         ["A load of the model is predicted to take", "For most of that time pypi-0.3.36 hashes and copies"],
     ),
     (
         "graphics-memory-limit",
         lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
-        {"set llama_host_tuning and llama_host_reboot": tuned},
+        {
+            "set llama_host_tuning and llama_host_reboot": setting(
+                "worker1", llama_host_tuning=True, llama_host_reboot=True
+            )
+        },
         ["63488 of 129024 MiB to AMD gfx1151 of worker1"],
     ),
     (
@@ -314,7 +263,7 @@ CASES = [
         ),
         {
             "install {toolkit} on {hosts}": being("worker1", toolchain=TOOLS),
-            "set llama_backend of {hosts} to {built}": graphics_of_workers("cpu"),
+            "set llama_backend of {hosts} to {built}": setting("worker1", llama_backend="cpu"),
         },
         ["Install CUDA and cublas on worker1"],
     ),
@@ -322,8 +271,8 @@ CASES = [
         "accelerator-unused",
         lambda: cluster_of(1, {"accelerators": [GPU, MI50], "toolchain": {**TOOLS, "hipconfig": None}}),
         {
-            "set llama_backend of {hosts} to {backend}": graphics_of_workers(["cuda", "hip"]),
-            "set llama_backend of {hosts} to {built}": graphics_of_workers("cuda"),
+            "set llama_backend of {hosts} to {backend}": setting("worker1", llama_backend=["cuda", "hip"]),
+            "set llama_backend of {hosts} to {built}": setting("worker1", llama_backend="cuda"),
         },
         ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "to cuda to accept this"],
     ),
@@ -356,22 +305,22 @@ CASES = [
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1)),
         {
-            "rename {variable} to {similar}": everywhere(lambda host: host.update(unknown_variables={})),
-            "use a name from": everywhere(lambda host: host.update(unknown_variables={})),
+            "rename {variable} to {similar}": knows_all,
+            "use a name from": knows_all,
         },
         ["llama_backends is set for head, worker1", "llama_backends to llama_backend"],
     ),
     (
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1), ""),
-        {"use a name from": everywhere(lambda host: host.update(unknown_variables={}))},
+        {"use a name from": knows_all},
         ["Similar name: none."],
     ),
     (
         "rpc-in-clear",
         lambda: cluster_of(2),
         {
-            "set llama_transport of": given({"llama_transport": "stunnel"}),
+            "set llama_transport of": setting(llama_transport="stunnel"),
             "name the other end": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
             "trust that network": accepts("rpc-in-clear"),
         },
@@ -386,7 +335,7 @@ CASES = [
         lambda: strix_halos(2, 200, llama_server_fallback=True),
         {
             "add a worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
-            "set llama_server_fallback to false": given({"llama_server_fallback": False}),
+            "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
         ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
     ),
@@ -401,7 +350,7 @@ CASES = [
         lambda: strix_halos(1, 90, "vulkan"),
         {
             "set llama_backend of {hosts}": setting("strix0", llama_backend="hip"),
-            "set radv_enable_unified_heap_on_apu: 'true' in": by_endpoint("strix0"),
+            "set radv_enable_unified_heap_on_apu: 'true' in": setting("strix0", llama_worker_endpoints=HEAP),
         },
         ["Vulkan0 of strix0 has 126976 MiB, and 84650 MiB are shown", "llama_backend of strix0 to hip"],
     ),

@@ -24,12 +24,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "inventories"
 GIB = 1 << 30
 MIB = 1 << 20
 
-GENERATIONS = {
-    "0.3.36": {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "c" * 64},
-    "package": {"source": "package"},
-}
-"""The releases that can be had without upstream's repository."""
-
 
 def of_file(name):
     """What ``-e @inventories/NAME`` sets."""
@@ -152,13 +146,6 @@ def written(data, **extra):
             hostvars.setdefault(name, {}).update({**group.get("vars", {}), **(own or {}), **extra})
     groups = {name: list(group["hosts"]) for name, group in data.items()}
     return planned_of({"groups": groups, "hostvars": hostvars, **extra})
-
-
-def test_cuda_triple_with_llama_cpp_names_the_options_of_the_fork():
-    assert "but ubuntu has no package of it" in reason(plan("cuda_triple", llama_release=GENERATIONS["package"]))
-    for release in ("b11434", GENERATIONS["0.3.36"]):
-        said = reason(plan("cuda_triple", llama_release=release))
-        assert "llama_server_extra_args has -mla, -amb, which only ik_llama.cpp knows" in said
 
 
 def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork():
