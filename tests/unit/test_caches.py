@@ -34,28 +34,41 @@ def test_cache_of_a_layer_is_that_of_llama_cpp():
     assert sizes(summary, type_k="q8_0", type_v="q8_0")[0][0] / sizes(summary)[0][0] == 34 / 64
 
 
+WINDOW = {"attention__sliding_window": 512}
+OF_LATENT = {"attention__key_length_mla": 192, "attention__value_length_mla": 128}
+SHARED = {**WINDOW, "attention__sliding_window_pattern": [1, 0, 1, 0, 1, 0], "attention__shared_kv_layers": 2}
+NARROW = {**SHARED, "attention__key_length_swa": 32, "attention__value_length_swa": 32}
+FURTHER = {"nextn_predict_layers": 1}
+
+
 @pytest.mark.parametrize(
-    "settings, expected",
+    "architecture, keys, settings, expected",
     [
-        ({"context": 1000}, 1024),
-        ({"context": 1000, "parallel": 3}, 3 * 512),
-        ({"context": 1000, "parallel": 3, "unified": True}, 1024),
+        # The context is rounded up for each request.
+        ("llama", {}, {"context": 1000}, [1024] * 6),
+        ("llama", {}, {"context": 1000, "parallel": 3}, [3 * 512] * 6),
+        ("llama", {}, {"context": 1000, "parallel": 3, "unified": True}, [1024] * 6),
+        ("falcon-h1", {}, {"parallel": 2}, [4096] * 6),
+        # Layers with a sliding window hold the window and one batch.
+        ("gemma3", WINDOW, {}, [1024] * 5 + [4096]),
+        ("gemma3", WINDOW, {"context": 600}, [768] * 6),
+        ("gemma3", WINDOW, {"parallel": 2}, [2 * 1024] * 5 + [2 * 2048]),
+        ("gemma3", WINDOW, {"parallel": 2, "unified": True}, [1536] * 5 + [4096]),
+        ("gemma3", WINDOW, {"micro_batch": 64}, [768] * 5 + [4096]),
+        ("gemma3", WINDOW, {"full_window": True}, [4096] * 6),
+        # Latent attention caches no values.
+        ("deepseek2", OF_LATENT, {}, [2048] * 6),
+        ("deepseek2", {}, {}, [4096] * 6),
+        # Layers that use the cache of others, or predict further tokens, have none.
+        ("gemma3n", {**WINDOW, "layers": 24}, {"context": 512}, [512] * 20 + [0] * 4),
+        ("gemma4", SHARED, {"context": 512}, [512] * 4 + [0] * 2),
+        ("gemma4", NARROW, {"context": 512}, [256, 512] * 2 + [0] * 2),
+        ("glm4moe", FURTHER, {}, [4096] * 5 + [0]),
+        ("exaone-moe", {**FURTHER, **WINDOW}, {}, [1024] * 3 + [4096, 1024, 0]),
     ],
 )
-def test_the_context_is_rounded_up_for_each_request(settings, expected):
-    assert cells(model("llama"), **settings) == [expected] * 6
-
-
-WINDOW = {"attention__sliding_window": 512}
-
-
-def test_layers_with_a_sliding_window_hold_the_window_and_one_batch():
-    assert cells(model("gemma3", **WINDOW)) == [1024] * 5 + [4096]
-    assert cells(model("gemma3", **WINDOW), context=600) == [768] * 6
-    assert cells(model("gemma3", **WINDOW), parallel=2) == [2 * 1024] * 5 + [2 * 2048]
-    assert cells(model("gemma3", **WINDOW), parallel=2, unified=True) == [1536] * 5 + [4096]
-    assert cells(model("gemma3", **WINDOW), micro_batch=64) == [768] * 5 + [4096]
-    assert cells(model("gemma3", **WINDOW), full_window=True) == [4096] * 6
+def test_cells_of_each_layer(architecture, keys, settings, expected):
+    assert cells(model(architecture, **keys), **settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -104,32 +117,9 @@ def test_an_unknown_architecture_is_a_bound():
     assert found == [size + 4 * 16 * 1024 for size in sizes(model("llama"))[0]]
 
 
-def test_latent_attention_caches_no_values():
-    keys = {"attention__key_length_mla": 192, "attention__value_length_mla": 128}
-    assert cells(model("deepseek2", **keys)) == [2048] * 6
-    assert cells(model("deepseek2")) == [4096] * 6
-
-
 MLA = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
-FLASH = {"GLM-4.7-Flash": {"layers": 47, "heads": 20}, "DeepSeek-R1": {"layers": 61, "heads": 128}}
-
-
-def compressed(name, **more):
-    """A model of MLA in llama.cpp's form: 512 values of a token and 64 that are rotated."""
-    sizes_of_it = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": tuple(MLA.items())}
-    return model("deepseek2")._replace(**{**sizes_of_it, **FLASH[name], **more})
-
-
-def mib(summary, **settings):
-    found, exact = sizes(summary, **settings)
-    return round(sum(found) / MIB), exact
-
-
-def test_glm_4_7_flash_caches_keys_alone():
-    """47 layers of 576 elements for 8192 tokens in 16-bit floats are 423 MiB (#19067)."""
-    assert mib(compressed("GLM-4.7-Flash"), context=8192) == (423, True)
-
-
+R1 = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": tuple(MLA.items())}
+"""DeepSeek R1 in llama.cpp's form: 512 values of a token and 64 that are rotated."""
 Q8 = {"context": 16384, "type_k": "q8_0", "flash_attention": "on"}
 WITH_WHOLE_MATRIX = {"tensors": (TensorGroup("blk.*.attn_kv_b.weight", "F16", (512, 512), 1 << 19, (0,)),)}
 
@@ -156,8 +146,9 @@ WITH_WHOLE_MATRIX = {"tensors": (TensorGroup("blk.*.attn_kv_b.weight", "F16", (5
 )
 def test_ik_llama_caches_keys_alone_with_mla_and_flash_attention(settings, more, expected):
     """DeepSeek R1 at 16384 tokens: 61 layers of 576 elements in q8_0 are 583 MiB, values of 512 in f16 976 more."""
-    summary = compressed("DeepSeek-R1", **more)
-    assert mib(summary, fork="ik_llama.cpp", **settings) == (expected, False)
+    summary = model("deepseek2")._replace(**{"layers": 61, "heads": 128, **R1, **more})
+    found, exact = sizes(summary, fork="ik_llama.cpp", **settings)
+    assert (round(sum(found) / MIB), exact) == (expected, False)
 
 
 def test_ik_llama_keeps_the_whole_context_in_every_layer_once_for_all_requests():
@@ -200,23 +191,6 @@ def test_hybrids_keep_one_or_the_other_or_both():
     assert sizes(nemotron)[0] == [mamba, 0, cache[0], 0, mamba, cache[0]]
     kimi = model("kimi-linear", kda__head_dim=64, ssm__conv_kernel=4, attention__head_count_kv=[0, 4, 0, 0, 0, 4])
     assert sizes(kimi)[0][0] == 4 * 8 * 64 * (3 * 3 + 64)
-
-
-def test_a_hybrid_shares_the_context_among_requests():
-    assert cells(model("falcon-h1"), parallel=2) == [4096] * 6
-
-
-def test_layers_that_use_the_cache_of_others_have_none():
-    assert cells(model("gemma3n", 24, **WINDOW), context=512) == [512] * 20 + [0] * 4
-    pattern = {"attention__sliding_window_pattern": [1, 0, 1, 0, 1, 0], "attention__shared_kv_layers": 2}
-    assert cells(model("gemma4", **WINDOW, **pattern), context=512) == [512] * 4 + [0] * 2
-    sized = {"attention__key_length_swa": 32, "attention__value_length_swa": 32}
-    assert cells(model("gemma4", **WINDOW, **pattern, **sized), context=512) == [256, 512] * 2 + [0] * 2
-
-
-def test_layers_that_predict_further_tokens_have_none():
-    assert cells(model("glm4moe", nextn_predict_layers=1)) == [4096] * 5 + [0]
-    assert cells(model("exaone-moe", nextn_predict_layers=1, **WINDOW))[-1] == 0
 
 
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():

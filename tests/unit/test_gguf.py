@@ -16,9 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     known_answer_file,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.modules import model_info
-
-MODULE = model_info
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
@@ -198,31 +195,6 @@ def test_a_summary_has_the_limits_of_a_header(change, said):
         header_summary.parse({**summary, **change})
 
 
-EMPTY = (*files.LLAMA[:1], ("llama.block_count", files.U32, 1), *files.LLAMA[2:])
-
-
-@pytest.mark.parametrize(
-    "made, said",
-    [
-        ({"tensors": (*files.TENSORS, ("blk.2.scale", (1,), 0))}, "claims 2 layers, and tensor 'blk.2.scale'"),
-        ({"keys": EMPTY, "tensors": ()}, "parameters is 0"),
-        (
-            {"keys": (*files.LLAMA, ("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])))},
-            "vocabulary is 0",
-        ),
-        ({"tensors": (*files.TENSORS, ("blk.1.scale", (), 0))}, None),
-    ],
-)
-def test_what_no_plan_takes_is_refused_where_it_is_read(made, said):
-    """The head that reports it would seem to have been changed."""
-    model = read(files.model(**made))
-    if not said:
-        assert header_summary.summarize(model)
-        return
-    with pytest.raises(gguf.GGUFError, match=said):
-        header_summary.summarize(model)
-
-
 def test_tensors_in_few_rows():
     rows = header_summary.group(read(moe()).tensors)
     assert rows == [
@@ -234,14 +206,6 @@ def test_tensors_in_few_rows():
 
 
 # Split models
-
-
-def test_a_split_model(tmp_path):
-    paths = files.write_parts(tmp_path)
-    summary = header_summary.summarize(gguf.read_path(str(paths[0])))
-    assert summary["layer_bytes"] == [64 * 64 * 4] * 2
-    assert summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
-    assert summary["bytes"] == sum(path.stat().st_size for path in paths)
 
 
 def test_split_models_that_are_not_whole(tmp_path):
@@ -256,13 +220,6 @@ def test_split_models_that_are_not_whole(tmp_path):
     refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
     second.unlink()
     refusal(first, r"is incomplete: its part big-00002-of-00002.gguf is missing")
-
-
-@pytest.mark.parametrize(
-    "kind, count", [(files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.ARRAY, (files.U8, [2]))]
-)
-def test_a_number_of_parts_that_cannot_be(kind, count):
-    refused(files.model(keys=[*files.LLAMA, ("split.count", kind, count)]), "is one of .* parts: name the first one")
 
 
 def many_parts(keys, count=3):
@@ -303,11 +260,6 @@ def test_what_is_not_a_file_is_not_read(tmp_path):
             gguf.read_path(str(path))
 
 
-def test_not_gguf():
-    for content in (b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"FUGG" + bytes(100)):
-        refused(content, "not a GGUF file")
-
-
 def test_cut_at_every_byte():
     data = files.model()
     for length in (*range(24, 1000), *range(1000, len(data), 97)):
@@ -341,14 +293,22 @@ def with_tensors(*tensors, keys=files.LLAMA, **further):
     return files.header(keys, tensors, **further) + bytes(65536)
 
 
-def with_key(name, kind, value):
+def with_key(name, kind, value, **further):
     """A model with this value of one key."""
-    return files.model(keys=[*(entry for entry in files.LLAMA if entry[0] != name), (name, kind, value)])
+    return files.model(keys=[*(entry for entry in files.LLAMA if entry[0] != name), (name, kind, value)], **further)
+
+
+PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.ARRAY, (files.U8, [2])))
 
 
 @pytest.mark.parametrize(
     "data, said",
     [
+        *((data, "not a GGUF file") for data in (b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"FUGG" + bytes(100))),
+        *((with_key("split.count", *parts), "is one of .* parts: name the first one") for parts in PARTS),
+        (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, and tensor 'blk.2.scale'"),
+        (with_key("llama.block_count", files.U32, 1, tensors=()), "parameters is 0"),
+        (with_key("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])), "vocabulary is 0"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' has the unknown type 9"),
@@ -464,19 +424,6 @@ def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
             read(data)
 
     assert peak(work) < MEMORY
-
-
-# The module
-
-
-def test_the_module_on_a_path(call, model):
-    found = call(paths=[str(model), "/nowhere"])["paths"]
-    assert found["/nowhere"] == {"error": "does not exist"}
-    summary = found[str(model)]["summary"]
-    assert summary["layers"] == 2
-    assert summary["files"] == [{"name": "model.gguf", "bytes": model.stat().st_size}]
-    (row,) = (row for row in summary["tensors"] if "ffn_up" in row["name"])
-    assert row["layers"] == [0, 1]
 
 
 def test_every_bit_of_a_header():

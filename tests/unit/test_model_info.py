@@ -15,8 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from support.model_sources import (
     PREFIX,
     REPO,
@@ -118,11 +117,8 @@ def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, c
 @pytest.mark.parametrize("kind", ["huggingface", "url", "copy"])
 def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     """Else a head would get files of the controller, and a server of its choice the token."""
-    name, commit, url = (
-        "some-model-Q4_K_M.gguf",
-        "c" * 40,
-        "https://models.example/some-model-Q4_K_M.gguf?download=true",
-    )
+    name, commit = "some-model-Q4_K_M.gguf", "c" * 40
+    url = f"https://models.example/{name}?download=true"
     source, expected = {
         "huggingface": ({"repo": REPO, "quantisation": "Q4_K_M"}, f"{server.url}/{REPO}/resolve/{commit}/{name}"),
         "url": ([url], url),
@@ -130,13 +126,8 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     }[kind]
     given = {f"llama_model_{kind}": source}
     source = request_of(**given).source
-    file = {
-        "name": name,
-        "bytes": 9,
-        "sha256": "a" * 64,
-        "modified": 1,
-        "revision": commit if kind == "huggingface" else None,
-    }
+    revision = commit if kind == "huggingface" else None
+    file = {"name": name, "bytes": 9, "sha256": "a" * 64, "modified": 1, "revision": revision}
     lie = {"url": "https://evil.example/m.gguf", "path": "/etc/passwd"}
     folder = {"files": [{**file, **lie}], "whole": True, "summary": {"layers": 1}}
     answer = {"folders": {model_source.folder(PREFIX, source): folder}}
@@ -226,15 +217,6 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
     assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
     assert find(llama_model_mmproj={"copy": draft}) == {}
     assert find() == {}
-
-
-def test_a_part_of_a_model_is_read_as_a_draft_model(tmp_path):
-    keys = [(key, *rest) for key, *rest in gguf_files.LLAMA if key != "llama.block_count"]
-    keys.append(("llama.block_count", gguf_files.U32, 61))
-    content = gguf_files.model(keys, [("token_embd.weight", (64, 32), 0), ("blk.60.attn_q.weight", (64, 64), 1)])
-    (tmp_path / "mtp.gguf").write_bytes(content)
-    request = request_of(llama_model_path="/m.gguf", llama_model_draft={"copy": str(tmp_path / "mtp.gguf")})
-    assert lookup.look_up(Query(request.draft), 20).summary["layers"] == 61
 
 
 def test_a_module_that_fails_gives_the_reason_to_the_plan():

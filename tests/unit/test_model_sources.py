@@ -32,14 +32,8 @@ MODULE = model_info
 __all__ = ["repo", "server"]
 
 
-def reply(server, path, code, body=b"", **headers):
-    """Lets the server answer so."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    server.faults[path] = lambda handler: server.reply(handler, code, body, named)
-
-
-def answer_listing(server, code, body=b"{}"):
-    reply(server, f"/api/models/{REPO}/revision/main", code, body)
+def answer_listing(server, body):
+    server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, body, {})
 
 
 # Hugging Face
@@ -155,7 +149,7 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
         (place.folder / "plain").mkdir(exist_ok=True)
         part.rename(place.folder / "plain" / part.name)
         urls.append(f"{place.url}/{part.name}")
-    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": {"url": [f"{other.url}/p.gguf"]}}
     for source in (
@@ -182,7 +176,7 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
     ],
 )
 def test_a_server_that_is_no_hub(server, repo, answer):
-    answer_listing(server, 200, answer)
+    answer_listing(server, answer)
     message = refusal(looked_up, on_huggingface())
     assert f"cannot be looked up: the answer of {server.url} is not that of Hugging Face (" in message
 
@@ -190,7 +184,7 @@ def test_a_server_that_is_no_hub(server, repo, answer):
 @pytest.mark.parametrize("name", ["a\nb.gguf", "-m.gguf"])
 def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
-    answer_listing(server, 200, json.dumps(listing).encode())
+    answer_listing(server, json.dumps(listing).encode())
     message = refusal(looked_up, on_huggingface())
     assert "a file of a model cannot have: use another file" in message or "(files[0].name is" in message
     assert "\n" not in message
@@ -212,14 +206,6 @@ def test_offline(monkeypatch):
         message = refusal(looked_up, on_huggingface())
         assert f"cannot be looked up: {address}" in message
         assert "check the server, its name, the network and https_proxy; check HF_ENDPOINT" in message
-
-
-def test_a_token_is_read_from_a_file_of_its_owner(tmp_path):
-    path = tmp_path / "token"
-    path.write_text(TOKEN + "\n")
-    path.chmod(0o600)
-    assert hub.read_token(str(path)) == TOKEN
-    assert hub.read_token(None) is None
 
 
 @pytest.mark.parametrize(
@@ -264,6 +250,8 @@ def test_a_model_of_the_controller(tmp_path):
     found = looked_up(request_of(llama_model_copy=paths[0].name), base=str(tmp_path))
     assert [file.url for file in found.files] == [path.as_uri() for path in paths]
     assert found.summary["files"] == [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    assert found.summary["bytes"] == sum(path.stat().st_size for path in paths)
+    assert found.summary["layer_bytes"] == [64 * 64 * 4] * 2
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
     assert [file.sha256 for file in looked_up(request_of(**given)).files] == sums
