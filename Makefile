@@ -23,7 +23,7 @@ TESTS ?= not slow
 SCENARIO ?= default
 ACTION ?= test
 
-.PHONY: help venv dev demo down plan build docs site lint sanity unit plans unit-long unit-and-long integration molecule test ci test-full
+.PHONY: help venv dev demo down plan build docs site lint sanity unit plans unit-long integration molecule test ci test-full
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -12,7 +12,7 @@ description:
   - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
   - It takes the cluster and the variables of its hosts from the inventory, by
     C(llama_cluster_group).
-  - It fails when the plan is refused. It writes the plan in either case.
+  - Unless O(show) is false, it fails when the plan is refused, and writes the plan in either case.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -32,7 +32,9 @@ options:
     description: File on the controller for the plan as JSON.
     type: path
   empty:
-    description: Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered. It reads no variables.
+    description:
+      - Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered.
+      - It reads no variable but C(llama_cluster_group).
     type: bool
     default: false
   what_fits:
@@ -50,7 +52,9 @@ options:
     type: bool
     default: true
   report:
-    description: File on the controller for the page as HTML, to which M(llamacpp.cluster.verify) adds its checks. It needs no other file.
+    description:
+      - File on the controller for the page of a refused plan as HTML, with O(page). It needs no other file.
+      - P(llamacpp.cluster.plan_diff#module) writes that of another plan, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
 seealso:
   - module: llamacpp.cluster.host_info
@@ -75,7 +79,7 @@ models:
   elements: dict
 plan:
   description: The plan. Its form is described in docs/plan.md.
-  returned: without O(what_fits), when it is not refused; O(path) gets it in either case
+  returned: without O(what_fits), when it is not refused or O(show) is false; O(path) gets it in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
 """

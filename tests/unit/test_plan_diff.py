@@ -38,6 +38,15 @@ def test_tools_are_looked_for_on_hosts_whose_facts_are_known(pair):
     assert decided["lacking"] == {"head": {"required": planned, "optional": {}}}
 
 
+def test_a_declared_host_of_one_user_has_its_paths_below_a_home_that_nobody_knows(pair):
+    plan = pair.plan()
+    plan["hosts"]["head"]["prefix"] = "~/.local/share/llamacpp"
+    assert run(plan=plan, answers=answers(plan))["behind"] == []
+    plan["hosts"]["head"]["prefix"] = "share/llamacpp"
+    with pytest.raises(AnsibleActionFail, match=r"plan\.hosts\.head\.prefix is 'share/llamacpp'"):
+        run(plan=plan, answers=answers(plan))
+
+
 @pytest.mark.parametrize(
     "answer, reason",
     [

@@ -6,8 +6,8 @@
 For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this start, ends llama-server
 when a worker is lost or nothing moves, writes down how it ended, and ends: the service manager starts it again. Where a worker stays away, it serves
 on a fallback. It ends a worker that is stopped or does not notice that its client has gone. It keeps a worker's cache of tensors, from which
-llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder and of rpc.py, and needs nothing
-but Python 3.9.
+llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder, rpc.py and units.py,
+and needs nothing but Python 3.9.
 """
 
 from __future__ import annotations

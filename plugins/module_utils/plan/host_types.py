@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 Line = Annotated[str, Text(longest=4096)]
-Path = Annotated[str, Text(r"/.*", 4096)]
+Path = Annotated[str, Text(r"(/|~/).*", 4096)]
 Word = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
 """Of which file names are made: never a folder."""
 Block = Annotated[str, Text(r"(?s).*", 16 << 20)]

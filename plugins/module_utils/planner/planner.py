@@ -37,6 +37,8 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
 
     :param model_found: what the module model_info reports of the model: a model_source.Found; empty when
         nothing is known. Of several models ``models``: name → that of each.
+    :param catalogue: of packages.yml.
+    :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     if cluster.turns:
@@ -66,7 +68,7 @@ def compare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalog
 
 
 def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue) -> Draft:
-    """All decisions, each stage from those before it.
+    """All decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
 
     :raises Refusal: there is no plan.
     """
@@ -74,8 +76,10 @@ def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue)
     cluster = inputs.settled(given, report)
     chosen = programs.choose(cluster, catalogue)
     workforce = lending.equip(cluster, chosen, catalogue)
-    secured = chosen.serves if cluster.server.tls else None
-    builds = releases.builds(workforce.equipped, chosen.releases, cluster.server, catalogue, secured, cluster.measures)
+    tls_backend = chosen.serves if cluster.server.tls else None
+    builds = releases.builds(
+        workforce.equipped, chosen.releases, cluster.server, catalogue, tls_backend, cluster.measures
+    )
     placement = placing.place(cluster, chosen, workforce, report)
     placed_for = cluster._replace(server=placement.case.server)
     return Draft(placed_for, chosen, workforce.equipped, builds, placement)
@@ -83,4 +87,4 @@ def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue)
 
 def refused(cluster: str, refusal: Refusal) -> Refused:
     """In place of the plan of a cluster that has none: the reason."""
-    return Refused(SCHEMA, validation.printable(cluster), True, False, (str(refusal),))
+    return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))

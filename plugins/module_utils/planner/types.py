@@ -121,8 +121,7 @@ class Server(NamedTuple):
     idle_seconds: int | None = None
     """After which it frees its model; None where it keeps it."""
     speculation: str | None = None
-    """See speculation.NONE."""
-    """Share of predicted tokens that are accepted; None where it is assumed."""
+    """See placement/speculation.py."""
     page_port: int | None = None
     """Of the page that its launcher shows; None where there is none."""
 

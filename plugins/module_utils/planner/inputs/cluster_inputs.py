@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inventory and facts become values here, once. Every conversion and every default of planning stands in this file; those of the model in
-model_inputs.py, those of facts in facts.py."""
+"""Inventory and facts become values here, once. Every conversion stands in this file, and what is assumed of a declared host (DECLARED); those of the
+model in model_inputs.py, those of facts in facts.py. Defaults of variables are in the roles' argument_specs.yml."""
 
 from __future__ import annotations
 

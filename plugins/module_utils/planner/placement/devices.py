@@ -238,11 +238,6 @@ class Holder(NamedTuple):
         return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
 
     @property
-    def needs_less_with_mmap(self) -> bool:
-        """Whether llama-server needs more of the shared memory where it does not map the model."""
-        return self.backend == "vulkan" and self.unified
-
-    @property
     def is_gb10(self) -> bool:
         """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
         Spark (#27742, comment of 26 August 2026)."""
