@@ -24,10 +24,10 @@ BOTH = {"accelerators": CARDS, "toolchain": TOOLS, "memory_mib": 131072}
 
 
 def box(*groups, facts=None, **variables):
-    """One host with a 4070 and an MI50."""
-    return Cluster().add(
-        "box", *groups, facts=copy.deepcopy(facts or BOTH), llama_model_known_answer=known_answer_of(), **variables
-    )
+    """One host with a 4070 and an MI50, and a head beside it where it is a worker alone."""
+    cluster, known = Cluster(), {"llama_model_known_answer": known_answer_of()}
+    cluster.add("box", *groups, facts=copy.deepcopy(facts or BOTH), **known, **variables)
+    return cluster if "head" in groups else cluster.add("head", "head", address="192.0.2.10", **known)
 
 
 def devices_of(plan):
@@ -50,7 +50,6 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
 
 def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():
     cluster = box("worker", llama_backend=["cuda", "hip", "vulkan"])
-    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
     plan = cluster.plan()
     assert [worker for worker in workers_of(plan, "box") if worker[1]] == [("CUDA0", True), ("ROCm0", True)]
     assert workers_of(plan, "box")[2:] == [("Vulkan0", False), ("Vulkan1", False)]
@@ -69,7 +68,6 @@ def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():
 )
 def test_auto_builds_for_one_backend_and_says_what_that_leaves_idle(tools, chosen, lent, unused):
     cluster = box("worker", facts={**BOTH, "toolchain": tools})
-    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
     plan = cluster.plan()
     assert [build["backend"] for build in plan["hosts"]["box"]["builds"]] == [chosen]
     assert workers_of(plan, "box") == [(device, True) for device in lent]
@@ -81,21 +79,13 @@ def test_auto_builds_for_one_backend_and_says_what_that_leaves_idle(tools, chose
 def test_auto_leaves_out_integrated_graphics_beside_discrete_ones():
     integrated = {**MI50, "name": "AMD gfx1036", "architecture": "gfx1036", "unified": True}
     cluster = box("worker", facts={**BOTH, "accelerators": [RTX_4070, integrated]})
-    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
     plan = cluster.plan()
     assert [build["backend"] for build in plan["hosts"]["box"]["builds"]] == ["cuda"]
     assert "accelerator-unused" not in [advisory["id"] for advisory in plan["advisories"]]
 
 
 def mac(**variables):
-    return Cluster().add(
-        "mac",
-        "head",
-        "worker",
-        facts={"accelerators": [METAL], "memory_mib": 65536},
-        llama_model_known_answer=known_answer_of(),
-        **variables,
-    )
+    return box("head", "worker", facts={"accelerators": [METAL], "memory_mib": 65536}, **variables)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +118,7 @@ def test_a_head_drives_its_graphics_beside_a_worker_on_its_processor(variables):
 def test_accelerators_come_first_in_the_memory_that_they_share_with_the_processor(endpoints, capacities):
     cluster = mac(llama_backend="metal", llama_worker_endpoints=endpoints)
     if endpoints[0]["device"] == "CPU":
-        cluster.hosts["mac"]["facts"]["accelerators"][0]["memory_mib"] = 0
+        cluster.hosts["box"]["facts"]["accelerators"][0]["memory_mib"] = 0
     assert [entry["capacity_mib"] for entry in cluster.plan()["placement"]] == capacities
 
 
@@ -149,7 +139,6 @@ def test_the_processor_has_what_the_driver_of_the_graphics_does_not_show(environ
         {"device": "Vulkan0", "environment": environment},
         {"device": "CPU"},
     ]
-    cluster.add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = accepted
     capacities = sorted(entry["capacity_mib"] for entry in cluster.plan()["placement"])
     assert capacities == sorted([graphics, 65536 - 6553 - graphics])
@@ -188,10 +177,7 @@ def test_releases_are_alike_by_build_commit_and_patches(one, other, same):
     "name, expected",
     [
         ("constructed/strix_halo", {"ROCm0": "ROCm0", "Vulkan0": "ROCm0"}),
-        (
-            "constructed/mi300x",
-            {"ROCm0": "ROCm0", "ROCm1": "ROCm1", "Vulkan0": "ROCm0", "Vulkan1": "ROCm1"},
-        ),
+        ("constructed/mi300x", {"ROCm0": "ROCm0", "ROCm1": "ROCm1", "Vulkan0": "ROCm0", "Vulkan1": "ROCm1"}),
         ("constructed/rdna3", {"ROCm0": "ROCm0", "ROCm1": "ROCm1", "Vulkan0": "ROCm0"}),
         ("constructed/intel_arc", {"SYCL0": "SYCL0", "SYCL1": "SYCL1", "Vulkan0": "SYCL0", "Vulkan1": "Vulkan1"}),
     ],

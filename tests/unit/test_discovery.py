@@ -131,20 +131,12 @@ def planned(path, **extra):
 
 
 def test_a_direct_link_and_a_head_with_most_links(tmp_path):
-    cables = {
-        "eth1": ("ethernet", 10000, "10.99.0", "bc"),
-        "eth3": ("ethernet", 100, "10.98.0", "ac"),
-    }
+    cables = {"eth1": ("ethernet", 10000, "10.99.0", "bc"), "eth3": ("ethernet", 100, "10.98.0", "ac")}
     done = discovered(tmp_path, network(*"abc", **cables))
     groups, plan = planned(done.path)
     assert (groups["llama_head"], groups["llama_workers"]) == (["b"], ["b", "a", "c"])
-    assert {
-        name: [(link["address"], link["peer"]) for link in host["links"]] for name, host in plan["hosts"].items()
-    } == {
-        "b": [("10.99.0.1/24", "c")],
-        "a": [],
-        "c": [("10.99.0.2/24", "b")],
-    }
+    links = {name: [(one["address"], one["peer"]) for one in host["links"]] for name, host in plan["hosts"].items()}
+    assert links == {"b": [("10.99.0.1/24", "c")], "a": [], "c": [("10.99.0.2/24", "b")]}
     endpoints = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"]]
     assert endpoints == ["127.0.0.1:50052", "10.0.0.1:50052", "10.99.0.2:50052"]
     assert "b is the head: no other host has more memory." in done.text
@@ -161,11 +153,8 @@ def test_a_second_network_has_no_peer_on_the_head(tmp_path):
 def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     found = network(*"abc")
     right = a_model("/models/right.gguf")
-    found["b"]["discovered"]["models"] = [
-        right,
-        a_model("/models/small.gguf"),
-        a_model("/models/huge.gguf", "tulu3_405b"),
-    ]
+    small, huge = a_model("/models/small.gguf"), a_model("/models/huge.gguf", "tulu3_405b")
+    found["b"]["discovered"]["models"] = [right, small, huge]
     found["c"]["discovered"]["models"] = [a_model("/home/me/closed.gguf", closed="/home/me"), right]
     done = discovered(tmp_path, found)
     groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])

@@ -9,25 +9,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
 from support.clusters import CARD, CUDA, GPU, TREE, TWO_CARDS, sized, strix_halo, strix_halos
+from support.clusters import serving as serves
 
 WORKERS = ("192.0.2.11:50052", "192.0.2.12:50052")
 
 
 def gpus(big_model, count, layers=40, head=None, **variables):
     """A head and workers with 24 GiB each, and a model of so many layers of 1 GiB."""
-    summary = sized(big_model, layers)
-    cluster = Cluster().add(
-        "head",
-        "head",
-        address="192.0.2.10",
-        facts=head,
-        llama_model_path="/srv/m.gguf",
-        llama_model_gguf_summary=summary,
-        **variables,
-    )
+    cluster = Cluster().add("head", "head", address="192.0.2.10", facts=head, **variables)
     for index in range(count):
         cluster.add(f"worker{index + 1}", "worker", address=f"192.0.2.{11 + index}", facts=CARD)
-    return cluster
+    return serves(cluster, sized(big_model, layers))
 
 
 def layers(placement):

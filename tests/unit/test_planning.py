@@ -93,13 +93,13 @@ def test_an_override_that_cannot_be(pair, entry, told):
 def test_an_override_needs_the_names_of_tensors(pair, big_model):
     del big_model["tensors"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
-    serve(pair, big_model)
-    assert "has no tensor names: create it again with model_info" in pair.reason()
+    serving(pair, big_model).reason("has no tensor names: create it again with model_info")
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
-    plan = serve(pair, big_model, llama_server_override_tensor=["blk=CPU"])
-    assert "81920 MiB of weights on the head, but 22938 MiB are missing in the memory of head" in plan["reasons"][0]
+    serving(pair, big_model, llama_server_override_tensor=["blk=CPU"]).reason(
+        "81920 MiB of weights on the head, but 22938 MiB are missing in the memory of head"
+    )
 
 
 def test_what_is_kept_for_the_cache_follows_the_settings(pair):
@@ -156,10 +156,6 @@ def own(pair):
     """A head with two accelerators of 24 GiB, which it does not lend."""
     pair.hosts["head"]["facts"].update(copy.deepcopy(TWO_CARDS))
     return pair
-
-
-def serve(cluster, model, **variables):
-    return serving(cluster, model, **variables).plan()
 
 
 @pytest.mark.parametrize(
@@ -667,15 +663,10 @@ def test_an_account_of_somebody_elses(pair):
     assert "worker1 already has an account llamacpp, with the home /home/llamacpp" in pair.reason()
 
 
-def compiled_already(pair, **more):
-    for host in pair.hosts.values():
-        host["facts"]["toolchain"] = {}
-        host["variables"]["llama_release"] = {**BINARY, **more}
-    return pair
-
-
 def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
-    compiled_already(pair).hosts["worker2"]["facts"]["architecture"] = "aarch64"
+    for host in pair.hosts.values():
+        host["variables"]["llama_release"] = BINARY
+    pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
     assert "the hosts differ (head x86_64, worker1 x86_64, worker2 aarch64): use source: git" in pair.reason()
 
 
@@ -717,23 +708,21 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
 
 
 @pytest.mark.parametrize(
-    "value, said",
+    "name, variable, value, said",
     [
-        ([], "llama_backend of worker1 is []"),
-        (["auto", "hip"], "names each backend once"),
-        (["hip", "hip"], "names each backend once"),
-        (["hip", "rocm"], "llama_backend of worker1 is 'rocm'"),
-        ({"hip": 1}, "llama_backend of worker1 is {'hip': 1}"),
+        ("worker1", "llama_backend", [], "llama_backend of worker1 is []"),
+        ("worker1", "llama_backend", ["auto", "hip"], "names each backend once"),
+        ("worker1", "llama_backend", ["hip", "hip"], "names each backend once"),
+        ("worker1", "llama_backend", ["hip", "rocm"], "llama_backend of worker1 is 'rocm'"),
+        ("worker1", "llama_backend", {"hip": 1}, "llama_backend of worker1 is {'hip': 1}"),
+        ("head", "llama_server_backend", "cuda", "'cuda', which no host of this cluster has: use one of hip, vulkan"),
+        ("head", "llama_release_hip", {"source": "pypi"}, "llama_release_hip has the version None"),
+        ("head", "llama_release_hip", {"source": "package"}, "llama_release_hip has source: package"),
     ],
 )
-def test_lists_of_backends_that_cannot_be(both, value, said):
-    both.hosts["worker1"]["variables"]["llama_backend"] = value
-    assert said in both.reason()
-
-
-def test_a_backend_to_serve_with_that_no_host_has(both):
-    both.hosts["head"]["variables"]["llama_server_backend"] = "cuda"
-    assert "llama_server_backend is 'cuda', which no host of this cluster has: use one of hip, vulkan" in both.reason()
+def test_backends_and_their_releases_that_cannot_be(both, name, variable, value, said):
+    both.set(name, **{variable: value})
+    both.reason(variable, said)
 
 
 def test_a_head_and_workers_of_different_releases(both):
@@ -753,13 +742,6 @@ def test_more_requests_than_tokens_of_context(pair, arguments, refused):
     assert plan["refused"] is refused, plan["reasons"]
     if refused:
         assert "llama_server_parallel is 300, more than the 200 tokens of context" in plan["reasons"][0]
-
-
-def test_a_release_of_one_backend_that_cannot_be(both):
-    both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "pypi"}
-    assert "llama_release_hip has the version None" in both.reason()
-    both.hosts["head"]["variables"]["llama_release_hip"] = {"source": "package"}
-    assert "llama_release_hip has source: package" in both.reason()
 
 
 @pytest.mark.parametrize("kind", ["f", "another kind"])
