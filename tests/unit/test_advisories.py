@@ -58,7 +58,7 @@ def being(*names, **values):
     return lambda cluster: [cluster.hosts[name]["facts"].update(values) for name in names or cluster.hosts]
 
 
-def quantised_by_head_without_graphics(source):
+def quantised_by_head_without_graphics(source, **variables):
     cluster = cluster_of(
         1,
         facts={"accelerators": [GPU], "toolchain": TOOLS},
@@ -67,6 +67,7 @@ def quantised_by_head_without_graphics(source):
         llama_server_cache_type_k="q8_0",
         llama_server_cache_type_v="q4_0",
         llama_release={**TREE, "source": source, "build": 11434},
+        **variables,
     )
     cluster.set("head", llama_backend="cpu")
     return cluster
@@ -105,11 +106,7 @@ def knows_all(cluster):
     with_unknown_variables(cluster, None)
 
 
-def with_option_for_worker(cluster, **options):
-    cluster.hosts["worker1"]["variables"]["llama_build_cmake_options"] = options
-    return cluster
-
-
+ALL_QUANTS_OFF = {"GGML_CUDA_FA_ALL_QUANTS": "OFF"}
 HEAP = [{"environment": {"radv_enable_unified_heap_on_apu": "true"}}]
 CARD = {"accelerators": [GPU], "toolchain": TOOLS, "memory_mib": 65536}
 
@@ -200,7 +197,7 @@ CASES = [
     ),
     (
         "cache-kernels",
-        lambda: with_option_for_worker(quantised_by_head_without_graphics("archive"), GGML_CUDA_FA_ALL_QUANTS="OFF"),
+        lambda: quantised_by_head_without_graphics("archive", llama_build_cmake_options=ALL_QUANTS_OFF),
         {
             "set both to q8_0": setting("head", llama_server_cache_type_k="q4_0"),
             "remove {option} from llama_build_cmake_options": setting("worker1", llama_build_cmake_options={}),

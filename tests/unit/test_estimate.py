@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
 from conftest import identity, typed
 from support.clusters import accelerator
+from support.clusters import serving as serves
 
 STRIX = {"backend": "vulkan", "name": "Radeon 8060S", "architecture": "", "memory_mib": 126976, "unified": True}
 
@@ -82,11 +83,7 @@ def test_a_host_with_a_small_board_takes_longer(pair):
 
 def test_a_plan_that_does_not_fit_has_no_speed(pair, big_model):
     rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
-    pair.model = {"summary": {**big_model, "tensors": rows}}
-    for host in pair.hosts.values():
-        host["variables"]["llama_model_known_answer"] = None
-        host["variables"]["llama_model_path"] = "/models/big.gguf"
-    plan = pair.plan()
+    plan = serves(pair, {**big_model, "tensors": rows}).plan()
     assert not plan["fits"]
     given = plan["estimate"]
     assert given["devices"] == []
@@ -101,12 +98,9 @@ def serving(pair, big_model):
 
     def plan(part=1, **variables):
         rows = [{**row, "bytes": row["bytes"] // part} for row in big_model["tensors"]]
-        pair.model = {"summary": {**big_model, "tensors": rows}}
-        for name, host in pair.hosts.items():
-            host["variables"].update(llama_model_known_answer=None, llama_model_path="/models/big.gguf", **variables)
-            if name != "head":
-                host["facts"].update(memory_mib=131072, accelerators=[{**STRIX, "memory_mib": 98304}])
-        return pair.plan()
+        for name in {*pair.hosts} - {"head"}:
+            pair.hosts[name]["facts"].update(memory_mib=131072, accelerators=[{**STRIX, "memory_mib": 98304}])
+        return serves(pair, {**big_model, "tensors": rows}, **variables).plan()
 
     return plan
 
@@ -156,8 +150,7 @@ def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair
     assert pair.plan()["head"]["start_timeout"] == 900
     for name in pair.hosts:
         pair.hosts[name]["facts"]["memory_mib"] = 65536
-    pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_path="/srv/big.gguf")
-    pair.model = {"summary": big_model, "closed": None}
+    serves(pair, big_model)
     monkeypatch.setattr(cost_model, "DISK_GB_PER_S", 0.2)
     plan = pair.plan()
     assert plan["fits"]

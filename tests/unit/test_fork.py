@@ -61,10 +61,6 @@ def test_the_fork_is_part_of_the_id(local):
             ["has -lm, -lv", "which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp"],
         ),
         (
-            {"llama_release": {**IK_LLAMA, "build": 4839}},
-            ["build 4839 of ik_llama.cpp", "oldest that is planned for is 4840"],
-        ),
-        (
             {"llama_accept_advisories": []},
             ["With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port", "add rpc-remote-code-execution"],
         ),

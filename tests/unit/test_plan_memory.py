@@ -44,20 +44,6 @@ def test_the_default_context_is_that_of_the_variable():
     assert cluster.plan()["head"]["context"] == 4096
 
 
-@pytest.mark.parametrize(
-    "variables, each",
-    [
-        ({}, 4096),
-        ({"llama_server_parallel": 4}, 1024),
-        ({"llama_server_parallel": 4, "llama_server_extra_args": ["--kv-unified"]}, 4096),
-    ],
-)
-def test_requests_at_the_same_time_divide_the_context(variables, each):
-    cluster = cards_of(1, llama_server_context=4096, **variables)
-    assert cluster.plan()["head"]["context_per_request"] == each
-    assert bool(advisories_of(cluster, "context-shared")) == (each != 4096)
-
-
 def capacities(cluster):
     plan = cluster.accepted()
     return {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
