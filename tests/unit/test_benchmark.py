@@ -379,9 +379,7 @@ class Measuring:
             action.Action, "leave", lambda _self, _prefix, name, value: self.left.update({name: value} if value else {})
         )
         monkeypatch.setattr(
-            action.ActionModule,
-            "module",
-            lambda _self, **given: self.host.answer(json.loads(json.dumps(given))),
+            action.ActionModule, "module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
         )
 
     def run(self, path=None, check=False):
@@ -422,26 +420,15 @@ def test_the_generation_of_what_serves_corrects_the_next_plan(monkeypatch):
     assert [name.rsplit(" ", 1)[1] for name in record.devices] == ["gpu1", "gpu2"]
 
 
-def test_of_several_models_the_first_is_measured(monkeypatch):
-    entries = [
-        {"name": "small", "known_answer": known_answer_of()},
-        {"name": "deep", "known_answer": known_answer_of(layers=24)},
-    ]
-    own = {"llama_model_known_answer": None, "llama_models": entries}
-    assert (
-        Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, **own)).run()["record"]["model"]
-        == "known answer, 16 layers of 128, f32"
-    )
-
-
-def test_a_job_runs_with_the_limits_of_the_server(monkeypatch):
-    measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, llama_server_api_key_file="/root/key"))
-    measuring.run()
+def test_of_several_models_the_first_is_measured_by_a_job_with_the_limits_of_the_server(monkeypatch):
+    models = [{"name": name, "known_answer": known_answer_of(layers)} for name, layers in (("small", 16), ("deep", 24))]
+    own = {"llama_model_known_answer": None, "llama_models": models, "llama_server_api_key_file": "/root/key"}
+    measuring = Measuring(monkeypatch, cluster_of(**MEASURED, **TWO, **own))
+    assert measuring.run()["record"]["model"] == "known answer, 16 layers of 128, f32"
     text = measuring.host.definition
     assert 'ExecStart="/bin/sh" "-c" "cd /opt/llamacpp/state || exit 1; ' in text
     assert "ProtectSystem=strict" in text
-    assert "LoadCredential" not in text
-    assert "Restart=always" not in text
+    assert not [word for word in ("LoadCredential", "Restart=always") if word in text]
 
 
 def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
@@ -459,26 +446,29 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
     assert [bool(cell["measured"]) for cell in cells] == [True] * 4 + [False] * 4
 
 
-def test_a_head_that_lies_spoils_its_own_figures_alone(measuring):
-    measuring.host.lies = {"looked": {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[2J"}]}}
-    with pytest.raises(AnsibleActionFail, match="What head reports of the benchmark is not as this version"):
-        measuring.run()
+ODD = {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[2J"}]}
+
+
+@pytest.mark.parametrize(
+    "answer, lie, said",
+    [
+        ("looked", ODD, "What head reports of the benchmark is not as this version"),
+        ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head: it is there already"),
+        ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head: No space left"),
+    ],
+)
+def test_what_the_head_refuses_is_said_and_what_was_measured_is_kept(measuring, tmp_path, answer, lie, said):
+    measuring.host.lies = {answer: lie}
+    with pytest.raises(AnsibleActionFail, match=said):
+        measuring.run(path=tmp_path)
+    assert measuring.host.calls[-1] == "absent"
+    cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]
+    assert bool(cells[0]["measured"]) == (answer == "absent")
 
 
 def test_what_a_killed_benchmark_left_is_ended_before_anything_is_compared(measuring):
     actions.run(action, plan=measuring.plan, state="absent")
     assert measuring.host.calls == ["absent"]
-
-
-def test_what_the_head_refuses_is_said_and_what_was_measured_is_kept(measuring, tmp_path):
-    measuring.host.lies = {"started": {"failed": True, "msg": "it is there already"}}
-    with pytest.raises(AnsibleActionFail, match="benchmark on head: it is there already"):
-        measuring.run()
-    assert measuring.host.calls[-1] == "absent"
-    measuring.host.lies = {"absent": {"failed": True, "msg": "No space left on device."}}
-    with pytest.raises(AnsibleActionFail, match="benchmark on head: No space left on device"):
-        measuring.run(path=tmp_path)
-    assert json.loads((tmp_path / "benchmark.json").read_text())["cells"][0]["measured"]
 
 
 def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measuring):

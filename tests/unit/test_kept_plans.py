@@ -171,16 +171,15 @@ def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     assert typed_json.parse(kept_plan.KeptPlan, arguments["begun"])
 
 
+CHECKSUM = f"sha256:{'0' * 64}"
+PYPI = {"source": "pypi", "version": "0.3.36", "checksum": CHECKSUM}
 RELEASES = {
     "a tag": "b11434",
     "a commit": {"source": "git", "repository": "/srv/llama.cpp", "ref": "master", "commit": "a" * 40, "build": 11434},
-    "llama-cpp-python": {"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
-    "an archive": {"source": "archive", "path": "/srv/a.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 11434},
-    "programs": {"source": "binary", "url": "https://x/b.tar.gz", "checksum": f"sha256:{'0' * 64}", "build": 11434},
-    "patches": {
-        **{"source": "pypi", "version": "0.3.36", "checksum": f"sha256:{'0' * 64}"},
-        "patches": ["/srv/a.patch"],
-    },
+    "llama-cpp-python": PYPI,
+    "an archive": {"source": "archive", "path": "/srv/a.tar.gz", "checksum": CHECKSUM, "build": 11434},
+    "programs": {"source": "binary", "url": "https://x/b.tar.gz", "checksum": CHECKSUM, "build": 11434},
+    "patches": {**PYPI, "patches": ["/srv/a.patch"]},
 }
 
 

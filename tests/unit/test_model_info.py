@@ -71,18 +71,14 @@ def store(tmp_path, request, found):
     return folder
 
 
-def test_a_model_is_found_downloaded_and_then_found_without_a_server(
-    server, repo, tmp_path, call, open_files, monkeypatch
-):
+def test_a_model_is_found_downloaded_and_then_found_without_a_server(server, repo, tmp_path, call, open_files):
     prefix = str(tmp_path / "prefix")
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     first, _action = run(call, given, prefix)
     report = model_source.report_of(first)
     plan = model_source.with_files(Model("", None, report.summary), request_of(**given), report, prefix)
     arguments = {"files": [file._asdict() for file in plan.files]}
-    with monkeypatch.context() as patched:
-        patched.setattr(f"{__name__}.MODULE", model)
-        assert call(folder=f"{prefix}/models", **arguments)["changed"]
+    assert call(module=model, folder=f"{prefix}/models", **arguments)["changed"]
     server.stop()
     requests = len(server.asked)
     second, _action = run(call, given, prefix)
@@ -193,10 +189,8 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
         file.write_bytes(b"GG")
         assert f"{variable} is {file}, which is not a GGUF file" in run(call, given, PREFIX)[0]["refused"]
         file.unlink()
-        refused = run(call, given, PREFIX)[0]["refused"]
-        assert (
-            refused == f"{variable} is {file}, which does not exist. Give the path of a complete GGUF file on the head"
-        )
+        said = f"{variable} is {file}, which does not exist. Give the path of a complete GGUF file on the head"
+        assert run(call, given, PREFIX)[0]["refused"] == said
         file.write_bytes(gguf_files.model())
 
 

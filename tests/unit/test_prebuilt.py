@@ -34,10 +34,17 @@ ASKED = {"source": "prebuilt", "build": BUILD}
 SHA = "sha256:" + "a" * 64
 
 
+ROCM = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "compiler": None, "libraries": []}
+
+
 def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
-    toolkit = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "version": rocm, "compiler": None, "libraries": []}
     accelerators = [{**GPU, "backend": backend, "architecture": device} for device in devices]
-    given = {**FACTS, "glibc": "2.41", "accelerators": accelerators, "toolchains": [toolkit] if rocm else None}
+    given = {
+        **FACTS,
+        "glibc": "2.41",
+        "accelerators": accelerators,
+        "toolchains": [{**ROCM, "version": rocm}] if rocm else None,
+    }
     return prebuilt_archives.names_of("host", cluster_inputs.facts_of({**given, **changed}), backend, build)
 
 
@@ -152,12 +159,8 @@ def test_where_archives_lie_and_what_they_are_changes_no_build(local):
     "rocm, backend, environment", [("7.2.1", "vulkan", {}), ("10.0.0", "hip", {"LD_LIBRARY_PATH": "/opt/rocm/lib"})]
 )
 def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environment):
-    toolkit = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "version": rocm, "compiler": None}
-    facts = {**strix_halo(), "toolchains": [{**toolkit, "libraries": []}]}
-    local.hosts["here"]["facts"].update(facts)
-    local.hosts["here"]["variables"]["llama_worker_endpoints"] = None
-    plan = asking(local).plan()
-    build = plan["hosts"]["here"]["builds"][0]
+    local.hosts["here"]["facts"].update(strix_halo(), toolchains=[{**ROCM, "version": rocm}])
+    build = asking(local, llama_worker_endpoints=None).plan()["hosts"]["here"]["builds"][0]
     assert (build["backend"], build["environment"]) == (backend, environment)
 
 

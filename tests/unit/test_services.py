@@ -83,11 +83,6 @@ class Machine:
         (self.folder / "running" / name).write_text(state)
 
 
-def planned_service(**changes):
-    """A worker as the module gets it."""
-    return typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, **changes))
-
-
 def defined(name, text=None, temporary=False):
     return services.Service(name, text or f"{name} 1", temporary)
 
@@ -243,10 +238,8 @@ def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 
-@pytest.mark.parametrize(
-    "file, status, reason", [("stuck", None, "it does not end"), ("forbidden", 1, "Operation not permitted")]
-)
-def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, status, reason):
+@pytest.mark.parametrize("file, reason", [("stuck", "it does not end"), ("forbidden", "Operation not permitted")])
+def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
     machine = machine_with("launchd", tmp_path, monkeypatch)
     machine.apply(WORKER)
     (machine.folder / file).touch()
@@ -284,7 +277,7 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
 def test_the_module_shows_definitions_and_states(machine, call):
     read = machine.folder / "read"
     read.write_text("1")
-    planned = planned_service(definition="text\n", reads=(str(read),))
+    planned = typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, definition="text\n", reads=(str(read),)))
     for check in (True, False):
         assert services.reads_at_start(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])

@@ -80,23 +80,12 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
     assert parts <= {*names.INSTALLED, "models"}
 
 
-PLAYBOOK = """
-- hosts: all
-  gather_facts: false
-  tasks:
-    - ansible.builtin.raw: echo here
-- hosts: all
-  gather_facts: false
-  tasks:
-    - name: Be torn down
-      ansible.builtin.raw: echo torn down
-"""
-
-
 @pytest.mark.programs
 def test_the_head_that_cannot_be_reached_is_named(tmp_path):
-    plays = yaml.safe_load(PLAYBOOK)
-    plays[-1]["tasks"].append(yaml.safe_load((ROOT / "playbooks/teardown.yml").read_text())[-1]["tasks"][-1])
+    last = yaml.safe_load((ROOT / "playbooks/teardown.yml").read_text())[-1]["tasks"][-1]
+    torn_down = {"name": "Be torn down", "ansible.builtin.raw": "echo torn down"}
+    tasks = ([{"ansible.builtin.raw": "echo here"}], [torn_down, last])
+    plays = [{"hosts": "all", "gather_facts": False, "tasks": each} for each in tasks]
     (tmp_path / "run.yml").write_text(yaml.safe_dump(plays))
     hosts = {"head": playbook_runs.LOST, "worker": playbook_runs.LOCAL}
     status, printed = playbook_runs.run(tmp_path, "run.yml", {"all": {"hosts": hosts}})
@@ -134,23 +123,26 @@ def installed(prefix, models, *files):
         (prefix / "models").symlink_to(models)
 
 
-def test_models_of_others_stay_and_nothing_else(tmp_path, remove):
+@pytest.mark.parametrize(
+    "folder, files, stays",
+    [
+        ("llamacpp/models", ["glm.gguf"], ["glm.gguf"]),
+        ("llamacpp/models", [".fetching", ".llamacpp-a1b2"], []),
+        ("shared/models", [], GENERATED),
+        ("shared/models", ["glm.gguf"], ["glm.gguf", *GENERATED]),
+    ],
+)
+def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_path, remove, folder, files, stays):
     """Below the installation: the known-answer models were generated."""
-    prefix = tmp_path / "llamacpp"
-    installed(prefix, prefix / "models", "glm.gguf")
+    prefix, models = tmp_path / "llamacpp", tmp_path / folder
+    installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    (said,) = told["left"]
-    assert said == f"{prefix} on here stays with models: remove by hand what nothing else uses."
-    assert [str(path.relative_to(prefix)) for path in prefix.rglob("*")] == ["models", "models/glm.gguf"]
-
-
-def test_nothing_stays_where_no_model_is_somebody_elses(tmp_path, remove):
-    prefix = tmp_path / "llamacpp"
-    installed(prefix, prefix / "models", ".fetching", ".llamacpp-a1b2")
-    assert not remove(prefix)["left"]
-    assert not prefix.exists()
-    assert not remove(prefix)["changed"]
+    said = f"{prefix} on here stays with models: remove by hand what nothing else uses."
+    assert told["left"] == [said] * bool(stays)
+    assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
+    assert sorted(path.name for path in models.glob("*")) == stays
+    assert prefix.exists() or not remove(prefix)["changed"]
 
 
 @pytest.mark.parametrize("scope, asked", [("system", ["user:llamacpp"]), ("user", [])])
@@ -171,17 +163,6 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     assert told["removed"][0] == str(folder / "llamacpp-server.prom")
     assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
-
-
-@pytest.mark.parametrize("files", [[], ["glm.gguf"]])
-def test_what_lies_behind_a_link_stays(tmp_path, files, remove):
-    """Known-answer models too."""
-    prefix, models = tmp_path / "llamacpp", tmp_path / "shared" / "models"
-    installed(prefix, models, *files)
-    (said,) = remove(prefix)["left"]
-    assert said.startswith(f"{prefix} on here stays with models:")
-    assert sorted(path.name for path in models.iterdir()) == sorted([*files, *GENERATED])
-    assert not any((prefix / name).exists() for name in names.INSTALLED)
 
 
 def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, remove):
