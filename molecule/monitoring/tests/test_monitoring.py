@@ -103,7 +103,6 @@ FAULTS = [
     (faults.launcher_killed, "mo-head", {restarted("mo-head", "killed")}),
     (faults.worker_cut_off, "mo2", {(WORKER_LOST, "mo2", "")}),
     (host_off, "mo1", {(UNREACHED, "mo1", "")}),
-    (faults.worker_held_by_a_stale_client, "mo1", {restarted("mo-head", "ended")}),
     (faults.worker_address_changed, "mo2", {(UNREACHED, "mo2", "")}),
     (faults.head_out_of_memory, "mo-head", {restarted("mo-head", "killed")}),
     (power_lost, "mo1", {restarted("mo1", "killed")}),
@@ -112,8 +111,6 @@ FAULTS = [
     (faults.disk_full, "mo-head", {restarted("mo-head", "ended")}),
 ]
 """With the alerts that name them. A host that was told to reboot, and is back within a minute, is nobody's fault."""
-NAMES_IT_TOO = {faults.worker_held_by_a_stale_client: {(WORKER_LOST, "mo1", "")}}
-"""Where it lasts long enough."""
 EARLIER = set()
 
 
@@ -121,7 +118,7 @@ EARLIER = set()
 def test_a_fault_raises_the_alert_that_names_it(fault, name, alerts):
     """The alert of a fault before may last meanwhile, but not the same one."""
     before = until(lambda _seen, now: not alerts & now and serves(), EARLIER)
-    allowed, began = {*before, *alerts, *NAMES_IT_TOO.get(fault, ())}, time.time()
+    allowed, began = {*before, *alerts}, time.time()
     heal = fault(name)
     try:
         until(lambda seen, _now: alerts <= seen and (alerts or time.time() > began + 75), allowed)
