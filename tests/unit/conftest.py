@@ -292,6 +292,10 @@ def server(monkeypatch):
     yield from serve(monkeypatch)
 
 
+other = server
+"""A second one."""
+
+
 @pytest.fixture
 def models(tmp_path):
     return tmp_path / "models"

@@ -7,7 +7,6 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
@@ -66,12 +65,7 @@ def install(tmp_path, call, monkeypatch):
 
 
 def place(host, text):
-    """Installs a program that prints something, as a build would."""
-    target = installer.Installer(str(host / "prefix"), BUILD, None)
-    with target._begin() as partial:
-        (partial / "bin" / "llama-server").write_text(f"#!/bin/sh\necho usage: {text}\n")
-        (partial / "bin" / "llama-server").chmod(0o755)
-        target._publish(partial, {})
+    builds.place(host / "prefix", BUILD, f"echo usage: {text}", {})
 
 
 def program(host):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import tarfile
@@ -20,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
     builder,
     installer,
     manifest,
-    smoke_test,
     store,
 )
 from support import builds
@@ -50,17 +48,13 @@ GREETING = '#include <stdio.h>\n#include "words.h"\nint main(void) { puts("usage
 MEMBER = "package-1/vendor/llama.cpp"
 
 
-def write_tree(place):
-    folder = place / "tree" / MEMBER
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree" / MEMBER
     folder.mkdir(parents=True)
     for name, text in (("CMakeLists.txt", CMAKE), ("worker.c", WORKER), ("server.c", SERVER)):
         (folder / name).write_text(text)
     return folder
-
-
-@pytest.fixture
-def tree(tmp_path):
-    return write_tree(tmp_path)
 
 
 def pack(tree, tmp_path):
@@ -76,23 +70,6 @@ def builder_of(tmp_path, archive, patches=(), account=None, **build):
     release = builds.RELEASE._replace(member=MEMBER)
     source = builds.source_of(archive, patches)
     return builder.Builder(str(tmp_path / "prefix"), str(tmp_path / "cache"), planned, release, source, account)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A folder with the source of a release, and what its installation left there."""
-    place = tmp_path_factory.mktemp("built")
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(smoke_test, "check", lambda *_arguments: None)
-        builder_of(place, pack(write_tree(place), place)).install()
-    return place
-
-
-@pytest.fixture
-def installed(tmp_path, built):
-    """The builder of a release that is installed."""
-    shutil.copytree(built, tmp_path, symlinks=True, dirs_exist_ok=True)
-    return builder_of(tmp_path, tmp_path / "source.tar.gz")
 
 
 def printed_by(release):
@@ -134,15 +111,17 @@ def test_only_the_targets_are_built_also_from_sources_newer_than_the_clock(tmp_p
     assert set(made.files) == {"bin/ggml-rpc-server"}
 
 
-def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, installed):
-    program = tmp_path / "prefix/releases/tiny-cpu-0123abcd/bin/llama-server"
+def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, tree):
+    one = builder_of(tmp_path, pack(tree, tmp_path))
+    one.install()
+    program = one.release / "bin/llama-server"
     before = program.stat().st_mtime_ns
-    installed.install()
+    one.install()
     assert program.stat().st_mtime_ns == before
     program.write_bytes(program.read_bytes()[:-1])
     (program.parent / "libggml-old.so").touch()
     assert manifest.installed(program.parents[1]) is None
-    installed.install()
+    one.install()
     assert manifest.installed(program.parents[1])
     assert not (program.parent / "libggml-old.so").exists()
 
@@ -323,12 +302,14 @@ def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_anew(tmp_p
     assert printed_by(one.release) == "usage: two\n"
 
 
-def test_a_release_goes_with_what_its_build_left(tmp_path, installed):
-    installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), installed.build)
+def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
+    one = builder_of(tmp_path, pack(tree, tmp_path))
+    one.install()
+    installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
     store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny-cpu-0123abcd")
-    assert list(installed.release.parent.iterdir()) == []
-    assert [path.name for path in installed.log.parent.iterdir()] == ["other.log"]
+    assert list(one.release.parent.iterdir()) == []
+    assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
 
 
 def test_progress_in_words():

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
-from model_server import DATA, SHA, SIZE, Server, answer, below, parsed, planned
+from model_server import DATA, SHA, SIZE, answer, below, parsed, planned
 
 MODULE = model
 WHOLE = [".fetching", "source/.source.json", "source/m.gguf"]
@@ -46,7 +46,7 @@ def part(models):
     return path
 
 
-def test_a_file_is_whole_and_recorded_last(server, models, fetch):
+def test_a_file_is_whole_and_recorded_last_and_then_neither_read_nor_requested(server, models, fetch, monkeypatch):
     fetch(planned(server, models, revision="c0ffee"))
     file = models / "source" / "m.gguf"
     assert file.read_bytes() == DATA
@@ -55,14 +55,9 @@ def test_a_file_is_whole_and_recorded_last(server, models, fetch):
     record = json.loads((models / "source" / ".source.json").read_text())
     whole = {"name": "m.gguf", "bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
     assert record == {"files": [{**whole, "revision": "c0ffee"}]}
-
-
-def test_a_recorded_file_is_neither_read_nor_requested_again(server, models, fetch, monkeypatch):
-    fetch()
-    requests = len(server.asked)
     monkeypatch.setattr(download, "_complete", None)
-    fetch()
-    assert len(server.asked) == requests
+    fetch(planned(server, models, revision="c0ffee"))
+    assert len(server.asked) == 1
 
 
 def test_each_byte_is_downloaded_once_though_the_connection_breaks_again_and_again(server, models, fetch):
@@ -195,18 +190,14 @@ def test_without_a_checksum_nothing_of_an_earlier_run_is_believed(server, models
         assert server.sent == SIZE
 
 
-def test_a_token_goes_to_one_server(server, models):
+def test_a_token_goes_to_one_server(server, other, models):
     """That of the first file, and not to where it redirects."""
-    other = Server()
-    try:
-        other.files.update({"/m.gguf": DATA, "/n.gguf": DATA})
-        server.faults["/m.gguf"] = answer(302, Location=f"{other.url}/m.gguf?signature=1")
-        second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
-        download.download(parsed(planned(server, models), second), models, "secret", 30)
-        sent = [[headers.get("Authorization") for _path, headers in one.asked] for one in (server, other)]
-        assert sent == [["Bearer secret"], [None, None]]
-    finally:
-        other.stop()
+    other.files["/n.gguf"] = DATA
+    server.faults["/m.gguf"] = answer(302, Location=f"{other.url}/m.gguf?signature=1")
+    second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
+    download.download(parsed(planned(server, models), second), models, "secret", 30)
+    sent = [[headers.get("Authorization") for _path, headers in one.asked] for one in (server, other)]
+    assert sent == [["Bearer secret"], [None, None]]
 
 
 def test_a_file_that_cannot_be_had_ends_the_run_and_those_before_it_stay(server, models, fetch):

@@ -63,8 +63,8 @@ def unpack(tmp_path, archive, **build):
     return installer.Installer(str(tmp_path / "prefix"), planned, None).unpack(builds.source_of(archive), 11434)
 
 
-def release_of(tmp_path):
-    return tmp_path / "prefix" / "releases" / builds.BUILD.id
+def release_of(tmp_path, prefix="prefix"):
+    return tmp_path / prefix / "releases" / builds.BUILD.id
 
 
 def pack_folder(tmp_path, folder, prefix="llama-b11434", without=()):
@@ -119,9 +119,8 @@ def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled
     (tmp_path / "cudart").mkdir()
     for name in ("libcudart.so.13", "libcublas.so.13", "README"):
         (tmp_path / "cudart" / name).write_text(name)
-    runtime = tmp_path / "cudart.tar.gz"
-    with tarfile.open(runtime, "w:gz") as packed:
-        packed.add(tmp_path / "cudart", "cudart-llama-b11434-bin-ubuntu-cuda-13.4-x64")
+    folder = "cudart-llama-b11434-bin-ubuntu-cuda-13.4-x64"
+    runtime = pack_folder(tmp_path, tmp_path / "cudart", folder).rename(tmp_path / "cudart.tar.gz")
     source = builds.source_of(pack_folder(tmp_path, compiled))
     target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
     made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 11434)
@@ -175,18 +174,9 @@ def test_hard_links_inside_an_archive_are_files(tmp_path, programs):
     assert {path.stat().st_nlink for path in (release_of(tmp_path) / "bin").iterdir()} == {1}
 
 
-SCRIPT = "#!/bin/sh\necho usage: --fit\n"
-
-
 @pytest.fixture
 def built(tmp_path):
-    """Installs a release as a build would; returns its folder and its manifest."""
-    target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
-    with target._begin() as partial:
-        for name in builds.BUILD.targets:
-            (partial / "bin" / name).write_text(SCRIPT)
-            (partial / "bin" / name).chmod(0o755)
-        return target.release, target._publish(partial, {"commit": "abc"}, 12)
+    return builds.place(tmp_path / "prefix", builds.BUILD, "echo usage: --fit", {"commit": "abc"}, 12)
 
 
 def pack(tmp_path):
@@ -199,16 +189,14 @@ def receive(tmp_path, archive):
     return installer.Installer(str(tmp_path / "other"), builds.BUILD, None).receive(packed)
 
 
-def received(tmp_path):
-    return tmp_path / "other" / "releases" / builds.BUILD.id
-
-
 def test_a_release_goes_to_another_host(tmp_path, built):
     expected = built[1]._replace(received="head")
     assert receive(tmp_path, pack(tmp_path)) == expected
-    assert manifest.installed(received(tmp_path)) == expected
-    assert manifest.installed(received(tmp_path), builder="head")
-    assert manifest.installed(received(tmp_path), builder="worker1") is None, "another host has to compile it"
+    assert manifest.installed(release_of(tmp_path, "other")) == expected
+    assert manifest.installed(release_of(tmp_path, "other"), builder="head")
+    assert manifest.installed(release_of(tmp_path, "other"), builder="worker1") is None, (
+        "another host has to compile it"
+    )
     assert manifest.installed(built[0], builder="worker1"), "what a host compiled itself counts"
     assert manifest.installed(built[0], targets=["llama-bench"]) is None
 
@@ -225,7 +213,7 @@ def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, c
     (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
     with pytest.raises(Refusal, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"):
         receive(tmp_path, pack(tmp_path))
-    assert not received(tmp_path).exists()
+    assert not release_of(tmp_path, "other").exists()
 
 
 def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_path, built):

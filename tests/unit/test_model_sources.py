@@ -122,7 +122,7 @@ def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
     for request, name in ((nothing, "nobody/nothing"), (gated, REPO)):
         for token, account in (
             (None, "whose token llama_model_token_file has"),
-            ("hf_other", "of the token in llama_model_"),
+            ("hf_other", "of the token in llama_m"),
         ):
             message = refusal(looked_up, request, token)
             assert re.search(rf"{name}, which is not given \(HTTP 40[134]\): correct the name, or accept its", message)

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import release, releas
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
 from support.hosts import build_plan, host_plan
+from test_installer import pack_folder
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -35,15 +35,12 @@ def programs(tmp_path):
         (folder / name).write_text(PROGRAM)
         (folder / name).chmod(0o755)
     (folder / "libggml.so").write_bytes(os.urandom(1 << 20))
-    archive = tmp_path / "programs.tar.gz"
-    with tarfile.open(archive, "w:gz", compresslevel=0) as packed:
-        packed.add(folder, folder.name)
     return {
         "release": typed_json.dump(builds.RELEASE._replace(source="binary", build=11434)),
         "build": typed_json.dump(builds.BUILD._replace(id="new")),
         "prefix": str(tmp_path / "prefix"),
         "cache": str(tmp_path / "cache"),
-        "brought": typed_json.dump(builds.source_of(archive)),
+        "brought": typed_json.dump(builds.source_of(pack_folder(tmp_path, folder))),
     }
 
 
@@ -232,10 +229,7 @@ def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "CMakeLists.txt").write_bytes(os.urandom(1 << 20))
-    archive = tmp_path / "tree.tar.gz"
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(tree, tree.name)
-    programs["brought"].update(archive=str(archive), sha256=sha256(archive))
+    programs["brought"]["sha256"] = sha256(pack_folder(tmp_path, tree, tree.name))
     told = call(**{**programs, "release": typed_json.dump(builds.RELEASE), "cache": str(small_disk)})
     assert told["failed"]
     assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
@@ -263,10 +257,7 @@ def printing(programs, tmp_path):
         for name, text in (("llama-server", server), ("ggml-rpc-server", worker)):
             path = tmp_path / "llama-b11434" / name
             path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-        archive = tmp_path / "programs.tar.gz"
-        with tarfile.open(archive, "w:gz") as packed:
-            packed.add(tmp_path / "llama-b11434", "llama-b11434")
-        programs["brought"]["sha256"] = sha256(archive)
+        programs["brought"]["sha256"] = sha256(pack_folder(tmp_path, tmp_path / "llama-b11434"))
         return {
             **programs,
             "release": {**programs["release"], **release},

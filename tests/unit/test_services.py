@@ -79,9 +79,6 @@ class Machine:
     def state(self, *names):
         return list(self.manager.state(names).values())
 
-    def put(self, name, state):
-        (self.folder / "running" / name).write_text(state)
-
 
 def defined(name, text=None, temporary=False):
     return services.Service(name, text or f"{name} 1", temporary)
@@ -103,18 +100,12 @@ def machine_with(name, tmp_path, monkeypatch):
     return made
 
 
-# --------------------------------------------------------------------------------------------------- what belongs together
-
-
 def test_what_a_new_service_manager_needs():
     """The files of the exercise in CONTRIBUTING.md."""
     known = list(service_managers.MANAGERS)
     assert list(services.CLASSES) == known, "host/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
-
-
-# --------------------------------------------------------------------------------------------------------- all managers
 
 
 def test_services_are_defined_and_started_once_workers_first(machine):
@@ -181,14 +172,11 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
 def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name):
     machine = machine_with(name, tmp_path, monkeypatch)
     machine.apply(WORKER)
-    machine.put(WORKER, "failed")
+    (machine.folder / "running" / WORKER).write_text("failed")
     machine.lines("events")
     assert machine.state(WORKER) == [FAILED]
     assert machine.apply(start=[WORKER]) == {WORKER: (FAILED, RUNNING)}
     assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
-
-
-# ------------------------------------------------------------------------------------------------------- one by one
 
 
 def test_a_restart_has_systemd_read_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
@@ -271,9 +259,6 @@ def test_supervisor_whose_service_ended_meanwhile(tmp_path, monkeypatch):
         machine.apply(stop=[WORKER])
 
 
-# ----------------------------------------------------------------------------------------------------------------- module
-
-
 def test_the_module_shows_definitions_and_states(machine, call):
     read = machine.folder / "read"
     read.write_text("1")
@@ -313,9 +298,6 @@ def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machin
     assert machine.apply(defined(WORKER, "another"), HEAD) == {HEAD: (STOPPED, RUNNING), WORKER: (STOPPED, RUNNING)}
     assert machine.lines("events") == [f"start {WORKER}", f"start {HEAD}"]
     assert (machine.folder / "ran" / WORKER).read_text() == "another"
-
-
-# ------------------------------------------------------------------------------------------------------ before a restart
 
 
 def test_a_restart_enables_nothing_again_and_asks_nothing_twice(tmp_path, monkeypatch):

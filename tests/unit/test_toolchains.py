@@ -213,10 +213,6 @@ def only(version):
     )
 
 
-def with_version(version):
-    return lambda facts: [toolchain.update(version=version) for toolchain in facts["toolchains"]]
-
-
 def with_architecture(architecture):
     return lambda facts: [device.update(architecture=architecture) for device in facts["accelerators"]]
 
@@ -238,7 +234,7 @@ WITHOUT_TOOLS = "constructed/nvidia_without_tools"
 REFUSALS = [
     refusal(
         *("constructed/rdna3", "here has ROCm 5.7", "too old", "install ROCm 6.1 or newer"),
-        change=with_version("5.7.31921"),
+        change=lambda facts: facts["toolchains"][0].update(version="5.7.31921"),
         **HIP,
     ),
     refusal(
@@ -262,7 +258,9 @@ REFUSALS = [
         *(GTX, "llama_hardware of here has the architecture 'sm_86'", "like 8.6"), change=with_architecture("sm_86")
     ),
     refusal("constructed/intel_arc", "lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"),
-    refusal("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain"),
+    refusal(
+        *("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain"),
+    ),
     refusal(
         *(STRIX, "here has ROCm 7.2.0 in /opt/rocm-7.2.0 without hipblas, rocblas: install", "llama_build_toolchain"),
         change=without("hipblas", "rocblas"),

@@ -39,30 +39,20 @@ def test_a_split_model(server, tmp_path):
     ]
 
 
-def test_redirects_are_followed_and_a_token_stays_with_its_server(server):
-    other = Server()
-    try:
-        other.files["/m.gguf"] = files.model()
-        server.faults["/a"] = answer(302, Location="/b")
-        server.faults["/b"] = answer(307, Location=other.url + "/m.gguf?signature=1")
-        found = web.read_model([server.url + "/a"], "secret")
-        assert found.files[0]["name"] == "a"
-        assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
-        assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
-    finally:
-        other.stop()
-
-
-def test_a_redirect_to_a_name_with_spaces_and_letters_beyond_ascii_is_followed(server):
-    content = files.model()
-    server.files["/gro%C3%9Fe%20Datei.gguf"] = content
-    raw = "/große%20Datei.gguf".encode().decode("latin-1").replace("%20", " ")
-    server.faults["/m.gguf"] = redirect(raw)
-    assert web.read_model([server.url + "/m.gguf"]).files[0]["bytes"] == len(content)
-
-
 def redirect(location):
     return answer(302, **({"Location": location} if location else {}))
+
+
+def test_redirects_are_followed_and_a_token_stays_with_its_server(server, other):
+    """Also one to a name with spaces and letters beyond ASCII."""
+    other.files["/gro%C3%9Fe%20Datei.gguf"] = files.model()
+    raw = "/große Datei.gguf?signature=1".encode().decode("latin-1")
+    server.faults["/a"] = redirect("/b")
+    server.faults["/b"] = answer(307, Location=other.url + raw)
+    found = web.read_model([server.url + "/a"], "secret")
+    assert found.files == [{"name": "a", "bytes": len(files.model())}]
+    assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
+    assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
 
 
 HTML = answer(200, b"<html>", Content_Type="text/html; charset=utf-8")

@@ -24,6 +24,16 @@ def source_of(archive, patches=()):
     return installer.Source(str(archive), sha256(archive), RELEASE.commit, tuple(copied))
 
 
+def place(prefix, build, script, *source):
+    """Installs programs of a script as a build would; returns the folder of the release and its manifest."""
+    target = installer.Installer(str(prefix), build, None)
+    with target._begin() as partial:
+        for name in build.targets:
+            (partial / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+            (partial / "bin" / name).chmod(0o755)
+        return target.release, target._publish(partial, *source)
+
+
 def packed_of(archive):
     return installer.PackedRelease(str(archive), sha256(archive))
 
