@@ -34,7 +34,7 @@ class ActionModule(Action):
             result = self.module(**asked._asdict())
             holder = result.get("holder")
             if holder and has_ended(typed_json.reported(self.host, "the lock of its cluster", Run, holder)):
-                result = self.module(**asked._replace(take_over=True)._asdict())
+                result = self.module(**asked._replace(ended=holder)._asdict())
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(
                 "The head cannot be reached: nothing keeps another run from changing this cluster at the same time."

@@ -35,6 +35,9 @@ options:
   run:
     description: This run. The action plugin gives it.
     type: dict
+  ended:
+    description: A run of this controller that has ended. The action plugin gives it.
+    type: dict
 """
 
 EXAMPLES = r"""
@@ -59,7 +62,7 @@ holder:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LockArguments
 
@@ -77,9 +80,11 @@ def main():
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         run = typed_json.parse(cluster_lock.Run, wanted["run"])
+        ended = typed_json.parse(cluster_lock.Run, wanted["ended"]) if wanted["ended"] else None
         try:
             if wanted["state"] == "present":
-                taken_from = cluster_lock.take(prefix, run, wanted["take_over"])
+                with locks.unless_read_only():
+                    taken_from = cluster_lock.take(prefix, run, wanted["take_over"], ended)
             else:
                 cluster_lock.release(prefix, run)
         except cluster_lock.HeldError as error:

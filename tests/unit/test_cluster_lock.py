@@ -11,7 +11,7 @@ import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock as module
 from support.playbook_runs import ROOT, Operator
@@ -25,7 +25,7 @@ def run(number=1, **values):
     return cluster_lock.Run("anna", "laptop7", f"boot-{number} pid:[1]", 4711, "site.yml")._replace(**values)
 
 
-def test_one_run_has_it_until_it_is_released(tmp_path):
+def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
     assert cluster_lock.take(tmp_path, run()) is None
     assert cluster_lock.take(tmp_path, run()) is None, "it has it already"
     assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
@@ -35,6 +35,10 @@ def test_one_run_has_it_until_it_is_released(tmp_path):
                 cluster_lock.take(tmp_path, other)
             assert held.value.holder.is_same(run())
         cluster_lock.release(tmp_path, run(2))
+    with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK):
+        patched.setattr(cluster_lock, "WAIT_SECONDS", 0)
+        with pytest.raises(locks.BusyError):
+            cluster_lock.release(tmp_path, run())  # another run may take over just now
     cluster_lock.release(tmp_path, run())
     assert cluster_lock.take(tmp_path, run(2)) is None
 
@@ -47,7 +51,9 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
     message = str(held.value)
     for part in ("site.yml", "laptop7", "process 4711", since, "-e llama_lease_take_over=true"):
         assert part in message
-    taken = cluster_lock.take(tmp_path, run(2), take_over=True)
+    taken = cluster_lock.take(tmp_path, run(2), ended=run())
+    with pytest.raises(cluster_lock.HeldError):
+        cluster_lock.take(tmp_path, run(3), ended=run())  # it was as fast, and too late
     assert taken.describe().startswith("site.yml of anna on laptop7")
 
 

@@ -1,13 +1,15 @@
 """Locks on a host: the next run waits for a task that a killed run left at work, and names it where it does not end."""
 
+import errno
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
-from ansible_collections.llamacpp.cluster.plugins.modules import link
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
+from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock, link
 
 pytestmark = pytest.mark.programs
 
@@ -59,6 +61,16 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
         f"process {process.pid} on this host holds .*changes.lock for more than 0.2 s.* end it", failed["msg"]
     )
     assert "failed" not in call(module=link, prefix=str(tmp_path), links=[], check=True)
+
+
+def test_on_a_disk_that_went_read_only_no_lock_is_needed(tmp_path, monkeypatch, call):
+    def refuse(*_arguments):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(locks, "open_file", refuse)
+    assert "failed" not in call(module=link, prefix=str(tmp_path), links=[])
+    run = typed_json.dump(Run("anna", "laptop7", "boot-1", 4711, "stop.yml"))
+    assert "failed" not in call(module=cluster_lock, prefix=str(tmp_path), run=run)
 
 
 def test_no_other_account_can_hold_a_lock(tmp_path):

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
@@ -80,8 +80,21 @@ def hold_host(prefix: str) -> Iterator[None]:
     :param prefix: of the installation.
     :raises BusyError: another process holds it for too long.
     """
-    with hold(Path(prefix, names.CHANGES_LOCK), HOST_SECONDS) if files.is_marked(Path(prefix)) else nullcontext():
+    with ExitStack() as stack:
+        if files.is_marked(Path(prefix)):
+            with unless_read_only():
+                stack.enter_context(hold(Path(prefix, names.CHANGES_LOCK), HOST_SECONDS))
         yield
+
+
+@contextmanager
+def unless_read_only() -> Iterator[None]:
+    """Goes on without what is not done on a disk that went read-only: services are stopped there all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
 
 
 def holders(path: Path) -> list[int]:

@@ -66,17 +66,18 @@ def read(prefix: Path) -> Run | None:
         return None
 
 
-def take(prefix: Path, run: Run, take_over: bool = False) -> Run | None:
+def take(prefix: Path, run: Run, take_over: bool = False, ended: Run | None = None) -> Run | None:
     """Gives the lock to a run, and returns the run from which it was taken over.
 
     :param take_over: whether to take it over from any run.
+    :param ended: a run that has ended, as its own controller knows.
     :raises HeldError: another run has it.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
         holder = read(prefix)
         if run.is_same(holder):
             return None
-        if holder and not take_over:
+        if holder and not take_over and not holder.is_same(ended):
             raise HeldError(holder)
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)
@@ -86,4 +87,6 @@ def take(prefix: Path, run: Run, take_over: bool = False) -> Run | None:
 def release(prefix: Path, run: Run) -> None:
     """Takes the lock from a run, where it has it. After a teardown there is none, and none is made."""
     if run.is_same(read(prefix)):
-        (prefix / names.CLUSTER_LOCK).write_text("")
+        with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
+            if run.is_same(read(prefix)):
+                os.ftruncate(lock, 0)

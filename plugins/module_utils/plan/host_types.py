@@ -369,3 +369,4 @@ class LockArguments(NamedTuple):
     state: Annotated[str, ("present", "absent")] = "present"
     take_over: bool = False
     run: Optional[Mapping[str, Any]] = None
+    ended: Optional[Mapping[str, Any]] = None
