@@ -254,6 +254,17 @@ def test_root_builds_as_another_account(public, tree):
     assert (one.release / "bin" / "llama-server").stat().st_uid == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
+def test_root_installs_nothing_that_the_building_account_may_not_read(public, tree):
+    (public / "secret").mkdir()
+    (public / "secret" / "llama-server").touch(0o600)
+    moved = f"add_custom_command(TARGET llama-server POST_BUILD COMMAND mv bin old COMMAND ln -s {public}/secret bin)\n"
+    (tree / "CMakeLists.txt").write_text(CMAKE + moved)
+    pack(tree, public).chmod(0o644)
+    with pytest.raises(Refusal, match=r"llama-server could not be copied: .*Permission denied"):
+        builder_of(public, public / "source.tar.gz", account="nobody", targets=("llama-server",)).install()
+
+
 def patch(tmp_path, name, old, new, path="server.c"):
     """A patch as git diff writes it, that changes one line of a file of one line."""
     text = tmp_path / f"{name}.patch"

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compiles a release from a source archive. An interrupted build continues where it stopped, one that failed begins anew.
 
-Everything in the folder of a build is done by an ordinary account. Root only copies the programs from there, and follows no link for that.
+Everything in the folder of a build is done by an ordinary account, which hands the programs to root: whatever link lies there, root does not follow it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
@@ -198,11 +198,12 @@ class Builder(Installer):
     def _install(self, seconds: int) -> Manifest:
         with self._begin() as partial:
             for target in self.build.targets:
-                with (
-                    reading.open_file(self.work / "build" / "bin" / target) as made,
-                    (partial / "bin" / target).open("wb") as program,
-                ):
-                    shutil.copyfileobj(made, program)
+                with (partial / "bin" / target).open("wb") as program:
+                    argv = ["cat", str(self.work / "build" / "bin" / target)]
+                    changes = commands.as_account(self.account)
+                    copied = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **changes)
+                if copied.returncode:
+                    raise Refusal(f"{target} could not be copied: {copied.stderr.decode(errors='replace').strip()}")
                 (partial / "bin" / target).chmod(0o755)
             source = {
                 "sha256": self.source.sha256,
