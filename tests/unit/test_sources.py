@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import hashlib
 import os
@@ -83,7 +84,15 @@ def test_what_is_not_a_file_is_not_read(tmp_path, name):
         resolve(request, str)
 
 
-@pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", gzip.compress(os.urandom(9000))[:5000]])
+LONG = tarfile.TarInfo("x")
+LONG.size = 300_000  # several blocks of bzip2
+TORN = [
+    gzip.compress(os.urandom(9000))[:5000],
+    bz2.compress(LONG.tobuf() + os.urandom(LONG.size), 1)[:-9] + bytes(9),
+]
+
+
+@pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", *TORN])
 def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(

@@ -15,7 +15,6 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from gzip import BadGzipFile
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
@@ -23,8 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
-UNREADABLE = (tarfile.TarError, BadGzipFile, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
-"""What reading a damaged archive raises."""
+UNREADABLE = (tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
+"""What reading a damaged archive raises. An OSError has no number then."""
 
 
 class DamagedError(Exception):
@@ -37,6 +36,8 @@ def _whole() -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
 
 
