@@ -133,7 +133,7 @@ def write(path, size, check_mode):
             known_answer_file.write(part, *size)
             sync(part)
         except OSError:
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise
         part.replace(path)
     return {"changed": changed}

@@ -155,6 +155,8 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
     [
         ({"layers": 513, "layer_bytes": [1] * 513}, "layers is 513"),
         ({"width": 1 << 31}, "width is 2147483648"),
+        ({"layer_bytes": [-(10**12), 1]}, "layer_bytes[0] is -1000000000000"),
+        ({"largest_tensor_bytes": -1}, "largest_tensor_bytes is -1"),
         ({"layer_bytes": [1]}, "layer_bytes has the sizes of 1 layers, not 2"),
         ({"expert_bytes": [1 << 40, 0]}, "expert_bytes does not have the sizes of the experts in 2 layers"),
         ({"architecture": "qwen3moe", "keys": {}}, "keys.expert_count is missing"),

@@ -1,4 +1,5 @@
 import hashlib
+from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -100,7 +101,7 @@ def test_a_plan_says_how_large_the_file_is(local):
     assert plan["hosts"]["here"]["files"][-2] == {"path": model, "bytes": size}
 
 
-def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path):
+def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path, monkeypatch):
     path, size = tmp_path / "models" / "m.gguf", {"layers": 2, "width": 64, "type": "f32"}
     assert call(path=str(path), known_answer=size, check=True)["changed"]
     assert not path.parent.exists()
@@ -113,6 +114,9 @@ def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["m.gguf"]
     said = call(path=str(path), known_answer={**size, "width": 65})["msg"]
     assert "cannot be made: its width is 65: use a multiple of 64" in said
+    path.unlink()
+    monkeypatch.setattr(known_answer_file, "write", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert "Permission denied" in call(path=str(path), known_answer=size)["msg"]
 
 
 @pytest.mark.programs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
@@ -151,3 +151,7 @@ class Number(NamedTuple):
     least: float = 0
     most: int = LARGEST
     real: bool = False
+
+
+Size = Annotated[int, Number()]
+"""In bytes."""

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple, Optional
 from urllib.parse import unquote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
 MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
@@ -34,7 +34,7 @@ class StoredFile(NamedTuple):
 
     name: str
     """As its source calls it; in the folder it has the last part of that."""
-    bytes: int
+    bytes: Size
     sha256: Optional[Sha256]
     modified: Annotated[int, Number(-validation.LARGEST)]
     revision: Optional[str] = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 
 MANIFEST_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
 
     mediaType: Annotated[str, Text()]
     digest: Annotated[str, Text(rf"sha256:{download_record.SHA256}")]
-    size: int
+    size: Size
 
 
 class Manifest(NamedTuple):

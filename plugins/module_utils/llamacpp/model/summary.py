@@ -5,7 +5,7 @@
 
 from typing import Annotated, NamedTuple, Optional, Union
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 MAX_LAYERS = 512
@@ -39,7 +39,7 @@ class NamedFile(NamedTuple):
     """A file of a model."""
 
     name: Annotated[str, Text(longest=1024)]
-    bytes: int
+    bytes: Size
 
 
 class ModelSummary(NamedTuple):
@@ -55,18 +55,18 @@ class ModelSummary(NamedTuple):
     value_dimension: Count
     context: Count
     vocabulary: Count
-    layer_bytes: tuple[int, ...]
-    input_bytes: int
-    output_bytes: int
+    layer_bytes: tuple[Size, ...]
+    input_bytes: Size
+    output_bytes: Size
     keys: tuple[tuple[str, Key], ...] = ()
     """Name of a key without the architecture, and its value."""
     tensors: Optional[tuple[TensorGroup, ...]] = None
     """None of a summary without their names."""
-    expert_bytes: tuple[int, ...] = ()
+    expert_bytes: tuple[Size, ...] = ()
     """Of each layer, where there are no names: bytes of which a token reads those of the chosen experts."""
-    largest_tensor_bytes: Optional[int] = None
+    largest_tensor_bytes: Optional[Size] = None
     parameters: Optional[Annotated[int, Number(1)]] = None
-    bytes: Optional[int] = None
+    bytes: Optional[Size] = None
     """Of all files."""
     files: tuple[NamedFile, ...] = ()
 
