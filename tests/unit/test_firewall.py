@@ -138,6 +138,8 @@ def test_ufw_puts_what_accepts_before_what_drops_and_both_before_others(tmp_path
     assert {*host.lines} > {*planned}
     assert host.lines.index("ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp comment 'llamacpp'") == 0
     assert host.lines[-1:] == theirs
+    more = host.steps(*BOTH, rule(50162)).add
+    assert [(step["rule"], step["to_port"]) for step in more] == [("deny", "50162"), ("allow", "50162")]
     host.apply()
     assert host.lines == theirs
 
@@ -180,6 +182,9 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
     assert host.steps(rule()).text == text
     accept, drop = (line.split("comment")[0].strip() for line in text.splitlines() if "comment" in line)
     assert accept == "ip saddr 10.1.0.11 ip daddr 10.1.0.12 tcp dport 50060 accept"
+    host.table += '\t\ttcp dport 1 accept comment "llamacpp by hand"\n'
+    assert host.steps(rule(), keep=True).text == text
+    assert host.steps(rule()).differs
     assert drop == 'iifname != "lo" ip daddr 10.1.0.12 tcp dport 50060 tcp flags & (syn | ack) == syn drop'
 
 

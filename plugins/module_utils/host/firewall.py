@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -190,7 +191,10 @@ def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, syst
         return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
     if manager == "ufw":
         # Each is put first, so what accepts has to be put again after what drops.
-        moved = [rule for rule in state.present if rule in state.wanted and " allow " in rule] if state.missing else []
+        to = itemgetter("to_ip", "to_port")
+        closed = {to(state.wanted[rule]) for rule in state.missing if " deny " in rule}
+        kept = [rule for rule in state.present if rule in state.wanted and " allow " in rule]
+        moved = [rule for rule in kept if to(state.wanted[rule]) in closed]
         add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
         first = [{**state.wanted[rule], "delete": True} for rule in moved]
         return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in stale])
@@ -205,7 +209,7 @@ def _closing_chains(system: System) -> tuple[str, ...]:
 
 def _table(comments: Sequence[str]) -> str:
     """What replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments))
+    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
         f"table {NFT_TABLE}\ndelete table {NFT_TABLE}\n"
