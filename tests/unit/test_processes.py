@@ -61,19 +61,29 @@ def test_processes_and_listeners_of_macos(monkeypatch):
     monkeypatch.setattr(processes, "output", lambda argv: lines)
     assert processes.of_account("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
     asked = []
-    monkeypatch.setattr(processes, "output", lambda argv: asked.append(argv) or "10\n")
+    monkeypatch.setattr(
+        processes, "output", lambda argv: asked.append(argv[-1]) or ("9\n" if "@" in argv[-1] else "10\n")
+    )
+    assert [processes.is_served("127.0.0.1", 8080, pids) for pids in ([9], [10, 11], [])] == [True, False, False]
+    assert {*asked} == {"-iTCP@127.0.0.1:8080"}
+    monkeypatch.setattr(processes, "output", lambda argv: "" if "@" in argv[-1] else "10\n")
     assert processes.is_served("127.0.0.1", 8080, [10, 11])
-    assert not processes.is_served("127.0.0.1", 8080, [])
-    assert [argv[5] for argv in asked] == ["10,11"]
 
 
-def test_whether_one_of_our_processes_listens():
+def test_whether_one_of_our_processes_listens(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as everywhere:
         for port in (listener.getsockname()[1], everywhere.getsockname()[1]):
             served = [processes.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
             assert served == [True, False, False]
         assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
         assert processes.listening_addresses(port, processes.sockets()) == ["0.0.0.0"]
+        exact, everyone = (
+            processes.Socket(at, 8080, "", "0A", "x" * (at == "0.0.0.0")) for at in ("127.0.0.1", "0.0.0.0")
+        )
+        monkeypatch.setattr(processes, "sockets", lambda: processes.Sockets([exact, everyone], []))
+        monkeypatch.setattr(processes, "_socket_inodes", lambda pids: {1: {"x"}})
+        assert [processes.is_served(at, 8080, [1]) for at in ("127.0.0.1", "127.0.0.2")] == [False, True]
+        monkeypatch.undo()
     assert not processes.is_served("127.0.0.1", port, [os.getpid()])
 
 

@@ -94,7 +94,6 @@ class Socket(NamedTuple):
     port: int
     remote: str
     state: str
-    uid: int
     inode: str
 
 
@@ -125,7 +124,7 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
         if fields[3] in (LISTENING, ESTABLISHED):
             address, port = fields[1].split(":")
             local, other = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local, int(port, 16), other, fields[3], int(fields[7]), fields[9])
+            yield Socket(local, int(port, 16), other, fields[3], fields[9])
 
 
 def sockets() -> Sockets:
@@ -150,15 +149,18 @@ def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
 
 
 def is_served(address: str, port: int, running: Collection[int]) -> bool:
-    """Whether one of the cluster's processes listens at an address of this host.
+    """Whether one of the cluster's processes takes connections to an address of this host: a listener on all addresses does where none is on this one.
 
     :param running: the cluster's processes, as of ``of_account``.
     """
     if sys.platform == "darwin":
-        pids = ",".join(map(str, running))
-        return bool(pids and output(["lsof", "-nP", "-a", "-t", "-p", pids, f"-iTCP:{port}", "-sTCP:LISTEN"]))
-    sockets_there = {entry.inode for entry in sockets().listening(port) if entry.address in (address, *EVERY_ADDRESS)}
-    return any(sockets_there & inodes for inodes in _socket_inodes(running).values())
+        lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
+        pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
+        return not {*pids.split()}.isdisjoint(map(str, running))
+    there = sockets().listening(port)
+    exact = {entry.inode for entry in there if entry.address.removeprefix("::ffff:") == address}
+    taking = exact or {entry.inode for entry in there if entry.address in EVERY_ADDRESS}
+    return any(taking & inodes for inodes in _socket_inodes(running).values())
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:
