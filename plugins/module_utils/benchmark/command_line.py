@@ -43,7 +43,7 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
     :param programs: command line and environment of each.
     """
     lines = [
-        f"cd {shlex.quote(state)} || exit 1; ulimit -f {BLOCKS}; rm -f {FILES}*",
+        f"cd {shlex.quote(state)} || exit 1; ulimit -f {BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
         f'run() {{ n={FILES}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]

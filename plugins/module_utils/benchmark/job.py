@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.command_line import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
@@ -46,6 +48,7 @@ class Job:
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if scope else VOLATILE
         self._return = RETURN.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if systemd else place)
 
@@ -65,6 +68,9 @@ class Job:
             self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
         else:
             _apply(self._serving, stop=[names.SERVER])
+        for old in self._state.glob(f"{FILES}*"):
+            with suppress(OSError):  # whatever the services' account put there
+                old.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)
         _apply(self.measuring, run=[service], restart=[NAME])
 
