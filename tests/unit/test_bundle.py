@@ -6,7 +6,9 @@ import tarfile
 from pathlib import Path
 from unittest import mock
 
+import jinja2
 import pytest
+import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
@@ -166,6 +168,15 @@ def test_a_refused_plan_and_check_mode(found, pair, tmp_path):
 def test_a_host_may_report_anything(found, odd, tmp_path):
     found["reports"]["head"]["report"] = odd
     assert [name for name in bundled(found, tmp_path / "bundle") if name.startswith("head/")] == []
+
+
+def test_a_host_that_did_not_answer_is_not_asked_again():
+    (play,) = (
+        one for one in yaml.safe_load((ROOT / "playbooks/report.yml").read_text()) if one["name"] == "Bug bundle"
+    )
+    asked = jinja2.Environment(undefined=jinja2.ChainableUndefined).compile_expression(play["tasks"][1]["when"])
+    lost = {"unreachable": True}
+    assert [asked(__llama_host_status=lost), asked(__llama_facts=lost), asked()] == [False, False, True]
 
 
 @pytest.mark.programs
