@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 Line = Annotated[str, Text(longest=4096)]
@@ -53,7 +53,7 @@ class ModelFilePlan(NamedTuple):
     """on the head"""
     url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
     """where it is fetched from: `file:` is a file of the controller; null where it is on the head already"""
-    bytes: Optional[int] = None
+    bytes: Optional[Size] = None
     """null where planning did not ask"""
     sha256: Optional[Sha256] = None
     """as its source says; null where it does not"""
@@ -358,7 +358,6 @@ class HostInfoArguments(NamedTuple):
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None
     kept: bool = False
-    measure: bool = False
 
 
 class LockArguments(NamedTuple):

@@ -118,8 +118,6 @@ class HeadMemory(NamedTuple):
     """of tensors"""
     kv_mib: float
     """of the KV cache"""
-    beside_mib: float = 0
-    """of models beside it, and what `llama_server_prompt_cache_mib` gives to conversations"""
 
 
 class ExternalWorkerPlan(NamedTuple):

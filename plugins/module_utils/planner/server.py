@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
     device_load,
     devices,
     prompt_cache,
@@ -133,12 +132,7 @@ def plan_of(serving: Serving, environment: Mapping[str, str], used: Sequence[str
         load_mode=server.load_mode,
         devices=tuple(device.name for device in own),
         backends=tuple(used),
-        cpu=HeadMemory(
-            kept.layers,
-            round(kept.weights / MIB, 2),
-            round(kept.kv / MIB, 2),
-            round(auxiliary_models.in_memory(serving.placed.auxiliary) / MIB, 2) + (server.prompt_cache_mib or 0),
-        ),
+        cpu=HeadMemory(kept.layers, round(kept.weights / MIB, 2), round(kept.kv / MIB, 2)),
         prompt_cache_mib=serving.cache.mib,
         checkpoints_mib=serving.cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
