@@ -179,12 +179,16 @@ def test_one_that_failed_is_stopped_before_it_starts(tmp_path, monkeypatch, name
     assert machine.lines("events") == [f"stop {WORKER}", f"start {WORKER}"]
 
 
-def test_a_restart_has_systemd_read_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
+def test_a_start_has_systemd_read_a_definition_that_was_written_and_not_read(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(WORKER)
     unread = machine.folder / "unread" / WORKER
     unread.touch()
     machine.apply(WORKER, restart=[WORKER])
+    assert not unread.exists()
+    machine.apply(stop=[WORKER])
+    unread.touch()
+    machine.apply(WORKER)
     assert not unread.exists()
 
 

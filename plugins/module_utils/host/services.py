@@ -71,7 +71,7 @@ class Manager:
         raise NotImplementedError
 
     def start(self, services: Collection[str]) -> None:
-        """Starts what is stopped; ``define`` may have started it."""
+        """Has the manager read definitions, also of a run that was killed, and start what is stopped; ``define`` may have started it."""
         raise NotImplementedError
 
     def stop(self, services: Collection[str]) -> None:
@@ -79,7 +79,7 @@ class Manager:
         raise NotImplementedError
 
     def define(self, services: Collection[Service]) -> None:
-        """Writes definitions, has the manager read them, and has it start them at boot where that is planned."""
+        """Writes definitions, and has the manager start them at boot where that is planned."""
         for service in services:
             if not self.is_defined(service):
                 replace_file(self.path(service.name), service.definition, self.record.mode)
@@ -147,6 +147,7 @@ class Systemd(Manager):
         return {name: states.get(shown.get(name, ""), RUNNING) for name in services}
 
     def start(self, services: Collection[str]) -> None:
+        self._systemctl("daemon-reload")
         self._systemctl("start", *self._units(services))
 
     def stop(self, services: Collection[str]) -> None:
@@ -154,7 +155,6 @@ class Systemd(Manager):
 
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
-        self._systemctl("daemon-reload")
         at_boot = self.not_at_boot([service.name for service in services if not service.temporary])
         if at_boot:
             self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
@@ -267,7 +267,6 @@ class Supervisor(Manager):
         return {name: shown.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
-        # An interrupted run may have left a definition that was not read.
         self._control("update")
         self._settle("start", services)
 
