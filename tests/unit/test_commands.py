@@ -16,6 +16,13 @@ def end():
     os._exit(1)
 
 
+class Pickled:
+    """What root would run, if it took a pickle for an answer."""
+
+    def __reduce__(self):
+        return os._exit, (2,)
+
+
 def refuse():
     raise Refusal("the disk does not answer")
 
@@ -25,12 +32,14 @@ def test_root_works_as_another_account():
     user, groups = commands.work_as("nobody", identity)
     assert user != 0
     assert 0 not in groups
-    with pytest.raises(PermissionError):
+    with pytest.raises(Refusal, match="Permission denied"):
         commands.work_as("nobody", Path("/etc/shadow").read_text)
     with pytest.raises(Refusal, match="the account no-such-account is missing"):
         commands.work_as("no-such-account", identity)
     with pytest.raises(Refusal, match="the process that works as nobody has ended"):
         commands.work_as("nobody", end)
+    with pytest.raises(Refusal, match="the process that works as nobody has ended"):
+        commands.work_as("nobody", Pickled)
 
 
 @pytest.mark.parametrize("account", [None, *(["nobody"] if os.geteuid() == 0 else [])])

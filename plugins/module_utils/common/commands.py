@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pwd
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SEARCH = os.pathsep.join(
@@ -35,6 +34,7 @@ SEARCH = os.pathsep.join(
 )
 """Absolute folders alone: an empty entry is the current folder, and modules run as root."""
 COMMAND_SECONDS = 20
+ANSWER_BYTES = 1 << 20
 ROOT = Path("/")
 Ask = Callable[[list], str]
 """Runs a command and returns what it prints, as commands.output does."""
@@ -115,21 +115,36 @@ def output(argv: list[str]) -> str:
         return ""
 
 
-def _become(account: str) -> None:
-    changes = as_account(account)
+def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
     os.setgroups([])
     os.setgid(changes["group"])
     os.setuid(changes["user"])
+    try:
+        said = {"result": work(*arguments)}
+    except (Refusal, OSError) as error:
+        said = {"failed": str(error)}
+    pipe.send_bytes(json.dumps(said).encode())
 
 
 def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``work`` returns, done by another process as an account where this one is root's: so that no path that the account changes leads
-    root elsewhere."""
-    if not as_account(account):
+    """What ``work`` returns, as JSON has it, done by another process as an account where this one is root's: so that no path that the account
+    changes leads root elsewhere."""
+    changes = as_account(account)
+    if not changes:
         return work(*arguments)
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, initializer=partial(_become, str(account))) as pool:
-        try:
-            return pool.submit(work, *arguments).result()
-        except BrokenProcessPool as error:
-            raise Refusal(f"the process that works as {account} has ended: {error}") from error
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(there, changes, work, arguments))
+    process.start()
+    there.close()
+    try:
+        said = reading.parse(here.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
+    except (EOFError, OSError, ValueError) as error:
+        raise Refusal(
+            f"the process that works as {account} has ended without a result: run the playbook again"
+        ) from error
+    finally:
+        process.join()
+    if "failed" in said:
+        raise Refusal(str(said["failed"]))
+    return said.get("result")
