@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible import context
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -29,6 +30,8 @@ CONNECTION = (
     *("ansible_become", "ansible_become_user", "ansible_become_method"),
 )
 """What the inventory gets of how Ansible reaches a host: no secret."""
+COMMAND_LINE = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
+"""Of these, what the command line of ansible-playbook may say in their place."""
 DECIDED = ("llama_links", "llama_worker_endpoints", "llama_model_")
 """How variables begin that are not taken over."""
 
@@ -100,7 +103,11 @@ class ActionModule(Action):
 def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the operator gave for a host that the inventory takes over."""
     names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
-    return inventory.plain({name: variables[name] for name in names if variables.get(name) is not None})
+    given = {name: variables.get(name) for name in names}
+    given["ansible_port"] = given["ansible_port"] or variables.get("ansible_ssh_port")  # add_host calls it so
+    for name, option in COMMAND_LINE.items() if given["ansible_connection"] != "local" else ():
+        given[name] = given[name] or context.CLIARGS.get(option)
+    return inventory.plain({name: value for name, value in given.items() if value is not None})
 
 
 def _discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:

@@ -209,7 +209,7 @@ def test_neither_a_size_nor_a_hardware_address_that_a_host_makes_up_moves_anothe
     assert not plan["hosts"]["b"]["links"], "it is reached as before"
 
 
-def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
+def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, monkeypatch):
     found = network("10.0.0.1", "b", "localhost", "d")
     found["10.0.0.1"]["discovered"]["hostname"], found["localhost"]["discovered"]["hostname"] = "strix0.lan", "desk"
     facts = {name: {"facts": FACTS} for name in found}
@@ -218,13 +218,22 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path):
         "localhost": {"ansible_connection": "local", "llama_worker_endpoints": [{"port": 1}]},
         "10.0.0.1": {"ansible_user": "root", "ansible_password": "x", "ansible_port": 2222},
     }
+    hosts["b"] = {"ansible_host": "10.0.0.2", "ansible_ssh_port": 2200}
+    given = {"remote_user": "me", "private_key_file": "/k"}
+    monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
-    reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root"}
+    key = {"ansible_ssh_private_key_file": "/k"}
+    reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}
     assert written["llama_head"]["hosts"]["strix0"] == reached
     assert written["llama_workers"]["hosts"]["desk"] == {"ansible_host": "10.0.0.3", "ansible_connection": "local"}
-    assert written["llama_workers"]["hosts"]["b"] == {"ansible_host": "10.0.0.2"}
+    assert written["llama_workers"]["hosts"]["b"] == {
+        **reached,
+        "ansible_host": "10.0.0.2",
+        "ansible_port": 2200,
+        "ansible_user": "me",
+    }
     assert "d is left out: No\\nroute {{ to }} host" in done.text
 
 
