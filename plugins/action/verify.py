@@ -20,6 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     typed_json,
     validation,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -165,18 +166,16 @@ class ActionModule(Action):
 
 
 def _probe(host: str, endpoint: str) -> str | None:
-    """The controller's own address where it could connect, and sent nothing; None where the connection is refused or dropped.
+    """The controller's own address where it could connect, and sent nothing; None where the port is closed, and NOT_REACHED where
+    nothing shows that the host is reached.
 
     :param host: as the controller reaches it; at another address a refusal would prove nothing.
     """
-    address, port = endpoint.rsplit(":", 1)
+    address = endpoint.rsplit(":", 1)[0]
     try:
         if address not in [entry[4][0] for entry in socket.getaddrinfo(host, None, socket.AF_INET)]:
             return NOT_REACHED
     except (OSError, UnicodeError):
         return NOT_REACHED
-    try:
-        with socket.create_connection((address, int(port)), PROBE_SECONDS) as connection:
-            return connection.getsockname()[0]
-    except OSError:
-        return None
+    found = port_probes.probe([endpoint], [names.EVERY_ADDRESS], PROBE_SECONDS)
+    return (found[0].source if found[0].open else None) if found else NOT_REACHED

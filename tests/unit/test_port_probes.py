@@ -4,6 +4,7 @@ import contextlib
 import socket
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.action import verify
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 
 
@@ -30,9 +31,12 @@ def test_a_port_that_is_open_and_one_that_refuses():
 
 
 @pytest.mark.programs
-def test_a_port_that_does_not_answer_is_closed():
-    with listener(full=True) as endpoint:
-        assert probed(endpoint) == ((endpoint, "127.0.0.1", False),)
+def test_a_port_that_does_not_answer_is_closed_where_another_one_of_the_host_does(monkeypatch):
+    with listener(full=True) as endpoint, listener() as other, listener(full=True) as silent:
+        for port, found in ((other, ((endpoint, "127.0.0.1", False),)), (silent, ())):
+            monkeypatch.setattr(port_probes, "OTHER_PORT", int(port.rsplit(":", 1)[1]))
+            assert probed(endpoint) == found
+        assert verify._probe("127.0.0.1", endpoint) == verify.NOT_REACHED
 
 
 def test_a_port_of_the_host_itself_is_probed_from_another_address():

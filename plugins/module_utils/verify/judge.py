@@ -272,7 +272,7 @@ def _judge_port(
         if not attempt.connected:
             origin = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.by} reaches the host{origin}, but not this port"
-    return None, "neither another host nor the controller could try to connect to this address"
+    return None, "neither another host nor the controller could try: none was seen to reach this address"
 
 
 def _accepts_open(plan: Plan, host: str) -> bool:

@@ -16,24 +16,33 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 
 SECONDS = 0.3
 """How long all together may take to answer. The answer of a port that is open comes at once."""
+OTHER_PORT = 22
+"""Of the same address: where it answers or refuses, the host is reached, and silence of the port itself says that it is closed."""
 
 
-def probe(endpoints: Iterable[str], addresses: Collection[str]) -> tuple[PortProbe, ...]:
-    """Tries all at the same time. The host's own endpoints are tried from another address of the host, if it has one; there, a port that refuses says
-    nothing, since the program may not run.
+def probe(endpoints: Iterable[str], addresses: Collection[str], seconds: float = SECONDS) -> tuple[PortProbe, ...]:
+    """Tries all at the same time; of an address that nothing shows to be reached it says nothing. The host's own endpoints are tried from another address
+    of the host, if it has one; there, a port that refuses says nothing, since the program may not run.
 
     :param addresses: of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
     """
+    asked = {*endpoints} if addresses else set()
+    others = {f"{_address(endpoint)}:{OTHER_PORT}" for endpoint in asked}
     with ExitStack() as stack:
-        begun = list(_begun(endpoints, addresses, stack) if addresses else ())
-        deadline = time.monotonic() + SECONDS
+        begun = list(_begun(sorted(asked | others), addresses, stack))
+        deadline = time.monotonic() + seconds
         found = [(endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in begun]
-    own = {endpoint for endpoint, _connection in begun if endpoint.rsplit(":", 1)[0] in addresses}
+    reached = {_address(endpoint) for endpoint, _source, status in found if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
         for endpoint, source, status in found
-        if status != errno.ECONNREFUSED or endpoint not in own
+        if endpoint in asked
+        and (status != errno.ECONNREFUSED if _address(endpoint) in addresses else _address(endpoint) in reached)
     )
+
+
+def _address(endpoint: str) -> str:
+    return endpoint.rsplit(":", 1)[0]
 
 
 def _begun(
