@@ -254,7 +254,11 @@ def builds(
 def _builder(alike: Sequence[Host]) -> str:
     """The host that ``llama_build_host`` names, or the head, or the first of the inventory, of those that share a build."""
     names = [host.name for host in alike]
-    wanted = [host.build_host for host in alike if host.build_host in names]
+    wanted = sorted({str(host.build_host) for host in alike if host.build_host in names})
+    if len(wanted) > 1:
+        raise Refusal(
+            f"llama_build_host is {' and '.join(wanted)} of hosts that share a build ({', '.join(names)}): name one host, or set llama_build_share to false"
+        )
     return str([*wanted, *(host.name for host in alike if host.is_head), *names][0])
 
 
@@ -325,6 +329,12 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
 
 def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
     """Options for the build of a host, the operator's over ours."""
+    needed = backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ()
+    for option in needed:
+        if not backends.is_on(host.cmake_options.get(option, "ON")):
+            raise Refusal(
+                f"llama_build_cmake_options of {host.name} turns {option} off, and llama_server_tls_certificate_file needs it: remove one of them"
+            )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     return {
