@@ -288,6 +288,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
         )
 
 
+WITH_TLS = f"{HELP_OF_SERVER}--ssl-cert-file FNAME   x\n"
 CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
 
 
@@ -305,6 +306,8 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
         ("llama-server --rpc x", {"children": [CHILD]}, "does not know --no-such-option"),
         ("llama-server --draft 4", {}, "does not know --draft, which"),
         ("llama-server --fit off", {}, "--fit, which the plan sets"),
+        ("llama-server --ssl-cert-file x", {"help": WITH_TLS}, ""),
+        ("llama-server --ssl-cert-file x", {"help": f"{WITH_TLS}built without SSL support"}, "was built without TLS"),
         (
             "ggml-rpc-server -c",
             {},

@@ -12,6 +12,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
+WITHOUT_TLS = b"built without SSL support"
+"""What llama-server, or its library beside it, has to say where it cannot do TLS. Its help does not tell."""
+
 
 def check(
     programs: Path,
@@ -20,7 +23,7 @@ def check(
     release: ReleasePlan,
     host: str,
 ) -> list[str]:
-    """A sentence for each planned option that a program does not know.
+    """A sentence for each planned option that a program does not know, or cannot do.
 
     :param programs: folder of the installed programs.
     :param listed: program → the options of its help. One that lists nothing is not compared with.
@@ -37,6 +40,13 @@ def check(
             option = options.owned(program, word)
             if option or fork in options.LISTS_ALL:
                 sentences.append(f"{name} of {programs.parent.name} on {host} does not know {word}, {_remedy(option)}")
+        if "--ssl-cert-file" in argv and any(
+            WITHOUT_TLS in path.read_bytes() for path in programs.glob("*llama-server*")
+        ):
+            sentences.append(
+                f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
+                f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
+            )
     return list(dict.fromkeys(sentences))
 
 
