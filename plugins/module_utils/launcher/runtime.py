@@ -53,7 +53,8 @@ ENDS = "ends.json"
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
 """So long the handshake of a worker that nobody uses is believed."""
-ASK_AGAIN_SECONDS = 0.25
+ASK_AGAIN_SECONDS, OFTEN_SECONDS = 0.25, 10.0
+"""So often a worker is asked at first; stunnel logs each time that it is away."""
 RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
 """So long a worker has to answer before the head returns to it from a fallback."""
@@ -170,7 +171,8 @@ class Start:
                     away = []
             if not away:
                 return Chosen(self.argv, settings.endpoints, answers)
-            time.sleep(min(settings.pause, ASK_AGAIN_SECONDS))
+            often = time.monotonic() - began < OFTEN_SECONDS
+            time.sleep(min(settings.pause, ASK_AGAIN_SECONDS) if often else settings.pause)
 
     def _greet(self, endpoint: str, before: str) -> rpc.Handshake:
         """Asks a worker; says what keeps the head from it, where that has changed."""
