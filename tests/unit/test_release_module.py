@@ -308,6 +308,8 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
         ("llama-server --fit off", {}, "--fit, which the plan sets"),
         ("llama-server --ssl-cert-file x", {"help": WITH_TLS}, ""),
         ("llama-server --ssl-cert-file x", {"help": f"{WITH_TLS}built without SSL support"}, "was built without TLS"),
+        ("llama-server --ssl-cert-file x", {"help": WITH_TLS, "fork": "ik_llama.cpp"}, "was built without TLS"),
+        ("llama-server --ssl-cert-file x", {"help": f"{WITH_TLS}Running with SSL", "fork": "ik_llama.cpp"}, ""),
         (
             "ggml-rpc-server -c",
             {},

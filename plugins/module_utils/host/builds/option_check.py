@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-WITHOUT_TLS = b"built without SSL support"
-"""What llama-server, or its library beside it, has to say where it cannot do TLS. Its help does not tell."""
+WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
+"""What llama-server has to say where it can do TLS, and where it cannot. Its help does not tell."""
 
 
 def check(
@@ -40,14 +41,18 @@ def check(
             option = options.owned(program, word)
             if option or fork in options.LISTS_ALL:
                 sentences.append(f"{name} of {programs.parent.name} on {host} does not know {word}, {_remedy(option)}")
-        if "--ssl-cert-file" in argv and any(
-            WITHOUT_TLS in path.read_bytes() for path in programs.glob("*llama-server*")
-        ):
+        if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
             sentences.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
                 f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
             )
     return list(dict.fromkeys(sentences))
+
+
+def _lacks_tls(programs: Path, fork: str) -> bool:
+    """Whether llama-server, with its library beside it, cannot do TLS. That of ik_llama.cpp would serve without it then, and not say so."""
+    content = b"".join(path.read_bytes() for path in programs.glob("*server*"))
+    return WITH_TLS not in content if fork == IK_LLAMA else WITHOUT_TLS in content
 
 
 def _remedy(option: options.Option | None) -> str:
