@@ -50,9 +50,10 @@ class ServingRecord(NamedTuple):
 def read(folder: Path) -> Optional[ServingRecord]:
     """:param folder: where the launcher writes; None is returned where it holds no such file."""
     try:
-        return typed_json.parse(ServingRecord, reading.read_object(folder / FILE, FILE_BYTES))
+        record = typed_json.parse(ServingRecord, reading.read_object(folder / FILE, FILE_BYTES))
     except (OSError, ValueError):
         return None
+    return None if record.load and min((record.load.read or 0, *record.load.sent.values())) < 0 else record
 
 
 def of_launcher(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
