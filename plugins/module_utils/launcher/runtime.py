@@ -34,8 +34,7 @@ if not __package__:  # as installed on a host, where all modules lie in one fold
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-# Only now can these be found there, so they do not stand at the top.
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402  # only now can these be found there
     exporter,
     journal,
     page,
@@ -46,7 +45,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     tunnel,
     worker,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc  # noqa: E402
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc  # noqa: E402  # the same
 
 HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
