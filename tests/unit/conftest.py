@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import jsonschema_rs
@@ -249,12 +250,15 @@ def certify(tmp_path):
 
 @pytest.fixture
 def popen():
-    """Starts processes that end with the test."""
+    """Starts processes that end with the test, and waits until each has a command line: Popen returns a little earlier."""
     started = []
 
     def start(argv, **options):
-        started.append(subprocess.Popen(argv, **options))
-        return started[-1]
+        process = subprocess.Popen(argv, **options)
+        started.append(process)
+        while process.poll() is None and not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        return process
 
     yield start
     for process in started:

@@ -428,16 +428,14 @@ def test_what_is_kept_with_a_plan_counts_for_its_own_backend(planned, releases, 
     assert unneeded() == [identity("b3", "hip")]
 
 
-def test_a_release_that_runs_is_kept(planned, releases):
+def test_a_release_that_runs_is_kept(planned, releases, popen):
     unneeded = releases("second", "third")
     inside = planned.prefix / "releases" / "third" / "bin" / "listener"
     shutil.copy(shutil.which("sleep"), inside)
-    running = subprocess.Popen([inside, "60"])
-    try:
-        assert unneeded() == ["second"]
-    finally:
-        running.kill()
-        running.wait()
+    running = popen([inside, "60"])
+    assert unneeded() == ["second"]
+    running.kill()
+    running.wait()
     assert unneeded() == ["third"]
 
 

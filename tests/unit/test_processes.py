@@ -13,19 +13,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take an
 
 
 @pytest.fixture
-def run(popen):
-    """Starts programs that end with the test, and waits until each has a command line: Popen returns a little earlier."""
-
-    def start(argv, **options):
-        process = popen(argv, **options)
-        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
-            time.sleep(0.01)
-        return process
-
-    return start
-
-
-@pytest.fixture
 def script(tmp_path):
     """A script of an installation in a folder that every account may read."""
     path = tmp_path / "bin" / "script"
@@ -36,18 +23,18 @@ def script(tmp_path):
 
 
 @needs_root
-def test_a_process_of_another_account_is_left_out(tmp_path, script, run):
-    process = run([sys.executable, str(script)])
+def test_a_process_of_another_account_is_left_out(tmp_path, script, popen):
+    process = popen([sys.executable, str(script)])
     assert list(processes.of_account(str(tmp_path), "root")) == [process.pid]
     assert processes.of_account(str(tmp_path), "nobody") == {}
     assert processes.of_account(str(tmp_path), "no-such") == {}
 
 
 @needs_root
-def test_only_the_account_of_a_foreign_process_is_read(run, monkeypatch):
+def test_only_the_account_of_a_foreign_process_is_read(popen, monkeypatch):
     """Its command line may be on a file system of its own, which never answers."""
     read, paths = Path.read_bytes, []
-    foreign = run(["sleep", "50"], user="nobody")
+    foreign = popen(["sleep", "50"], user="nobody")
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(str(path)) or read(path))
     processes.of_account("/p", "root")
     assert f"/proc/{os.getpid()}/cmdline" in paths
@@ -95,6 +82,6 @@ def test_clients_of_a_port():
             assert processes.clients(port, processes.sockets()) == ["127.0.0.1"]
 
 
-def test_when_a_process_started(run):
-    assert abs(processes.started_at(run(["sleep", "50"]).pid) - time.time()) < 60
+def test_when_a_process_started(popen):
+    assert abs(processes.started_at(popen(["sleep", "50"]).pid) - time.time()) < 60
     assert processes.started_at(None) is None
