@@ -110,7 +110,9 @@ def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path, m
             path.write_bytes(content)
         assert call(path=str(path), known_answer=size)["changed"]
         assert header_summary.summarize(gguf.read_path(str(path)))["layers"] == 2
+    before = path.stat()
     assert not call(path=str(path), known_answer=size)["changed"]
+    assert path.stat() == before, "what is there is not written anew"
     assert [file.name for file in path.parent.iterdir()] == ["m.gguf"]
     said = call(path=str(path), known_answer={**size, "width": 65})["msg"]
     assert "cannot be made: its width is 65: use a multiple of 64" in said
