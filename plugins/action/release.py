@@ -13,7 +13,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, builder, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
     PackedRelease,
     Patch,
@@ -128,8 +128,16 @@ class ActionModule(Action):
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
-    """What a host needs of a release, in the controller's cache; nothing of a distribution's package."""
-    release, archives = arguments.release, arguments.build.archives
+    """What a host needs of a release, in the controller's cache; nothing of a distribution's package.
+
+    :raises Refusal: no build could use it.
+    """
+    release, build = arguments.release, arguments.build
     if release.source == "package":
         return []
-    return sources.fetch(release, archives or ())
+    fetched = sources.fetch(release, build.archives or ())
+    if release.source in release_request.COMPILED:
+        archives.check_tree(fetched[0].path, release.member or "")
+    else:
+        archives.folder_of_programs(fetched[0].path, build.targets)
+    return fetched

@@ -1,5 +1,6 @@
 """Upstream's archives of compiled programs: which of them a host installs, and how the controller fetches them from a server like GitHub's."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -244,12 +245,13 @@ def test_what_auto_compiles_is_the_default():
 # --------------------------------------------------------------------------------------------------------------------- fetching
 
 
-def packed(text, folder=f"llama-b{BUILD}"):
+def packed(text, *names):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=0) as archive:
-        member = tarfile.TarInfo(f"{folder}/llama-server")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
+        for name in names or [f"llama-b{BUILD}/{target}" for target in BUILD_PLAN.targets]:
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
     return stream.getvalue()
 
 
@@ -288,6 +290,40 @@ def test_all_archives_that_hosts_lack_are_fetched_before_any_host_changes(releas
     build = typed_json.dump(BUILD_PLAN._replace(archives=(NAME,)))
     given = {"state": "fetched", "release": typed_json.dump(release), "build": build, "prefix": "/p", "cache": "/c"}
     assert [actions.run(action, **given)["changed"] for _run in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "source, member, names, said",
+    [
+        ("archive", "", ["llama/CMakeLists.txt"], None),
+        (
+            "archive",
+            "",
+            ["x/llama/CMakeLists.txt"],
+            "no CMakeLists.txt in its first folder, .*: give one that is packed",
+        ),
+        ("archive", "", ["./llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
+        ("archive", "", ["CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
+        ("archive", "p/vendor/llama.cpp", ["p/vendor/llama.cpp/CMakeLists.txt"], None),
+        (
+            "archive",
+            "p/vendor/llama.cpp",
+            ["p/CMakeLists.txt"],
+            "no CMakeLists.txt in p/vendor/llama.cpp, where a build",
+        ),
+        ("binary", None, ["x/bin/llama-server", "x/bin/ggml-rpc-server"], None),
+        ("binary", None, ["x/bin/llama-server", "x/ggml-rpc-server"], "no ggml-rpc-server beside its llama-server"),
+    ],
+)
+def test_an_archive_that_no_build_can_use_is_refused_before_any_host_changes(
+    tmp_path, cache, source, member, names, said
+):
+    content, path = packed(b"x", *names), tmp_path / "a.tar.gz"
+    path.write_bytes(content)
+    release = planned_source(source, "b1", path=str(path), checksum=f"sha256:{digest(content)}", member=member)
+    given = {"release": typed_json.dump(release), "build": typed_json.dump(BUILD_PLAN), "prefix": "/p", "cache": "/c"}
+    with pytest.raises(AnsibleError, match=said) if said else contextlib.nullcontext():
+        actions.run(action, state="fetched", **given)
 
 
 def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts_it(release, server, cache):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Takes programs out of tar archives like those of upstream's releases.
+"""Looks into archives of llama.cpp, and takes programs out of those like upstream's releases.
 
 The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
 folder, and links only between these.
@@ -76,7 +76,7 @@ def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence
     :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
-        folder = _folder_of_programs(path, programs)
+        folder = folder_of_programs(path, programs)
         links = take(
             path,
             lambda member: (
@@ -100,8 +100,25 @@ def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence
             link.symlink_to(name)
 
 
-def _folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
-    """The folder of llama-server in an archive, which has all programs."""
+def check_tree(path: Path, folder: str) -> None:
+    """:param folder: where a build finds the sources; empty means the archive's first folder.
+    :raises Refusal: they are not there.
+    """
+    for member in members(path):
+        found, _slash, name = member.name.rpartition("/")
+        if name == "CMakeLists.txt" and (found == folder if folder else found and "/" not in found):
+            return
+    raise Refusal(
+        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where a build looks for llama.cpp's sources: give one "
+        "that is packed so, as GitHub's are, or take compiled programs with source: binary"
+    )
+
+
+def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
+    """The folder of llama-server in an archive, which has all programs.
+
+    :raises Refusal: it has none.
+    """
     found = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
     folder = next((member.parent for member in found if member.name == SERVER), None)
     names = {member.name for member in found if member.parent == folder}

@@ -156,15 +156,13 @@ class Builder(Installer):
         self.unpacked.write_text(wanted)
 
     def _unpack(self) -> None:
-        archive, folder = Path(self.source.archive), self.member or "its first folder"
+        archive = Path(self.source.archive)
         check_sha256(archive, self.source.sha256)
         depth = len(Path(self.member).parts) if self.member else 1
         self._run("clean", ["rm", "-rf", "source", "build"])
         self._run("clean", ["mkdir", "source"])
         argv = ["tar", "-xmf", str(archive), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
-        if not (self.work / "source" / "CMakeLists.txt").exists():
-            raise Refusal(f"{archive} has no llama.cpp tree: CMakeLists.txt is missing in {folder}")
 
     def _patch(self, patch: Patch) -> None:
         check_sha256(Path(patch.path), patch.sha256)
