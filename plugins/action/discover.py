@@ -88,11 +88,9 @@ class ActionModule(Action):
             said = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
             raise Refusal(f"no host could be asked, so there is no inventory ({said})")
         groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
-        _cluster, settled = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
+        _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         asked = [
-            discovery.Machine(
-                name, given, facts_of(settled[name]["facts"]), _discovered(name, arguments.found.get(name))
-            )
+            discovery.Machine(name, given, facts_of(hosts[name]["facts"]), _discovered(name, arguments.found.get(name)))
             for name, given in variables.items()
         ]
         machines = discovery.named(asked, [*variables, *lost])

@@ -47,7 +47,7 @@ drift:
   description: State of each planned service, and the services that are installed but not planned.
   returned: when O(plan) is given
   type: dict
-  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "stale": []}
+  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept:
   description: What M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the plan, how the host differs from
     it, and what its services miss.

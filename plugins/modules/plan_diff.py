@@ -63,7 +63,7 @@ RETURN = r"""
 kinds:
   description:
     - Host that answered, and the kinds of what differs there (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
-      V(firewall), V(link), V(tuning), V(service), V(stale), V(unneeded), V(record), V(model), V(key)).
+      V(firewall), V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
   returned: success
   type: dict
 restarts:

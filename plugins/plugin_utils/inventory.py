@@ -206,7 +206,7 @@ def hosts(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
     _refuse_who_left(kept, {*members, *retired}, retired_group)
-    return cluster, cluster_inputs.settle(cluster, members)
+    return cluster, cluster_inputs.checked_hosts(cluster, members)
 
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:

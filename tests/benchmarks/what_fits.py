@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 from conftest import CATALOGUE
 from test_systems import variables_of
 
-made, compare = [], planner.compare
-planner.compare = lambda *given, **more: made.append(1) or compare(*given, **more)
+made, make_candidate = [], planner.make_candidate
+planner.make_candidate = lambda *given, **more: made.append(1) or make_candidate(*given, **more)
 
 for name in ("strix_halo_quad", "cuda_triple", "mac_loopback"):
     read = cluster_inputs.read(*inventory.hosts(variables_of(name, {})), what_fits.ANY_MODEL)

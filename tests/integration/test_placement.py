@@ -10,8 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
@@ -84,7 +83,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     load = device_load.Load(model, server_settings.settings_of(server, model), BUILD, overrides)
     placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(release_request.request_of(inventory.specification()["llama_release"]["default"]), {})
-    serving = heads.Serving(
+    serving = llama_server.Serving(
         server=server,
         host=Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})}),
         release=release,
@@ -98,7 +97,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         metrics=None,
         page=None,
     )
-    return placed, heads.argv_of(serving)[1:]
+    return placed, llama_server.argv_of(serving)[1:]
 
 
 def worker_at(endpoint):

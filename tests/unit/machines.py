@@ -106,7 +106,7 @@ class Machine:
     def ask(self, argv: list[str]) -> str:
         return self.prints.get(" ".join(argv), "")
 
-    def settle(self, monkeypatch) -> "Machine":
+    def stand_in(self, monkeypatch) -> "Machine":
         """Has Python tell of this machine what it tells of its own."""
         monkeypatch.setattr("platform.system", lambda: self.told["system"])
         monkeypatch.setattr("platform.machine", lambda: self.told["machine"])

@@ -135,6 +135,6 @@ def test_the_devices_of_every_backend_are_found(tmp_path, monkeypatch):
     found = set()
     for name in NAMES:
         with monkeypatch.context() as patched:
-            machine = Machine(name, tmp_path / name).settle(patched)
+            machine = Machine(name, tmp_path / name).stand_in(patched)
             found |= {device["backend"] for device in machine.accelerators()}
     assert found == {record.name for record in BESIDE}

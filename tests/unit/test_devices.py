@@ -183,7 +183,7 @@ def test_releases_are_alike_by_build_commit_and_patches(one, other, same):
     ],
 )
 def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
-    machine = Machine(name, tmp_path).settle(monkeypatch)
+    machine = Machine(name, tmp_path).stand_in(monkeypatch)
     facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
     assert same_device.canonical_device_names(facts) == expected
     assert len(same_device.devices(facts)) == len(set(expected.values()))

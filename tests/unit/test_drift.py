@@ -163,7 +163,7 @@ STOPPED = (
 def test_only_what_does_not_run_differs(planned):
     found = planned.drift()
     assert found.differences == STOPPED
-    assert not [*found.stale, *found.missing_builds, *found.changed_files, *found.redefined]
+    assert not [*found.unplanned, *found.missing_builds, *found.changed_files, *found.redefined]
     assert typed_json.parse(Drift, typed_json.dump(found)) == found
 
 
@@ -267,7 +267,7 @@ SPOILED = [
     ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=True)),
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuned=True)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
-    ("stale", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
+    ("unplanned", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p, 0o644)),
     ("record", "plan 0123456789abcdef is not the last one", lambda p, m: p.change(id="0123456789abcdef")),

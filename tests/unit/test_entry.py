@@ -82,7 +82,7 @@ def test_names_of_hosts(pair):
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
-        cluster_inputs.settle("a\x1bb", local.hosts)
+        cluster_inputs.checked_hosts("a\x1bb", local.hosts)
     assert refused("a\x1bb", raised.value).cluster == r"a\x1bb"
 
 

@@ -85,15 +85,15 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_devices(name, tmp_path, monkeypatch):
-    assert Machine(name, tmp_path).settle(monkeypatch).accelerators() == EXPECTED[name]
+    assert Machine(name, tmp_path).stand_in(monkeypatch).accelerators() == EXPECTED[name]
 
 
 def test_a_mac_lends_what_its_system_allows_and_one_of_before_has_no_device(tmp_path, monkeypatch):
     machine = Machine("constructed/m4_max", tmp_path)
     machine.prints["sysctl -n iogpu.wired_limit_mb"] = "122880\n"
-    assert [found["memory_mib"] for found in machine.settle(monkeypatch).accelerators()] == [122880]
+    assert [found["memory_mib"] for found in machine.stand_in(monkeypatch).accelerators()] == [122880]
     machine.told["machine"] = "x86_64"
-    assert machine.settle(monkeypatch).accelerators() == []
+    assert machine.stand_in(monkeypatch).accelerators() == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_part_of_a_device_has_the_memory_of_its_banks(tmp_path):
     ],
 )
 def test_processors(name, model, tmp_path, monkeypatch):
-    machine = Machine(name, tmp_path).settle(monkeypatch)
+    machine = Machine(name, tmp_path).stand_in(monkeypatch)
     found = hardware.cpu(tmp_path, machine.ask)
     assert found["model"] == model
     assert len(found["features_id"]) == 12
@@ -218,7 +218,7 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
 
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
-    machine = Machine(name, tmp_path).settle(monkeypatch)
+    machine = Machine(name, tmp_path).stand_in(monkeypatch)
     monkeypatch.setattr(amx, "work", lambda: pytest.fail("tried"))
     assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
 

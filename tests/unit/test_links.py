@@ -143,7 +143,7 @@ MANAGERS = ["networkd", "NetworkManager"]
 def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(commands, "find", lambda program: None)
-    monkeypatch.setattr(configuration, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(configuration, "CONFIGURE_SECONDS", 0.1)
     monkeypatch.setattr(configuration, "POLL_SECONDS", 0.001)
     return Machine(tmp_path)
 

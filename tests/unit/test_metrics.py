@@ -169,12 +169,12 @@ def test_one_that_may_sleep_is_asked_only_where_something_has_moved(exported):
         found = exported.found()
         return one(found, "prompt_tokens_total") if "prompt_tokens_total" in found else 0
 
-    def settled():
+    def steady():
         before = counted()
         time.sleep(1)
         return counted() == before and before
 
-    asked = until(settled)
+    asked = until(steady)
     client = exported.cluster.client(b"GET")
     exported.when("client_connections", 1)
     time.sleep(1)

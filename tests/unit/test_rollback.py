@@ -129,7 +129,7 @@ def test_what_a_broken_upgrade_left_is_restarted_or_removed(kept):
     answers = kept(next=2, now=1)
     drift = answers["worker1"]["now"]["drift"]
     drift["services"]["llamacpp-worker-cpu"]["state"] = "different"
-    drift["stale"] = ["llamacpp-worker-new"]
+    drift["unplanned"] = ["llamacpp-worker-new"]
     answers["worker2"]["now"]["drift"]["redefined"] = ["llamacpp-worker-cpu"]
     answers["worker2"]["now"]["drift"]["defined"] += ["llamacpp-server"]
     hosts = steps(answers)["hosts"]

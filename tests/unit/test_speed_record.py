@@ -146,7 +146,7 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     monkeypatch.setattr(
         plan_action.inventory,
         "hosts",
-        lambda *_arguments: ("llama_cluster", cluster_inputs.settle("llama_cluster", cluster.hosts)),
+        lambda *_arguments: ("llama_cluster", cluster_inputs.checked_hosts("llama_cluster", cluster.hosts)),
     )
     monkeypatch.setattr(plan_action.inventory, "of_play", lambda _vars: set())
     monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)

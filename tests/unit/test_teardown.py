@@ -41,7 +41,7 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
     planned = hosts["here"]
     assert [planned[key] for key in ("services", "builds", "links", "firewall")] == [[], [], [], []]
     assert planned["tuning"] == {"parameters": {}, "reboot": False}
-    assert planned["stale"] == FACTS["defined"]
+    assert planned["unplanned"] == FACTS["defined"]
     assert planned["accounts"] == ["llamacpp", "llamacpp-build"]
     assert planned["build_account"] == names.BUILD_ACCOUNT
     assert planned["firewall_manager"] == "nftables"

@@ -20,7 +20,7 @@ from support.clusters import accelerator
 def facts_of(machine):
     """What is found on a machine of fixtures/hardware."""
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
-        return Machine(machine, Path(root)).settle(patch).facts()
+        return Machine(machine, Path(root)).stand_in(patch).facts()
 
 
 def planned(machine, change=None, **variables):
@@ -42,7 +42,7 @@ def build_of(plan):
 
 
 def found(name, tmp_path, monkeypatch):
-    machine = Machine(name, tmp_path).settle(monkeypatch)
+    machine = Machine(name, tmp_path).stand_in(monkeypatch)
     return toolchains.find(tmp_path, machine.ask)
 
 
@@ -343,7 +343,7 @@ def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
 
 
 def test_a_declared_toolchain_stands_for_all(tmp_path, monkeypatch):
-    facts = Machine("constructed/strix_halo", tmp_path).settle(monkeypatch).facts()
+    facts = Machine("constructed/strix_halo", tmp_path).stand_in(monkeypatch).facts()
     known = entry.merge_hardware("here", facts, {"toolchain": {**facts["toolchain"], "hipconfig": "7.3"}})
     build = build_of(plan_of(known))
     assert build["environment"] == {}
@@ -385,7 +385,7 @@ def test_vulkan_serves_where_oneapi_is_not_whole():
     ],
 )
 def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkeypatch, installed, chosen):
-    machine = Machine("constructed/arc_a770", tmp_path).settle(monkeypatch)
+    machine = Machine("constructed/arc_a770", tmp_path).stand_in(monkeypatch)
     shutil.rmtree(tmp_path / "opt/intel/oneapi/mkl")
     for version in installed:
         header = tmp_path / f"opt/intel/oneapi/mkl/{version}/include/oneapi/mkl.hpp"

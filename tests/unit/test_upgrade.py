@@ -32,7 +32,7 @@ def drift_between(old, new):
             drift["services"][service["name"]]["state"] = "running" if same else "different" if own else "stopped"
             if before.get(name, {}).get(service["name"]) != after[name][service["name"]]:
                 drift["redefined"].append(service["name"])
-        drift["stale"] = sorted(set(was) - set(after[name]))
+        drift["unplanned"] = sorted(set(was) - set(after[name]))
         drift["running_releases"] = sorted({build["id"] for build in former["builds"]})
     return found
 

@@ -112,7 +112,7 @@ STRANGER = f"{FIRST} has a connection from 192.0.2.99, which is not the head"
 OLD = "llamacpp-worker-old runs, but is not planned"
 WRONG_REPORTS = [
     ("release", "llamacpp-server is stopped", SERVER, {"state": "stopped"}, {}),
-    ("release", OLD, SERVER, {}, {"stale": ("llamacpp-worker-old",)}),
+    ("release", OLD, SERVER, {}, {"unplanned": ("llamacpp-worker-old",)}),
     ("release", STRANGER, FIRST, {"clients": ("127.0.0.1", "192.0.2.99")}, {}),
     ("closed", "0.0.0.0", FIRST, {"addresses": ("0.0.0.0",)}, {}),
 ]

@@ -22,8 +22,8 @@ NEW = {"llama_release": {**TREE, "build": 11063}}
 
 
 def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8192, speed=10.0, offers=()):
-    settled = cluster_inputs.settle("llama_cluster", hosts)
-    cluster = cluster_inputs.read("llama_cluster", settled, what_fits.ANY_MODEL)
+    checked = cluster_inputs.checked_hosts("llama_cluster", hosts)
+    cluster = cluster_inputs.read("llama_cluster", checked, what_fits.ANY_MODEL)
     chosen = [OFFERS[name] for name in names] + list(offers)
     return what_fits.rows(cluster, chosen, CATALOGUE, what_fits.Question(context, speed))
 
@@ -139,8 +139,10 @@ def test_a_model_without_a_header_is_refused_by_its_place(given, what):
 
 
 def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
-    made, compare = [], planner.compare
-    monkeypatch.setattr(planner, "compare", lambda *given, **more: made.append(1) or compare(*given, **more))
+    made, make_candidate = [], planner.make_candidate
+    monkeypatch.setattr(
+        planner, "make_candidate", lambda *given, **more: made.append(1) or make_candidate(*given, **more)
+    )
     asked = {"speed": 5}
     variables = {**variables_of("mac_loopback", {"llama_what_fits": asked}), "inventory_hostname": "mac"}
     path = tmp_path / "fits.json"

@@ -94,7 +94,7 @@ def test_a_bare_start(measured):
     measured["bare_start_s"] = round(sorted(seconds)[len(seconds) // 2], 1)
 
 
-def settled():
+def quiet():
     return told().get("state") == "serving"
 
 
@@ -149,7 +149,7 @@ def test_every_fault_heals_by_itself(measured):
     tries: dict[str, list[Healed]] = {}
     with Asker() as asker:
         for fault in order:
-            until(settled, LONGEST, "a quiet time before the next fault")
+            until(quiet, LONGEST, "a quiet time before the next fault")
             tries.setdefault(fault.__name__, []).append(
                 heal(asker, fault, chance.choice(WORKERS), measured["bare_start_s"])
             )

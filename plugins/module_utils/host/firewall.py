@@ -54,7 +54,7 @@ class State(NamedTuple):
         return [rule for rule in self.wanted if rule not in self.present or rule in self.partial]
 
     @property
-    def stale(self) -> list[str]:
+    def unplanned(self) -> list[str]:
         return [rule for rule in self.present if rule not in self.wanted]
 
 
@@ -169,7 +169,7 @@ def foreign_names(system: System) -> list[str]:
 
 
 def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) -> bool:
-    """Whether a rule of the cluster is missing or stale."""
+    """Whether a rule of the cluster is missing or unplanned."""
     return steps(manager, rules, False, system).differs
 
 
@@ -181,10 +181,10 @@ def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, syst
     if not manager:
         return Steps(False, [], [], [], [])
     state = MANAGERS[manager](_rules(planned), system)
-    stale = [] if keep else state.stale
-    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *stale])]
+    unplanned = [] if keep else state.unplanned
+    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *unplanned])]
     before = [f"{rule}{NOT_LASTING if rule in state.partial else ''}" for rule in set(state.present)]
-    changed = bool(state.missing or stale)
+    changed = bool(state.missing or unplanned)
     shown = changed, sorted(before), sorted(after)
     if manager == "nftables":
         text = _table(after) if after and changed else system.text(NFT_FILE) if after else ""
@@ -197,8 +197,8 @@ def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, syst
         moved = [rule for rule in kept if to(state.wanted[rule]) in closed]
         add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
         first = [{**state.wanted[rule], "delete": True} for rule in moved]
-        return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in stale])
-    added, removed = ([*map(_firewalld_arguments, rules)] for rules in (state.missing, stale))
+        return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in unplanned])
+    added, removed = ([*map(_firewalld_arguments, rules)] for rules in (state.missing, unplanned))
     return Steps(*shown, added, removed)
 
 

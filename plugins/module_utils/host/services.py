@@ -237,7 +237,7 @@ class Launchd(Manager):
 
 
 SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
-SETTLED = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+NOTHING_TO_DO = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
 """Verb of supervisorctl → its errors that say that there is nothing to do."""
 
 
@@ -268,17 +268,17 @@ class Supervisor(Manager):
 
     def start(self, services: Collection[str]) -> None:
         self._control("update")
-        self._settle("start", services)
+        self._control_each("start", services)
 
     def stop(self, services: Collection[str]) -> None:
-        self._settle("stop", services)
+        self._control_each("stop", services)
 
-    def _settle(self, verb: str, services: Collection[str]) -> None:
+    def _control_each(self, verb: str, services: Collection[str]) -> None:
         try:
             self._control(verb, *services)
         except commands.CommandError as error:
             failures = [line for line in error.reason.splitlines() if "ERROR" in line]
-            if not failures or not all(SETTLED[verb].search(line) for line in failures):
+            if not failures or not all(NOTHING_TO_DO[verb].search(line) for line in failures):
                 raise
 
     def remove(self, services: Collection[str]) -> None:
@@ -355,13 +355,13 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
     restart = [name for name in planned if name in redefined or name in wanted.restart]
     at_boot = [service.name for service in wanted.run if not service.temporary]
-    unsettled = {*restart, *manager.not_at_boot(at_boot)}
+    to_define = {*restart, *manager.not_at_boot(at_boot)}
     start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
     ended = [*wanted.stop, *wanted.remove, *restart, *start]
     return Steps(
         stop=[name for name in ended if states[name] != STOPPED],
         remove=[name for name in wanted.remove if manager.path(name).exists()],
-        define=[name for name in planned if name in unsettled],
+        define=[name for name in planned if name in to_define],
         start=start,
     )
 

@@ -116,11 +116,11 @@ def _unkeyed(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
 def spared(plan: Plan) -> dict[str, bool]:
     """Hosts without which the cluster serves → whether its head serves on a fallback then."""
     names_of = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
-    losses = {name: _loss(plan, name) for name in plan.hosts if name != plan.head.host}
-    return {name: bool(loss) for name, loss in losses.items() if not loss or loss in names_of}
+    absences = {name: _absence_of(plan, name) for name in plan.hosts if name != plan.head.host}
+    return {name: bool(absence) for name, absence in absences.items() if not absence or absence in names_of}
 
 
-def _loss(plan: Plan, name: str) -> str:
+def _absence_of(plan: Plan, name: str) -> str:
     """What the cluster lacks without a host, as fallbacks name it; empty where it uses nothing there."""
     used = [worker for worker in plan.hosts[name].workers if worker.used]
     return f"{name}:{used[0].name}" if len(used) == 1 else name * bool(used)
@@ -139,7 +139,7 @@ def while_away(plan: Plan, name: str) -> str:
             "The cluster does not answer until it is back: the head has no fallback without it (llama_server_fallback)."
         )
     if on_fallback:
-        return f"The head goes on without {_loss(plan, name)} after a while, and returns to it when it is back."
+        return f"The head goes on without {_absence_of(plan, name)} after a while, and returns to it when it is back."
     return "Nothing of the cluster is used there."
 
 

@@ -150,7 +150,7 @@ def _steps(own: Compared, is_head: bool) -> dict[str, Any]:
         "part": typed_json.dump(part._replace(files=tuple(map(_without_source, part.files)))),
         "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
         "restart": sorted({*wrong, *drift.redefined, *heads}),
-        "remove": sorted(drift.stale),
+        "remove": sorted(drift.unplanned),
     }
 
 

@@ -59,8 +59,8 @@ def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
         **NOTHING,
         "account": names.ROOT if system else None,
         "firewall_manager": known.firewall if system else None,
-        "stale": list(known.defined),
+        "unplanned": list(known.defined),
         "accounts": accounts if system else [],
-        "left": bool(known.defined or known.installed is not False or (accounts and system)),
+        "to_remove": bool(known.defined or known.installed is not False or (accounts and system)),
         "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
     }

@@ -52,7 +52,7 @@ Kind = Literal[
     "link",
     "tuning",
     "service",
-    "stale",
+    "unplanned",
     "unneeded",
     "record",
     "key",
@@ -77,7 +77,7 @@ class Drift(NamedTuple):
     """planned services"""
     defined: tuple[Path, ...]
     """names of services that have a definition"""
-    stale: tuple[Path, ...]
+    unplanned: tuple[Path, ...]
     """those of them that are not planned"""
     missing_builds: tuple[Path, ...]
     """ids of planned builds that are not installed, not intact or of another builder"""

@@ -247,7 +247,7 @@ class FallbackPlan(NamedTuple):
 
 
 class NoFallback(NamedTuple):
-    """A loss after which nothing can be served."""
+    """An absence in which nothing can be served."""
 
     without: str
     """as of `fallbacks`"""

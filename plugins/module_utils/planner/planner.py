@@ -21,10 +21,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import (
     advice,
+    deriving,
     document,
-    inputs,
+    fallback_plans,
     lending,
-    losses,
     placing,
     programs,
 )
@@ -42,25 +42,27 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
     :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
     """
     if cluster.turns:
-        each = inputs.each_alone(cluster, model_found)
+        each = deriving.each_alone(cluster, model_found)
         return merging.merged(cluster, [make(alone, found, catalogue, runtime_id) for alone, found in each])
     try:
-        settled = automatic.settled(cluster, catalogue)
-        draft = decide(settled, model_found, catalogue)
-        plan = services.with_services(losses.with_fallbacks(draft, runtime_id))
+        resolved = automatic.resolve(cluster, catalogue)
+        draft = decide(resolved, model_found, catalogue)
+        plan = services.with_services(fallback_plans.with_fallbacks(draft, runtime_id))
         advised = advice.evaluate(draft, plan)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
     helped = advice.with_remedies(
-        advised, settled, lambda changed: compare(changed, model_found, catalogue, runtime_id)
+        advised, resolved, lambda changed: make_candidate(changed, model_found, catalogue, runtime_id)
     )
     return advice.judged(helped, cluster.accepted)
 
 
-def compare(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """The plan without fallbacks and remedies: one of many that are compared."""
+def make_candidate(
+    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
+) -> Plan | Refused:
+    """The plan without fallbacks and remedies: one of many that are compared with each other."""
     try:
-        draft = decide(automatic.settled(cluster, catalogue), model_found, catalogue)
+        draft = decide(automatic.resolve(cluster, catalogue), model_found, catalogue)
         plan = services.with_services(document.write(draft, (), runtime_id))
         return advice.judged(advice.evaluate(draft, plan).plan, cluster.accepted)
     except Refusal as refusal:
@@ -73,7 +75,7 @@ def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue)
     :raises Refusal: there is no plan.
     """
     report = model_source.report_of(model_found)
-    cluster = inputs.settled(given, report)
+    cluster = deriving.derive(given, report)
     chosen = programs.choose(cluster, catalogue)
     workforce = lending.equip(cluster, chosen, catalogue)
     tls_backend = chosen.serves if cluster.server.tls else None

@@ -197,7 +197,7 @@ def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catal
     source = ModelSource(download_record.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     asked = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.compare(asked, {}, catalogue, "")
+    return planner.make_candidate(asked, {}, catalogue, "")
 
 
 def _why(plan: Plan | Refused) -> str:

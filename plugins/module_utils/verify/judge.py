@@ -167,8 +167,8 @@ def _fallback(plan: Plan, evidence: Evidence) -> Check:
     """Whether the whole plan is served, where the head may serve on a fallback."""
     served = evidence.fallback
     if not served:
-        losses = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} losses"
-        return _check("fallback", plan.head.url, True, f"not needed; planned for {losses}")
+        absences = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
+        return _check("fallback", plan.head.url, True, f"not needed; planned for {absences}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(served.since))
     text = f"the head serves without {served.name} since {since} UTC, and with all workers again once that one answers"
     return _check("fallback", plan.head.url, False, text)
@@ -189,7 +189,7 @@ def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
             for service in host.services
             if report.services[service.name].state != "running"
         ]
-        wrong += [f"{service} runs, but is not planned" for service in report.stale]
+        wrong += [f"{service} runs, but is not planned" for service in report.unplanned]
         wrong += _foreign_clients(host, report)
         builds = ", ".join(build.id for build in host.builds)
         right = f"{_count(len(host.services), 'process')} of {builds} as planned"

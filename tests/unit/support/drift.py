@@ -18,7 +18,7 @@ def drifts(plan, **states):
                 for service in host["services"]
             },
             "defined": [],
-            "stale": [],
+            "unplanned": [],
             "missing_builds": [],
             "running_releases": [],
             "changed_files": [],

@@ -226,7 +226,7 @@ def drift(planned: HostPlan) -> Drift:
     manager = managers.manager_of(place.place_in(planned))
     installed = _installed(planned)
     missing = [identity for identity, made in installed.items() if not made]
-    stale = sorted(set(defined) - set(services))
+    unplanned = sorted(set(defined) - set(services))
     changed_files = [file.path for file in planned.files if not _is_same(file)]
     redefined = _redefined(planned, manager, services)
     models = model_differences(planned.model)
@@ -235,7 +235,7 @@ def drift(planned: HostPlan) -> Drift:
     return Drift(
         services=services,
         defined=tuple(defined),
-        stale=tuple(stale),
+        unplanned=tuple(unplanned),
         missing_builds=tuple(missing),
         running_releases=tuple(running_releases(planned.prefix, running)),
         changed_files=tuple(changed_files),
@@ -258,7 +258,7 @@ def drift(planned: HostPlan) -> Drift:
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_each("stale", stale, "{} is not planned any more"),
+            *_each("unplanned", unplanned, "{} is not planned any more"),
             *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
             *_record(planned.id, last),
             *_each("key", [path for path, own in keys.items() if not own], "{} has no key that nobody else can read"),

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-SETTLE_SECONDS = 15
+CONFIGURE_SECONDS = 15
 """How long an interface may take until it has what its file says."""
 POLL_SECONDS = 0.3
 FILES = {
@@ -123,11 +123,11 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     ]
     _reload(found.manager, changed, system)
     _take_back({name: address for name, address in former.items() if (name, address) not in _ends(wanted)}, system)
-    end = time.monotonic() + SETTLE_SECONDS
+    end = time.monotonic() + CONFIGURE_SECONDS
     while (lines := _live(wanted, inspection.inspect(system), system)) != goals:
         if time.monotonic() > end:
             raise Refusal(
-                f"llama_links: after {SETTLE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[manager]}`, whether another file "
+                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[manager]}`, whether another file "
                 "configures the interface, and whether it supports that MTU."
             )
         time.sleep(POLL_SECONDS)
@@ -200,7 +200,7 @@ def _reload(manager: str | None, links: Sequence[LinkPlan], system: System) -> N
         for link in links:
             if not _is_unplugged(link, system):
                 up = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
-                system.run(["nmcli", "--wait", str(SETTLE_SECONDS), *up])
+                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up])
     if manager == NETWORKD:
         system.run(["networkctl", "reload"])
         for link in links:

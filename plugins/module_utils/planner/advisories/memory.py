@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
@@ -24,7 +23,7 @@ def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
-    values = {"limit": devices.MMAP_LIMIT_MIB, "mode": heads.unmapped_mode(context.release)}
+    values = {"limit": devices.MMAP_LIMIT_MIB, "mode": llama_server.unmapped_mode(context.release)}
     return [
         (device.host, {**values, "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}"})
         for device in _with_mapped_pages(context)

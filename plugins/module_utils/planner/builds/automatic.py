@@ -32,7 +32,7 @@ def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple
     }
 
 
-def settled(cluster: Cluster, catalogue: Catalogue) -> Cluster:
+def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """The cluster with a release in place of ``auto``, which says why it is that one."""
     request = releases.requested(VARIABLE, cluster.releases)
     if request.source != "auto":

@@ -87,7 +87,7 @@ STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home"
 """What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
 
 
-def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The hosts of a cluster, checked, with facts that facts_of can read: what each host says, overridden by its ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
@@ -108,7 +108,7 @@ def settle(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, di
 def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
     """The cluster of an inventory.
 
-    :param hosts: what settle returns.
+    :param hosts: what checked_hosts returns.
     :param model: in place of the one that the inventory says.
     :raises Refusal: what the inventory says is not possible.
     """

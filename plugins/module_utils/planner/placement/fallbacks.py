@@ -14,8 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 
 
-class Loss(NamedTuple):
-    """Workers that go away together: one, or all of a host that lends several devices."""
+class Absence(NamedTuple):
+    """Workers that are away together: one, or all of a host that lends several devices."""
 
     name: str
     """``HOST:WORKER``, or ``HOST``."""
@@ -23,9 +23,9 @@ class Loss(NamedTuple):
 
 
 class Fallback(NamedTuple):
-    """What the head serves on after a loss; ``placed`` is None where there is nothing."""
+    """What the head serves on meanwhile; ``placed`` is None where there is nothing."""
 
-    loss: Loss
+    absence: Absence
     placed: device_load.Placed | None
     missing_mib: int | None = None
     """By how much the model does not fit; None where that is not the reason."""
@@ -33,43 +33,43 @@ class Fallback(NamedTuple):
     """Why there is no fallback."""
 
     def as_plan(self) -> NoFallback:
-        """What the plan says of a loss after which nothing is served."""
-        return NoFallback(self.loss.name, self.loss.workers[0].endpoint, self.missing_mib, self.reason)
+        """What the plan says of an absence in which nothing is served."""
+        return NoFallback(self.absence.name, self.absence.workers[0].endpoint, self.missing_mib, self.reason)
 
 
-def losses(case: layout.Case, placed: device_load.Placed) -> Iterator[Loss]:
+def absences(case: layout.Case, placed: device_load.Placed) -> Iterator[Absence]:
     """Each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
     used = {worker.endpoint for worker in placed.lent()}
     by_host: dict[str, list[Worker]] = {}
     for device in case.devices:
         if device.worker and device.endpoint in used:
             by_host.setdefault(device.host, []).append(device.worker)
-            yield Loss(f"{device.host}:{device.worker.name}", (device.worker,))
+            yield Absence(f"{device.host}:{device.worker.name}", (device.worker,))
     for host, own in by_host.items():
         if len(own) > 1 and host != case.head:
-            yield Loss(host, tuple(own))
+            yield Absence(host, tuple(own))
 
 
 def of_plan(case: layout.Case, placed: device_load.Placed) -> list[Fallback]:
-    """What is served after each loss.
+    """What is served in each absence.
 
     :param placed: the plan's own placement, in which the model fits.
     """
-    return [_without(case, loss) for loss in losses(case, placed)]
+    return [_without(case, absence) for absence in absences(case, placed)]
 
 
-def _without(case: layout.Case, loss: Loss) -> Fallback:
+def _without(case: layout.Case, absence: Absence) -> Fallback:
     if case.server.tensor_split:
-        return Fallback(loss, None, reason="llama_server_tensor_split says what each device gets")
-    gone = {worker.endpoint for worker in loss.workers}
+        return Fallback(absence, None, reason="llama_server_tensor_split says what each device gets")
+    gone = {worker.endpoint for worker in absence.workers}
     left = [device for device in case.devices if device.endpoint not in gone]
     lost = [device.buffer for device in case.devices if device.endpoint in gone]
     if any(entry.endswith(f"={buffer}") for entry in case.server.override_tensor for buffer in lost):
-        return Fallback(loss, None, reason="llama_server_override_tensor puts tensors there")
+        return Fallback(absence, None, reason="llama_server_override_tensor puts tensors there")
     try:
         placed = layout.lay_out(case._replace(devices=left))
     except Refusal as refusal:
-        return Fallback(loss, None, reason=str(refusal))
+        return Fallback(absence, None, reason=str(refusal))
     if placed.reasons:
-        return Fallback(loss, None, placed.missing_mib, f"{placed.missing_mib} MiB are missing")
-    return Fallback(loss, placed)
+        return Fallback(absence, None, placed.missing_mib, f"{placed.missing_mib} MiB are missing")
+    return Fallback(absence, placed)

@@ -14,8 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     UncountedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -28,14 +27,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft, Laid, lay
 
 
-def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> Plan:
+def write(draft: Draft, found: Sequence[fallbacks.Fallback], runtime_id: str) -> Plan:
     """The plan without services and advisories.
 
-    :param lost: what the head serves on without some worker.
+    :param found: what the head serves on without some worker.
     """
     cluster, placed, model, release = draft.cluster, draft.placed, draft.model, draft.release
     laid, case = lay(draft, placed), draft.estimated()
-    spare = [(entry.loss, lay(draft, entry.placed)) for entry in lost if entry.placed]
+    laid_without = [(entry.absence, lay(draft, entry.placed)) for entry in found if entry.placed]
     predicted = estimate.of_plan(case, layout.alone(draft.case, case))
     if case.fits:
         works = estimate.works_of(case)
@@ -57,7 +56,9 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
         },
         model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
         hosts={name: hosts.plan_of_host(draft, entry, runtime_id) for name, entry in draft.equipped.items()},
-        head=head.plan_of_head(draft, [laid, *(other for _loss, other in spare)], runtime_id, predicted.load_s),
+        head=head.plan_of_head(
+            draft, [laid, *(other for _absence, other in laid_without)], runtime_id, predicted.load_s
+        ),
         external_workers=hosts.external_workers_of(draft),
         placement=laid.entries,
         auxiliary_models=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
@@ -70,21 +71,21 @@ def write(draft: Draft, lost: Sequence[fallbacks.Fallback], runtime_id: str) -> 
             for name, entry in draft.equipped.items()
             if entry.host.links and name != cluster.head and any(worker.open for worker in entry.workers)
         ),
-        fallbacks=tuple(_fallback(draft.as_requested(), loss, other, runtime_id) for loss, other in spare),
-        no_fallback=tuple(entry.as_plan() for entry in lost if not entry.placed),
+        fallbacks=tuple(_fallback(draft.as_requested(), absence, other, runtime_id) for absence, other in laid_without),
+        no_fallback=tuple(entry.as_plan() for entry in found if not entry.placed),
         estimate=predicted,
         advisories=(),
     )
 
 
-def _fallback(draft: Draft, loss: fallbacks.Loss, laid: Laid, runtime_id: str) -> FallbackPlan:
+def _fallback(draft: Draft, absence: fallbacks.Absence, laid: Laid, runtime_id: str) -> FallbackPlan:
     case = draft.estimated(laid.placed)
     speeds = estimate.speeds_of(case, estimate.works_of(case))
     return FallbackPlan(
-        without=loss.name,
-        endpoint=loss.workers[0].endpoint,
+        without=absence.name,
+        endpoint=absence.workers[0].endpoint,
         placement=laid.entries,
-        head=FallbackHead(heads.argv_of(head.serving(draft, laid, runtime_id))),
+        head=FallbackHead(llama_server.argv_of(head.serving(draft, laid, runtime_id))),
         workers=tuple(worker.endpoint for worker in laid.placed.lent()),
         generation_tokens_per_s=speeds.generation,
         generation_range=speeds.generation_range,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -22,12 +22,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.dr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 
-def serving(draft: Draft, laid: Laid, runtime_id: str) -> heads.Serving:
+def serving(draft: Draft, laid: Laid, runtime_id: str) -> llama_server.Serving:
     """What llama-server's command line is made of, for one placement."""
     server, facts, name = draft.cluster.server, draft.head.host.facts, draft.cluster.head
-    load_mode = heads.load_mode_of(server.load_mode, draft.release, laid.holders, name)
+    load_mode = llama_server.load_mode_of(server.load_mode, draft.release, laid.holders, name)
     case = draft.estimated(laid.placed)
-    return heads.Serving(
+    return llama_server.Serving(
         server=server._replace(load_mode=load_mode),
         host=draft.head.host,
         release=draft.release,
@@ -60,7 +60,7 @@ def plan_of_head(draft: Draft, laid: Sequence[Laid], runtime_id: str, load_s: fl
     own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
     environment = {**backends.service_environment(build.backend, build.environment, not build.archives), **own}
     used = sorted({device.backend for other in run for device in _drives(other)})
-    return heads.plan_of(serving(draft, laid[0], runtime_id), environment, used, load_s)
+    return llama_server.plan_of(serving(draft, laid[0], runtime_id), environment, used, load_s)
 
 
 def _drives(laid: Laid) -> list[Device]:

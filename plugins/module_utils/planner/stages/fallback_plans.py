@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server as heads
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import fallbacks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import document, head
@@ -18,25 +18,25 @@ def with_fallbacks(draft: Draft, runtime_id: str) -> Plan:
     """The plan with its fallbacks, but without those that meet an error which it does not meet itself, and which is not accepted."""
     if draft.cluster.alternates or draft.placed.reasons:
         return document.write(draft, (), runtime_id)
-    spare = draft.as_requested()
-    lost = fallbacks.of_plan(spare.case, draft.placed)
-    plan = document.write(draft, lost, runtime_id)
-    judged = _judged(spare, plan, lay(draft, draft.placed), lost, runtime_id)
-    return plan if judged == lost else document.write(draft, judged, runtime_id)
+    requested = draft.as_requested()
+    found = fallbacks.of_plan(requested.case, draft.placed)
+    plan = document.write(draft, found, runtime_id)
+    judged = _judged(requested, plan, lay(draft, draft.placed), found, runtime_id)
+    return plan if judged == found else document.write(draft, judged, runtime_id)
 
 
 def _judged(
-    draft: Draft, plan: Plan, laid: Laid, lost: list[fallbacks.Fallback], runtime_id: str
+    draft: Draft, plan: Plan, laid: Laid, found: list[fallbacks.Fallback], runtime_id: str
 ) -> list[fallbacks.Fallback]:
     """The fallbacks without those that meet an error which the plan itself does not meet, and which is not accepted."""
-    known = {one.advisory.id for one in table.evaluate(context_of(draft, plan, laid))} if lost else set()
+    known = {one.advisory.id for one in table.evaluate(context_of(draft, plan, laid))} if found else set()
     judged = []
-    for entry in lost:
+    for entry in found:
         errors = []
         if entry.placed:
             other = lay(draft, entry.placed)
             serving = head.serving(draft, other, runtime_id)
-            own = heads.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
+            own = llama_server.plan_of(serving, plan.head.environment, plan.head.backends, plan.estimate.load_s)
             served = plan._replace(head=own, placement=other.entries)
             met = table.evaluate(context_of(draft, served, other))
             errors = [
@@ -44,5 +44,5 @@ def _judged(
                 for one in met
                 if one.advisory.severity == "error" and one.advisory.id not in known | draft.cluster.accepted
             ]
-        judged.append(fallbacks.Fallback(entry.loss, None, reason=errors[0].rstrip(".")) if errors else entry)
+        judged.append(fallbacks.Fallback(entry.absence, None, reason=errors[0].rstrip(".")) if errors else entry)
     return judged

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
 
-def settled(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
+def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
     """The cluster with the summary of its model, the hosts of workers that others run, hosts as they are after a reboot for their kernel parameters,
     the head's ends of tunnels, and RDMA where both ends have it.
 
