@@ -260,7 +260,12 @@ def test_entries_that_cannot_be(pair, entries, reason):
     [
         (["--temp 1"], "extra_args has '--temp 1' as one"),
         (["--lora", "/a;b"], "'--lora /a;b' is given with ; or #, which presets of llama-server cannot say"),
-        (["--lora", "a", "--lora", "b"], "'--lora b' is given a second time, which"),
+        (["--lora", "a", "--lora", "b"], "'--lora b' is given a second time, after --lora, which presets of"),
+        (["--seed", "2", "-s", "1"], "'-s 1' is given a second time, after --seed, which presets of"),
+        (["--temp", "1", "--temperature", "2"], "'--temperature 2' is given a second time, after --temp, which"),
+        (["-kvu", "--no_kv_unified"], "'--no_kv_unified' is given a second time, after -kvu, which"),
+        (["-nocb", "--cont-batching"], "'--cont-batching' is given a second time, after -nocb, which"),
+        (["--slots", "--no-slots"], "'--no-slots' is given a second time, after --slots, which"),
         (["--lora-scaled", "a", "1"], "'--lora-scaled a 1' is given with several values"),
         (["--temp=1"], "'--temp=1' is given as one word"),
         (["-a", "mine"], "-a is given to llama-server: use aliases of the entry instead"),

@@ -270,7 +270,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("slots-with-a-cache-of-their-own", (_in(MAINLINE, "--kv-unified-per-slot"),), memory=UNPLANNED),
     Option("lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), memory=UNPLANNED),
-    Option("adapter", _both("--lora --lora-scaled"), memory=UNPLANNED, adds="adapters"),
+    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=UNPLANNED, adds="adapters"),
     Option(
         "draft",
         (
@@ -356,7 +356,22 @@ TABLE: tuple[Option, ...] = (
     Option("tensor-cache", _both("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
 )
 
+ALIASES = """
+-tb --threads-batch, -C --cpu-mask, -Cr --cpu-range, -Cb --cpu-mask-batch, -Crb --cpu-range-batch, -lcs --lookup-cache-static,
+-lcd --lookup-cache-dynamic, -n --predict --n-predict, -cms --checkpoint-min-step, -e --escape, -r --reverse-prompt, -sp --special, -s --seed,
+--sampler-seq --sampling-seq, --temp --temperature, --top-nsigma --top-n-sigma, --typical --typical-p, -l --logit-bias, -j --json-schema,
+-jf --json-schema-file, -bs --backend-sampling, -dt --defrag-thold, -cb --cont-batching -nocb, --mmproj-auto --no-mmproj, -mg --main-gpu,
+-fitt --fit-target, -fitc --fit-ctx, -ag --agent -no-ag, --embedding --embeddings, --rerank --reranking, -rea --reasoning,
+-sps --slot-prompt-similarity, -v --verbose --log-verbose, --spec-draft-threads -td --threads-draft, --spec-draft-threads-batch -tbd --threads-batch-draft,
+--spec-draft-cpu-mask -Cd --cpu-mask-draft, --spec-draft-cpu-range -Crd --cpu-range-draft, --spec-draft-cpu-strict --cpu-strict-draft,
+--spec-draft-prio --prio-draft, --spec-draft-poll --poll-draft, --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft,
+--spec-draft-cpu-strict-batch --cpu-strict-batch-draft, --spec-draft-prio-batch --prio-batch-draft, --spec-draft-poll-batch --poll-batch-draft,
+--spec-draft-p-split --draft-p-split, --spec-draft-p-min --draft-p-min, --draft --draft-n --draft-max, --draft-min --draft-n-min
+"""
+"""Options of llama.cpp's llama-server (arg.cpp of 0.3.36) with several words that the table does not have. ``--no-x`` is of the option ``--x``."""
+
 _OPTIONS = {option.name: option for option in TABLE}
+_ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in group.split()}
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
 """Variable of llama-server's environment that says where a projector is."""
@@ -382,6 +397,16 @@ def of_name(name: str) -> Option:
 def of_word(word: str) -> Option | None:
     """The option of llama-server that an argument gives, of either fork."""
     return _SERVER.get(normalize(word))
+
+
+def identity(word: str) -> str:
+    """The same for all words of one option of llama.cpp's llama-server, and for those that say its opposite."""
+    name, option = normalize(word), of_word(word)
+    for spelling in option.spelled(MAINLINE) if option else ():
+        if name in spelling.words:
+            return option.name if option and spelling.means else spelling.words[0]
+    positive = re.sub("^--no-", "--", name)
+    return _ALIASES.get(name) or _ALIASES.get(positive, positive)
 
 
 def owned(program: str, word: str) -> Option | None:

@@ -68,9 +68,11 @@ def presets(models: Sequence[ServedModel]) -> str:
 
 def _section(model: ServedModel) -> Iterator[str]:
     said = {"alias": ",".join(model.aliases)} if model.aliases else {}
+    given: dict[str, str] = {}
     for word, *values in options.pairs(model.argv[1:]):
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
-        twice = "a second time" if key in said else ""
+        option = options.identity(word)
+        twice = f"a second time, after {given[option]}" if option in given else ""
         several = "with several values" if len(values) > 1 else ""
         form = "" if re.fullmatch(KEY, key) else "as one word"
         ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
@@ -92,6 +94,6 @@ def _section(model: ServedModel) -> Iterator[str]:
                     model.name, f"{shown!r} is given {why}, which presets of llama-server cannot say: change it"
                 )
             )
-        said[key] = value
+        said[key], given[option] = value, word
     yield f"[{model.name}]"
     yield from (f"{key} = {value}" for key, value in said.items())
