@@ -29,7 +29,7 @@ CHECKS = {
     "passed": False,
     "checks": [
         {"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "it answers"},
-        {"name": "link", "subject": "strix1", "status": "not tested", "evidence": "llama_link_measure is false"},
+        {"name": "link", "subject": "strix1", "status": "not tested", "evidence": "not measured yet"},
         {
             "name": "answer",
             "subject": "http://127.0.0.1:8080",

@@ -87,6 +87,32 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
     assert address == ["10.0.0.2", 50051]
 
 
+@pytest.mark.parametrize(
+    "name, facts, kinds, asked, measured",
+    [
+        ("new", {"measured": {}}, [], False, True),
+        ("new", {}, [], False, False),
+        ("new", {"measured": {"new": {}}}, [], False, False),
+        ("new", {"measured": {"new": {}}}, ["link"], False, True),
+        ("new", {"measured": {"new": {}}}, [], "true", True),
+        ("other", {"measured": {}}, ["link"], True, False),
+    ],
+    ids=["new", "the head did not answer", "known", "changed", "asked for", "no link"],
+)
+def test_which_links_are_measured(name, facts, kinds, asked, measured):
+    (task,) = (
+        task for task in tasks_of(ROOT / "playbooks/tasks/verify.yml") if task.get("name", "").startswith("Measure")
+    )
+    known = {
+        "__llama_plan": {"links": ["new"], "head": {"host": "head"}},
+        "__llama_changes": {"kinds": {name: kinds}},
+        "hostvars": {"head": {"__llama_facts": {"facts": facts} if facts else {}}},
+        **{key: trust_as_template(value) for key, value in task["vars"].items()},
+    }
+    templar = Templar(DataLoader(), {**known, "inventory_hostname": name, "llama_link_measure": asked})
+    assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in task["when"]) == measured
+
+
 IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in ("iperf3.json", "ping.txt"))
 
 

@@ -237,7 +237,12 @@ def test_links(plan):
     cases = [
         (LinkMeasurement(9412, 0.214, ""), "passed", "9412 Mbit/s, round trip 0.21 ms"),
         (LinkMeasurement(None, 0.2, without_iperf), "passed", f"round trip 0.20 ms, {without_iperf}"),
-        (None, "not tested", "not measured yet: set llama_link_measure to true"),
+        (
+            LinkMeasurement(None, None, without_iperf),
+            "not tested",
+            f"{without_iperf}, the head's ping had no answer: it is measured again with -e llama_link_measure=true",
+        ),
+        (None, "not tested", "not measured yet: a run that reaches both ends measures it"),
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))

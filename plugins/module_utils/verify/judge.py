@@ -285,7 +285,7 @@ def _accepts_open(plan: Plan, host: str) -> bool:
 def _link(host: str, measured: LinkMeasurement | None) -> Check:
     """What the last measurement of a link gave. No threshold: what is enough depends on the model."""
     if not measured:
-        return _check("link", host, None, "not measured yet: set llama_link_measure to true")
+        return _check("link", host, None, "not measured yet: a run that reaches both ends measures it")
     texts = []
     if measured.mbit_per_second is not None:
         texts.append(f"{measured.mbit_per_second:.0f} Mbit/s")
@@ -293,7 +293,9 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
         texts.append(f"round trip {measured.round_trip_ms:.2f} ms")
     if measured.detail:
         texts.append(measured.detail)
-    return _check("link", host, measured.round_trip_ms is not None, ", ".join(texts))
+    if measured.round_trip_ms is None:
+        texts.append("the head's ping had no answer: it is measured again with -e llama_link_measure=true")
+    return _check("link", host, measured.round_trip_ms is not None or None, ", ".join(texts))
 
 
 # ---------------------------------------------------------------------------------------------------- a healthy server
