@@ -145,10 +145,11 @@ def test_a_failed_verification_is_shown(paged, tmp_path):
     assert "has just started" in page.of(None, NOW)
 
 
-def fetched(port, key=None, basic=False, path="/", scheme="http", **options):
+def fetched(port, key=None, basic=False, path="/", scheme="http", host=None, **options):
     """Status and text."""
     said = f"Basic {base64.b64encode(f'anybody:{key}'.encode()).decode()}" if basic else f"Bearer {key}"
-    asked = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}", headers={"Authorization": said} if key else {})
+    headers = {**({"Authorization": said} if key else {}), **({} if host is None else {"Host": host})}
+    asked = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(asked, timeout=20, **options) as answer:
             return answer.status, answer.read().decode()
@@ -204,6 +205,47 @@ def served(current, **door):
     page_server.start(page_server.Door("127.0.0.1", port, **door), lambda: current[0])
     until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
     return port
+
+
+STRANGERS = [
+    "evil.example",
+    "head.evil.example",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example:80",
+    "",
+    "[",
+    "head@evil",
+]
+OWN = [
+    "127.0.0.1",
+    "192.0.2.9:8081",
+    "[fd00::1]:8081",
+    "localhost",
+    "LocalHost.:8081",
+    "HEAD:8081",
+    "head.local",
+    "nas.lan",
+]
+
+
+@pytest.mark.programs
+def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
+    """A page of a stranger cannot have its own name point here, and read."""
+    open_to_all, guarded = (served(["the page"], names=("Head", "nas"), keys=keys) for keys in ((), ("k",)))
+    said = {host: fetched(open_to_all, host=host) for host in [*OWN, *STRANGERS]}
+    assert {host for host, (status, _text) in said.items() if status == 200} == {*OWN}
+    assert {status for status, _text in said.values()} == {200, 421}
+    assert "Open it by an address of its host, or by the name" in said["evil.example"][1]
+    assert fetched(guarded, "k", host="evil.example")[0] == 200
+
+
+@pytest.mark.programs
+def test_a_launcher_shows_it_by_the_names_of_its_host(exported):
+    extra, port = exported.describe("llamacpp-server", kind="head", planned={"m": {}}), free_port()
+    exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"])
+    exported.when("state", 1, state="serving")
+    own = ["here", socket.gethostname(), f"127.0.0.1:{port}"]
+    assert [fetched(port, host=host)[0] for host in [*own, "evil.example"]] == [200, 200, 200, 421]
 
 
 @pytest.mark.programs

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import hmac
+import ipaddress
+import re
 import socket
 import ssl
 import threading
@@ -25,6 +27,12 @@ WRONG_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
 MOST_CLIENTS, MOST_BYTES = 16, 8192
 """At the same time, and of a question. More clients wait in the kernel, and take no descriptor."""
+SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
+"""Of a host's name in its network. Nobody can buy a name with one of them."""
+STRANGE = (
+    "The page is not shown by this name, which may be a stranger's. Open it by an address of its host, or by the name that the host has itself "
+    "or in the inventory. With llama_server_api_key_file each name will do."
+)
 HEADERS = (
     f"Content-Security-Policy: {page.POLICY}",
     "Cache-Control: no-store",
@@ -44,6 +52,8 @@ class Door(NamedTuple):
     certificate: str = ""
     key: str = ""
     """Files of TLS; empty where it is HTTP."""
+    names: Sequence[str] = ()
+    """Of its host. Without keys it is shown by these and by addresses alone, so that no page of a stranger, whose name points here, can read it."""
 
 
 def start(door: Door, current: Callable[[], str]) -> None:
@@ -65,7 +75,8 @@ def _open(door: Door, current: Callable[[], str]) -> None:
     while not (opened := journal.spared(f"no page is served at {door.address}:{door.port}", listen)):
         time.sleep(AGAIN_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in door.keys]
-    serve = partial(_serve, *opened, partial(_reply, keys=keys, current=current))
+    own = [name.lower() + suffix for name in (*door.names, "localhost") for suffix in SUFFIXES]
+    serve = partial(_serve, *opened, partial(_reply, keys=keys, own=own, current=current))
     for _number in range(MOST_CLIENTS):
         threading.Thread(target=serve, daemon=True).start()
 
@@ -99,13 +110,15 @@ def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     connection.sendall(reply(question))
 
 
-def _reply(question: bytes, keys: Sequence[bytes], current: Callable[[], str]) -> bytes:
+def _reply(question: bytes, keys: Sequence[bytes], own: Sequence[str], current: Callable[[], str]) -> bytes:
     first, *lines = question.split(b"\r\n")
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
     if keys and not _knows(fields.get(b"authorization", b""), keys):
         time.sleep(WRONG_SECONDS * (b"authorization" in fields))
         asks = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
         return _message("401 Unauthorized", "The password is an API key of the server.", asks)
+    if not keys and not _is_own(fields.get(b"host", b"").decode("latin-1"), own):
+        return _message("421 Misdirected Request", STRANGE)
     if first.split(b" ")[:2] != [b"GET", b"/"]:
         return _message("404 Not Found", "There is one page alone: /")
     return _message("200 OK", current(), "Content-Type: text/html; charset=utf-8")
@@ -115,6 +128,16 @@ def _message(status: str, text: str, *headers: str) -> bytes:
     body = text.encode()
     lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", *HEADERS, "", "")
     return "\r\n".join(lines).encode() + body
+
+
+def _is_own(said: str, own: Sequence[str]) -> bool:
+    """Whether a client that says this has asked for an address, or for one of these names."""
+    host = re.sub(r":\d*$", "", said).lower()
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host.rstrip(".") in own
+    return True
 
 
 def _knows(said: bytes, keys: Sequence[bytes]) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -337,7 +338,9 @@ def open_page(place: str, argv: Sequence[str], exports: exporter.Exporter) -> No
         return
     address, port = place.rsplit(":", 1)
     tls = said.get("--ssl-cert-file", ""), said.get("--ssl-key-file", "")
-    door = page_server.Door(address, int(port), known or (), *tls)
+    host = socket.gethostname()
+    own = {host, host.partition(".")[0], exports.told.host if exports.told else host}
+    door = page_server.Door(address, int(port), known or (), *tls, tuple(own))
     page_server.start(door, lambda: page.of(exports.shown, time.time()))
 
 
