@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
@@ -23,13 +23,14 @@ MAY_NAME = {
     "module_utils/launcher/exporter.py",
     "module_utils/llamacpp/backends.py",
     "module_utils/llamacpp/prebuilt.py",
+    "module_utils/llamacpp/toolkits.py",
     "module_utils/llamacpp/words.py",
     "module_utils/planner/advisories/table.py",
     "module_utils/planner/advisories/hardware.py",
     "module_utils/planner/advisories/memory.py",
     "module_utils/planner/placement/devices.py",
 }
-"""The records, their names, upstream's archives for them, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""
+"""The records, their names, toolkits and archives, the traps of one backend, and the sensors of one vendor's devices, read where no records are."""
 IN_DOCUMENTS = {"cpu": "processor"}
 """Backend → what documents call it, where that is not its name."""
 READ_DEVICES = {"facts/hardware.py", "facts/resources.py", "facts/host.py"}
@@ -57,9 +58,7 @@ def test_a_record_is_of_a_form(record):
         assert record.architecture.option
 
 
-@pytest.mark.parametrize(
-    "toolkit", [record.toolkit for record in RECORDS if record.toolkit], ids=lambda toolkit: toolkit.command
-)
+@pytest.mark.parametrize("toolkit", toolkits.TOOLKIT_OF.values(), ids=lambda toolkit: toolkit.command)
 def test_a_toolkit_is_found_named_and_declared(toolkit):
     assert cluster_inputs.DECLARED["toolchain"][toolkit.command] == toolkit.declared
     assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.places)
@@ -71,7 +70,7 @@ def test_a_toolkit_is_found_named_and_declared(toolkit):
 
 
 def test_a_library_can_be_looked_for():
-    assert [one.name for one in backends.LIBRARIES.values() if bool(one.header) == bool(one.files)] == []
+    assert [one.name for one in toolkits.LIBRARIES.values() if bool(one.header) == bool(one.files)] == []
 
 
 def test_what_tells_backends_apart_is_said_once():
@@ -79,8 +78,8 @@ def test_what_tells_backends_apart_is_said_once():
         [record.name for record in RECORDS],
         [record.preference for record in RECORDS],
         [record.device for record in RECORDS],
-        [record.toolkit.command for record in RECORDS if record.toolkit],
-        [library.name for record in RECORDS for library in record.libraries],
+        [toolkit.command for toolkit in toolkits.TOOLKIT_OF.values()],
+        [library.name for own in toolkits.LIBRARIES_OF.values() for library in own],
     ):
         assert len(set(values)) == len(values)
     assert backends.CPU.preference == max(record.preference for record in RECORDS)
@@ -92,7 +91,7 @@ def test_nothing_else_names_a_backend():
     found = {}
     for path in (ROOT / "plugins").rglob("*.py"):
         source = path.read_text()
-        used = set(re.findall(r"\bbackends\.([A-Z]+)\b", source)) & constants
+        used = set(re.findall(r"\b(?:backends|words)\.([A-Z]+)\b", source)) & constants
         used = set() if str(path).endswith(tuple(READ_DEVICES)) else used
         if any(name in source for name in names):
             used |= names & set(texts(source))

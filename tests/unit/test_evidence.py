@@ -6,8 +6,9 @@ import os
 import ssl
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
@@ -213,7 +214,7 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not one of llama-server" in server_client.completion(reading.Reply(200, text)).error
+        assert "not one of llama-server" in server_client.completion(replies.Reply(200, text)).error
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTPS
@@ -245,7 +246,7 @@ def test_a_server_that_speaks_https(collect, server, secured, tmp_path):
 def test_a_server_with_another_certificate_is_neither_believed_nor_waited_for(collect, secured, certify):
     head = secured()
     os.replace(certify("other")[0], head["tls_certificate_file"])
-    assert collect(3600, **head).health == Health(False, reading.OTHER_CERTIFICATE)
+    assert collect(3600, **head).health == Health(False, replies.OTHER_CERTIFICATE)
 
 
 @pytest.mark.parametrize("text, why", [(None, "No such file or directory"), ("nothing", "no certificate in PEM form")])

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
@@ -169,7 +169,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
 
 
 def test_a_server_with_another_certificate_is_not_waited_for(pair):
-    evidence = unhealthy(reading.OTHER_CERTIFICATE)
+    evidence = unhealthy(replies.OTHER_CERTIFICATE)
     assert wait(pair.plan(), [evidence], 5.0) == (evidence, [], 5.0)
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from test_rpc import Server
 
@@ -71,7 +72,7 @@ def test_what_is_shown_is_one_line_of_text():
 def ask(script, **options):
     server = Server(script)
     try:
-        return reading.ask(f"127.0.0.1:{server.port}", "/", options.pop("seconds", 5), **options)
+        return replies.ask(f"127.0.0.1:{server.port}", "/", options.pop("seconds", 5), **options)
     finally:
         server.listener.close()
 
@@ -121,7 +122,7 @@ def test_a_reply_that_never_ends_is_read_to_its_limit():
             client.sendall(bytes(65536))
 
     found = ask(script)
-    assert (found.status, len(found.text)) == (200, reading.REPLY_BYTES)
+    assert (found.status, len(found.text)) == (200, replies.REPLY_BYTES)
 
 
 def test_nothing_is_sent_where_there_is_an_objection():
@@ -151,7 +152,7 @@ def secure(certificate, key):
 
 def test_a_server_is_known_by_its_certificate(certify):
     (own, key), (other, _key) = certify("own"), certify("other")
-    expected = [reading.first_certificate(path.read_text()) for path in (own, other)]
+    expected = [replies.first_certificate(path.read_text()) for path in (own, other)]
     served, received = secure(own, key), []
     reply = replying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
     assert ask(served(reply), key="secret", certificate=expected[0]) == (200, "{}")
@@ -175,7 +176,7 @@ def test_a_server_that_does_not_speak_tls_gets_no_key(certify):
         client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         client.close()
 
-    certificate = reading.first_certificate(certify("own")[0].read_text())
+    certificate = replies.first_certificate(certify("own")[0].read_text())
     found = ask(script, key="secret", certificate=certificate)
     assert found.status == 0
     assert "SSL" in found.text
@@ -196,7 +197,7 @@ def test_a_server_that_stops_in_the_middle_of_tls_is_cut_off(certify, after):
 
     served = script if after == "nothing" else secure(certificate, key)(script)
     started = time.monotonic()
-    found = ask(served, seconds=0.5, certificate=reading.first_certificate(certificate.read_text()))
+    found = ask(served, seconds=0.5, certificate=replies.first_certificate(certificate.read_text()))
     wait.set()
     assert found == (0, "no complete answer within 0.5 s")
     assert time.monotonic() - started < 4
@@ -205,9 +206,9 @@ def test_a_server_that_stops_in_the_middle_of_tls_is_cut_off(certify, after):
 def test_the_first_certificate_of_a_file(certify):
     (own, key), (other, _key) = certify("own"), certify("other")
     chain = "Bag Attributes\n" + own.read_text() + other.read_text()
-    assert reading.first_certificate(chain) == ssl.PEM_cert_to_DER_cert(own.read_text())
+    assert replies.first_certificate(chain) == ssl.PEM_cert_to_DER_cert(own.read_text())
     with pytest.raises(ValueError, match="no certificate in PEM form"):
-        reading.first_certificate(key.read_text())
+        replies.first_certificate(key.read_text())
 
 
 @pytest.mark.parametrize("key", ["ké€".encode(), b"k\xff"])
@@ -226,6 +227,6 @@ def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert reading.ask(address, "/", 5, key=server_client.first_key(str(tmp_path / "keys"))).status == 200
+        assert replies.ask(address, "/", 5, key=server_client.first_key(str(tmp_path / "keys"))).status == 200
         thread.join(5)
     assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import RELEASE, Cluster, known_answer_of
@@ -83,7 +83,7 @@ def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
     (tmp_path / folder / "openssl").mkdir(parents=True)
     (tmp_path / folder / "openssl" / "ssl.h").touch()
     assert toolchains.libraries([], tmp_path)["openssl"] == toolchains.PRESENT
-    assert not [backend for backend in BACKENDS if "openssl" in backends.libraries(backend)]
+    assert not [backend for backend in BACKENDS if "openssl" in toolkits.libraries(backend)]
 
 
 ROCM = {

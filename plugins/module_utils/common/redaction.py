@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Takes secrets out of texts that are sent to others: those that are known, and what looks like one."""
+"""Secrets in texts: whether a URL has one, and texts for others without those that are known and what looks like one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
-
+SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
+SECRET_ADDRESS = re.compile(
+    r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
+)
+"""``user:password@proxy:3128``, as proxies are given without a scheme. Without a port it may be a name, like ``model:7b@q4``."""
+SECRET_PARAMETER = re.compile(
+    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
+    r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
+    r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
+    re.IGNORECASE,
+)
 SHORTEST = 4
 """Characters of a known secret: a shorter one is part of many words."""
 NUMBER = r"-?\d[\d.e+-]*(?![\w.])"
@@ -23,7 +32,7 @@ PATTERNS = (
     ("Hugging Face token", r"\b(?P<secret>hf_[A-Za-z0-9]{8,})", 0),
     ("password in a URL", r"https?://(?P<secret>[^/@\s\"'<]+)@", re.IGNORECASE),
     ("password in a URL", r"://[^/@:\s\"']*:(?P<secret>[^/@\s\"'<]+)@", 0),
-    ("token in a URL", rf"{validation.SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
+    ("token in a URL", rf"{SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
     ("API key", r"\bapi_keys?: (?P<secret>\*+\w+)", 0),  # llama-server shows the end of one
     ("API key", r"\bbearer\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
     ("API key", rf"--(?:api-key|hf-token)(?:=|\s+|{QUOTE},\s*{QUOTE})(?P<secret>[^\s\"',<\\]+)", 0),
@@ -36,6 +45,17 @@ PATTERNS = (
     ),
 )
 """Kind, expression and flags. No secret begins with «<», as what stands in its place does."""
+
+
+def has_secret(text: str) -> bool:
+    """Whether a URL or an address in a text has a password or a token."""
+    if "://" not in text and "@" not in text:
+        return False
+    words = [word for word in text.split() if "://" in word or "@" in word]
+    return any(
+        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
+        for word in words
+    )
 
 
 def redact(text: str, known: Mapping[str, str] = {}) -> str:

@@ -5,43 +5,19 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the order of what is shown, or are half a character."""
-LONGEST, DEEPEST = 65536, 32
-"""Characters of a text, and levels of a value."""
+LONGEST = 65536
+"""Characters of a text."""
 LONGEST_NAME = 255
 """Characters of a host's name, and of a text where nothing else is said."""
 LARGEST = 1 << 53
 """Whole numbers up to here are the same in JSON everywhere."""
 SHOWN = 60
 """Characters of a value in a message."""
-SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
-SECRET_ADDRESS = re.compile(
-    r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
-)
-"""``user:password@proxy:3128``, as proxies are given without a scheme. Without a port it may be a name, like ``model:7b@q4``."""
-SECRET_PARAMETER = re.compile(
-    r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
-    r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
-    r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
-    re.IGNORECASE,
-)
-
-
-def has_secret(text: str) -> bool:
-    """Whether a URL or an address in a text has a password or a token."""
-    if "://" not in text and "@" not in text:
-        return False
-    words = [word for word in text.split() if "://" in word or "@" in word]
-    return any(
-        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
-        for word in words
-    )
 
 
 def show(value: Any) -> str:
@@ -75,60 +51,6 @@ def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in whole
     )
     return "".join(escaped)[:limit]
-
-
-class Problem(NamedTuple):
-    """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
-
-    where: str
-    why: str
-
-
-def problem(where: str, value: Any, level: int = 0) -> Problem | None:
-    """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
-
-    :param where: the variable.
-    """
-    why = _why(value) if level <= DEEPEST else f"has more than {DEEPEST} levels: shorten it"
-    parts: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, Mapping):
-        why = why or next(filter(None, map(_why_name, value)), "")
-        parts = ((f"{where}.{name}", part) for name, part in value.items())
-    elif isinstance(value, (list, tuple)):
-        parts = ((f"{where}[{index}]", part) for index, part in enumerate(value))
-    if why:
-        return Problem(where, why)
-    return next(filter(None, (problem(place, part, level + 1) for place, part in parts)), None)
-
-
-def _why_name(name: Any) -> str:
-    """What is wrong with a name in a mapping; nothing where it is right."""
-    if isinstance(name, str) and len(name) > LONGEST_NAME:
-        return f"has a name of {len(name)} characters: use {LONGEST_NAME} or fewer"
-    if isinstance(name, str) and not _why(name):
-        return ""
-    shown = show(name) if isinstance(name, str) else repr(show(name))
-    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
-
-
-def _why(value: Any) -> str:
-    """What is wrong with a value, whatever it contains; nothing where it is right."""
-    if isinstance(value, str):
-        if len(value) > LONGEST:
-            return f"has {len(value)} characters: use {LONGEST} or fewer"
-        if not is_plain(value):
-            return f"is {show(value)}, which has a line break or another control character: remove it"
-        if has_secret(value):
-            return (
-                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
-                "the controller; fetch any other file yourself, and give its path"
-            )
-        return ""
-    if isinstance(value, (int, float)):
-        return "" if -LARGEST <= value <= LARGEST else f"is {show(value)}: use a finite number up to {LARGEST}"
-    if value is None or isinstance(value, (Mapping, list, tuple)):
-        return ""
-    return f"is {show(value)}: write it as a text, in quotes"
 
 
 def limit(value: float | None, least: int, most: int) -> str:

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
 UNKNOWN = {"N/A", "Not Supported"}
@@ -166,7 +166,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
         ):
             devices.append(
                 {
-                    "backend": backends.CUDA.name,
+                    "backend": words.CUDA,
                     "name": name,
                     "architecture": capability if _is_known(capability) else "",
                     "memory_mib": int(size) if size.isdigit() else memory,
@@ -183,9 +183,7 @@ def nvidia_without_tools(root: Path) -> list[dict]:
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         if model:
             name = model.group(1).strip()
-            devices.append(
-                {"backend": backends.CUDA.name, "name": name, "architecture": "", "memory_mib": 0, "unified": False}
-            )
+            devices.append({"backend": words.CUDA, "name": name, "architecture": "", "memory_mib": 0, "unified": False})
     return devices
 
 
@@ -205,7 +203,7 @@ def amd(root: Path) -> dict[str, dict]:
         integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
         devices[render] = {
-            "backend": backends.HIP.name,
+            "backend": words.HIP,
             "name": f"AMD {architecture}",
             "architecture": architecture,
             "memory_mib": memory,
@@ -249,7 +247,7 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
         if described.get("DRIVER") in INTEL_DRIVERS:
             integrated = slot == INTEL_INTEGRATED
             device = {
-                "backend": backends.SYCL.name,
+                "backend": words.SYCL,
                 "name": f"Intel graphics {described.get('PCI_ID', slot).lower()}",
                 "architecture": "",
                 "memory_mib": memory // 2 if integrated else 0,
@@ -269,12 +267,12 @@ def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> l
     for slot, name, described in _drm(root):
         if name in others:
             devices.append(others[name])
-        elif described.get("DRIVER") == backends.HIP.kernel_driver:
+        elif described.get("DRIVER") == words.AMDGPU:
             size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
             label = described.get("PCI_ID", slot).lower()
             devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
     discrete = [device for device in devices if not device["unified"]]
-    return [{**device, "backend": backends.VULKAN.name, "architecture": ""} for device in discrete or devices]
+    return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 
 
 def apple(memory: int, ask: Ask) -> list[dict]:
@@ -282,7 +280,7 @@ def apple(memory: int, ask: Ask) -> list[dict]:
     limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
     return [
         {
-            "backend": backends.METAL.name,
+            "backend": words.METAL,
             "name": ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
             "architecture": "apple",
             "memory_mib": int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4,

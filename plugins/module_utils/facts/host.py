@@ -42,7 +42,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
     place_of,
     supervisor_runs,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -60,7 +60,7 @@ VERSION_ARGUMENTS = {
     "ninja": ["--version"],
     "c++": ["-dumpfullversion", "-dumpversion"],
     "ccache": ["--version"],
-    **{tool: ["--version"] for tool in backends.DECLARED_TOOLS},
+    **{tool: ["--version"] for tool in toolkits.DECLARED_TOOLS},
     "patch": ["--version"],
 }
 
@@ -74,8 +74,8 @@ def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> di
     """Tool or library → its version, or None. A toolkit counts also where its commands are not in the search path."""
     found = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
     for toolkit in installed:
-        if toolkit["backend"] in backends.TOOLKITS and not found[backends.toolkit(toolkit["backend"])]:
-            found[backends.toolkit(toolkit["backend"])] = toolkit["version"]
+        if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not found[toolkits.command(toolkit["backend"])]:
+            found[toolkits.command(toolkit["backend"])] = toolkit["version"]
     return {**found, **toolchains.libraries(installed, root)}
 
 

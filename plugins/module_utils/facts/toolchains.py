@@ -16,7 +16,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
 PRESENT = "present"
 """Stands for the version of a library that was found."""
@@ -51,7 +51,7 @@ def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
     folders = [folder for prefix in prefixes for folder in _include_folders(prefix)]
     return [
         name
-        for name in backends.libraries(backend)
+        for name in toolkits.libraries(backend)
         if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders))
     ]
 
@@ -61,11 +61,11 @@ def _patterns(library: str, folders: list[str]) -> list[str]:
 
     :param folders: for headers.
     """
-    known = backends.LIBRARIES[library]
+    known = toolkits.LIBRARIES[library]
     return [*known.files, *(f"{folder[1:]}/{known.header}" for folder in folders if known.header)]
 
 
-def _compiler(folder: Path, prefix: str, toolkit: backends.Toolkit, ask: Ask) -> str | None:
+def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) -> str | None:
     """Path of a toolkit's compiler; None where it is not found."""
     own = next((path for path in toolkit.compilers if (folder / path).exists()), None)
     if own or not toolkit.compiler_query:
@@ -74,7 +74,7 @@ def _compiler(folder: Path, prefix: str, toolkit: backends.Toolkit, ask: Ask) ->
     return f"{place}/{Path(toolkit.compilers[0]).name}" if place else None
 
 
-def _components(root: Path, folder: Path, toolkit: backends.Toolkit) -> dict[str, str]:
+def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
     """Component → its prefix, of those that are installed beside the compiler's folder: of its version, or else the newest that fits."""
     components = {}
     own = versions.numbers(folder.name)
@@ -87,13 +87,13 @@ def _components(root: Path, folder: Path, toolkit: backends.Toolkit) -> dict[str
     return components
 
 
-def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> list[dict]:
-    toolkits = []
+def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
+    found = []
     for folder, links in _prefixes(root, toolkit.places).items():
         prefix = _on_host(root, folder)
         version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)
-        toolkits.append(
+        found.append(
             {
                 "backend": backend,
                 "prefix": prefix,
@@ -104,13 +104,13 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: backends.Toolkit) -> 
                 **({"components": components} if toolkit.components else {}),
             }
         )
-    return toolkits
+    return found
 
 
 def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """Every toolkit of the host that works, oldest first."""
     toolchains = [
-        entry for backend, toolkit in backends.TOOLKITS.items() for entry in _toolkits(root, ask, backend, toolkit)
+        entry for backend, toolkit in toolkits.SIDE_BY_SIDE.items() for entry in _toolkits(root, ask, backend, toolkit)
     ]
     working = [toolchain for toolchain in toolchains if toolchain["version"]]
     return sorted(working, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"]))
@@ -122,5 +122,5 @@ def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {
         name: PRESENT if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
-        for name in backends.LIBRARIES
+        for name in toolkits.LIBRARIES
     }

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
+What compiles for it is in toolkits.py, which every host gets.
 
 Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
 backend (planner/advisories, planner/placement/devices.py). What most of them have alike is a default.
@@ -9,11 +10,16 @@ backend (planner/advisories, planner/placement/devices.py). What most of them ha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Callable, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import (
+    AMDGPU,
+    BACKENDS,
+    IK_LLAMA,
+    MAINLINE,
+)
 
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -62,12 +68,6 @@ AMX_OFF = "-U__AMX_INT8__"
 is no option of compilers before GCC 11 and Clang 11, nor of those for a GPU."""
 
 
-BUILD_TOOLS = ["cmake", "ninja", "c++"]
-"""Commands every build needs."""
-OPTIONAL_TOOLS = ["ccache"]
-"""Commands that make builds faster."""
-
-
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 """Option of Mesa's Vulkan driver for AMD, of its configuration and of the environment, that shows all of a memory that is the host's too as the
 device's own. It is ``true`` or ``false``; anything else is ignored (parseValue in src/util/xmlconfig.c)."""
@@ -90,53 +90,6 @@ class Form(NamedTuple):
     """Architecture → first toolkit that compiles for it."""
     left_out: tuple[tuple[str, str], ...]
     """From which toolkit on, architectures below which one are no longer compiled for."""
-
-
-class Library(NamedTuple):
-    """What a build needs beside commands, by the name that packages.yml uses."""
-
-    name: str
-    header: str = ""
-    """One of its headers, below a folder for headers: the system's or a toolkit's. Empty where ``files`` tell."""
-    files: tuple[str, ...] = ()
-    """Patterns of which one exists where it is installed."""
-    vendor: str = ""
-    """Who has it where a distribution does not."""
-    of_ik_llama: bool = True
-    """Whether ik_llama.cpp needs it, too."""
-
-
-class Toolkit(NamedTuple):
-    """What compiles for a backend beside the host's own compiler."""
-
-    title: str
-    command: str
-    """Its version is the toolkit's."""
-    declared: str
-    """Version that is taken for granted of a host which is only declared."""
-    vendor: str = ""
-    """Who has it where a distribution does not."""
-    places: tuple[str, ...] = ()
-    """Patterns of the command, below the root, where several are installed side by side, each with a prefix of its own. None of a plain tool."""
-    version_file: str = ""
-    """File below the prefix that says the version better than the command does."""
-    compilers: tuple[str, ...] = ()
-    """Where its compiler is below the prefix, the usual place first."""
-    compiler_query: str = ""
-    """Argument that has the command print the folder of its compiler."""
-    components: Mapping[str, bool] = {}
-    """Parts beside the compiler's folder, each with a prefix of its own → whether its major version has to be the compiler's."""
-    minimum: str = ""
-    """First version that compiles llama.cpp; empty where architectures alone decide."""
-    environment: Mapping[str, str] = {}
-    """Of a build: ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (paths of what is
-    installed, joined by colons)."""
-    not_of_system: tuple[str, ...] = ()
-    """Variables of these that do not name a toolkit of the distribution."""
-    host_compiler: str = ""
-    """Further variable that names the compiler of the host."""
-    of_services: tuple[str, ...] = ()
-    """Variables of these that programs need when they run, too."""
 
 
 class Visible(NamedTuple):
@@ -173,8 +126,6 @@ class Backend(NamedTuple):
     """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
     architecture: Form | None = None
     """None where programs are compiled for all devices alike."""
-    toolkit: Toolkit | None = None
-    libraries: tuple[Library, ...] = ()
     any_vendor: bool = False
     """Whether it drives devices that backends of their vendors drive, too."""
     device_files: tuple[str, ...] = ()
@@ -204,28 +155,12 @@ VULKAN = Backend(
     name="vulkan",
     preference=5,
     options={"GGML_VULKAN": "ON"},
-    toolkit=Toolkit(title="glslc", command="glslc", declared="2025.2"),
-    libraries=(
-        Library("vulkan-headers", "vulkan/vulkan.h"),
-        Library(
-            "vulkan-loader", files=("usr/lib*/libvulkan.so", "usr/lib/*/libvulkan.so", "usr/local/lib*/libvulkan.so")
-        ),
-        Library(
-            "spirv-headers",
-            files=tuple(
-                f"{folder}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
-                for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
-            ),
-            of_ik_llama=False,
-        ),
-    ),
     device="Vulkan{}",
     any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
 )
 
-_AMD = "AMD's repository of ROCm"
 HIP = Backend(
     name="hip",
     preference=2,
@@ -242,35 +177,14 @@ HIP = Backend(
         since={},
         left_out=(),
     ),
-    toolkit=Toolkit(
-        title="ROCm",
-        command="hipconfig",
-        declared="7.2",
-        vendor=_AMD,
-        places=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
-        version_file=".info/version",
-        compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
-        compiler_query="-l",
-        minimum="6.1",
-        # ROCM_PATH is where llama.cpp's cmake looks for libraries. With a distribution's own, clang would look for AMD's device
-        # libraries there, and not beside itself, where the distribution has them.
-        environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
-        not_of_system=("ROCM_PATH",),
-    ),
-    libraries=(
-        Library("hip-headers", "hip/hip_runtime.h", vendor=_AMD),
-        Library("hipblas", "hipblas/hipblas.h", vendor=_AMD),
-        Library("rocblas", "rocblas/rocblas.h", vendor=_AMD),
-    ),
     device="ROCm{}",
     device_files=("char-drm", "/dev/kfd"),
-    kernel_driver="amdgpu",
+    kernel_driver=AMDGPU,
     visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
     alignment=128,
     pads_rows=True,
 )
 
-_NVIDIA = "NVIDIA's repository of CUDA"
 CUDA = Backend(
     name="cuda",
     preference=1,
@@ -299,19 +213,6 @@ CUDA = Backend(
         },
         left_out=(("13.0", "7.5"), ("12.0", "5.0")),
     ),
-    toolkit=Toolkit(
-        title="CUDA",
-        command="nvcc",
-        declared="12.9",
-        vendor=_NVIDIA,
-        places=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
-        compilers=("bin/nvcc",),
-        # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
-        minimum="11.0",
-        environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
-        host_compiler="CUDAHOSTCXX",
-    ),
-    libraries=(Library("cublas", "cublas_v2.h", vendor=_NVIDIA),),
     device="CUDA{}",
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
@@ -329,42 +230,12 @@ METAL = Backend(
     maps_weights=True,
 )
 
-_INTEL = "Intel's repository of oneAPI"
 SYCL = Backend(
     name="sycl",
     preference=4,
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
     off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
-    toolkit=Toolkit(
-        title="oneAPI",
-        command="icx",
-        declared="2025.3",
-        vendor=_INTEL,
-        places=("opt/intel/oneapi/compiler/*/bin/icx",),
-        compilers=("bin/icx",),
-        components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
-        minimum="2025.0",
-        environment={
-            "CC": "{compiler}",
-            "CXX": "{prefix}/bin/icpx",
-            "ONEAPI_ROOT": "{beside}",
-            "CMPLR_ROOT": "{prefix}",
-            "CMAKE_PREFIX_PATH": "{packages}",
-            "LD_LIBRARY_PATH": "{libraries}",
-        },
-        of_services=("LD_LIBRARY_PATH",),
-    ),
-    libraries=(
-        Library("mkl", "oneapi/mkl.hpp", vendor=_INTEL),
-        Library("dnnl", "dnnl.hpp", vendor=_INTEL),
-        Library(
-            "level-zero-driver",
-            "",
-            ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
-            "Intel's repository of drivers for graphics",
-        ),
-    ),
     device="SYCL{}",
     device_files=("char-drm",),
     visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
@@ -378,51 +249,7 @@ SYCL = Backend(
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
 """Those with devices, in the order in which ``auto`` takes them."""
-TOOLKITS = {record.name: record.toolkit for record in RECORDS.values() if record.toolkit and record.toolkit.places}
-"""Backend → its toolkit, of those that are installed side by side, each below a prefix of its own."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
-OPENSSL = Library(
-    "openssl",
-    "",
-    tuple(
-        f"{folder}/openssl/ssl.h"
-        for folder in (
-            "usr/include",
-            "usr/local/include",
-            "opt/homebrew/include",
-            "opt/homebrew/opt/openssl@3/include",
-            "usr/local/opt/openssl@3/include",
-        )
-    ),
-)
-"""What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
-IBVERBS = Library("ibverbs", "infiniband/verbs.h")
-"""What RDMA is built with. A package for development brings what programs need of it when they run."""
-RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN.name, "vulkan-driver": VULKAN.name}
-"""What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
-_SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
-_RUNTIME_FILES = {
-    **{
-        name: tuple(place.format(f"{name}.so.{version}") for place in _SHARED)
-        for name, version in (("libgomp", 1), ("libssl", 3), ("libvulkan", 1))
-    },
-    "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
-}
-LIBRARIES = {
-    **{library.name: library for record in RECORDS.values() for library in record.libraries},
-    OPENSSL.name: OPENSSL,
-    IBVERBS.name: IBVERBS,
-    **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
-}
-DECLARED_TOOLS = {
-    record.toolkit.command: record.toolkit.declared for record in RECORDS.values() if record.toolkit is not None
-}
-"""Command of a toolkit → the version that is taken for granted of a host which is only declared."""
-VENDORS = {
-    **{own.toolkit.command: own.toolkit.vendor for own in RECORDS.values() if own.toolkit and own.toolkit.vendor},
-    **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
-}
-"""Tool or library → who has it where a distribution does not."""
 
 
 def device_name(backend: str, index: int) -> str:
@@ -441,30 +268,12 @@ def hiding(backend: str) -> Visible | None:
     return visible if visible and visible.counted else None
 
 
-def toolkit(backend: str) -> str:
-    """The command whose version is the toolkit's: the compiler's where there is no toolkit."""
-    own = RECORDS[backend].toolkit
-    return own.command if own else "c++"
-
-
-def tools(backend: str) -> list[str]:
-    """Commands that a build for this backend needs."""
-    own = RECORDS[backend].toolkit
-    return [*BUILD_TOOLS, *([own.command] if own else [])]
-
-
-def libraries(backend: str, fork: str = MAINLINE) -> list[str]:
-    """What else it needs, by the names of LIBRARIES."""
-    own = RECORDS[backend].libraries
-    return [library.name for library in own if library.of_ik_llama or fork == MAINLINE]
-
-
 def service_environment(backend: str, of_build: Mapping[str, str], compiled: bool) -> dict[str, str]:
     """What programs of a build need when they run.
 
     :param of_build: environment in which they were compiled, or that compiled programs need.
     """
-    own = RECORDS[backend].toolkit
+    own = toolkits.TOOLKIT_OF.get(backend)
     inherited = tuple(of_build) if not compiled else own.of_services if own else ()
     return {**RECORDS[backend].environment, **{name: of_build[name] for name in inherited if name in of_build}}
 
@@ -522,9 +331,3 @@ def cmake_options(
     if all_quants and record.all_quants:
         options[record.all_quants] = "ON"
     return options
-
-
-def backend_of(identity: str) -> str | None:
-    """The backend that the id of a build names; None of a name that is no such id."""
-    match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
-    return match.group(1) if match else None

@@ -5,7 +5,17 @@
 
 from __future__ import annotations
 
+import re
+
 MAINLINE = "llama.cpp"
 IK_LLAMA = "ik_llama.cpp"
-BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal", "sycl")
+CPU, VULKAN, HIP, CUDA, METAL, SYCL = BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal", "sycl")
 """As the table of backends has them."""
+AMDGPU = "amdgpu"
+"""Kernel driver of AMD's devices."""
+
+
+def backend_of(identity: str) -> str | None:
+    """The backend that the id of a build names; None of a name that is no such id."""
+    match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
+    return match.group(1) if match else None

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
-DRIVER = "amdgpu"
+DRIVER = AMDGPU
 """Of the kernel, whose devices these parameters are for."""
 PAGE_KIB = 4
 KEPT_MIB = 4096

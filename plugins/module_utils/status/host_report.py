@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import Ask
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 LOG_LINES, TEXT = 2000, 400_000
@@ -52,7 +53,7 @@ def read(scope: str, key_file: str | None) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     with suppress(OSError):
-        keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*reading.KEY_TEXT)
+        keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         known = {line.strip(): "API key" for line in keys.splitlines()}
     found = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
     return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}

@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP, LOADING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
@@ -74,7 +75,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     ask = health.healthy and (wake or not sleeps)
     if asked and ask:  # this begins its load
         reply = client.ask(f"/props?model={quote(asked.name, safe='')}", max(seconds, LEAST_SECONDS))
-        if reply.text.startswith(reading.LATE):
+        if reply.text.startswith(replies.LATE):
             health, ask = Health(False, server_client.LOADING), False
     completion = _complete(client, subject) if ask else None
     log = _start_log(folder, asked)

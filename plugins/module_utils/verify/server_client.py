@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
@@ -35,7 +36,7 @@ def first_key(path: str | None) -> str | None:
     """The first API key of a file, with which the server is asked."""
     if not path:
         return None
-    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode(*reading.KEY_TEXT).split("\n")
+    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode(*replies.KEY_TEXT).split("\n")
     return next((line.strip() for line in lines if line.strip()), None)
 
 
@@ -51,7 +52,7 @@ class Client:
         try:
             if path:
                 text = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
-                self._certificate = reading.first_certificate(text)
+                self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._objection = printable(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}")
@@ -63,15 +64,15 @@ class Client:
         """
         deadline = time.monotonic() + seconds
         while not self._objection:
-            reply = reading.ask(self._place, "/health", patience, certificate=self._certificate)
+            reply = replies.ask(self._place, "/health", patience, certificate=self._certificate)
             if reply.status == 200:
                 return Health(True, "ok")
-            if reply == (0, reading.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
+            if reply == (0, replies.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
                 return Health(False, LOADING if reply.status == 503 else _error(reply))
             time.sleep(0.5)
         return Health(False, self._objection)
 
-    def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> reading.Reply:
+    def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> replies.Reply:
         """The reply to a question that needs the key.
 
         :raises OSError: the key cannot be read.
@@ -85,7 +86,7 @@ class Client:
                 return None
             return f"the API key was not sent: no program of the cluster listens on {self._place}"
 
-        return reading.ask(self._place, path, seconds, question, key, objection, self._certificate)
+        return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
         """Of a router; none where its reply has another form."""
@@ -101,12 +102,12 @@ def _model(entry: Any) -> ModelStatus:
     return ModelStatus(printable(entry["id"]), state)
 
 
-def _error(reply: reading.Reply) -> str:
+def _error(reply: replies.Reply) -> str:
     text = printable(reply.text)
     return f"status {reply.status}: {text}" if reply.status else text
 
 
-def completion(reply: reading.Reply) -> Completion:
+def completion(reply: replies.Reply) -> Completion:
     """llama-server's reply to a question."""
     if reply.status != 200:
         return Completion(error=_error(reply))

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -39,7 +39,7 @@ class Waiting:
         """The evidence to judge, with a health that says why waiting has ended; None while it makes sense to wait."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.number
-        if evidence.health.healthy or evidence.health.detail == reading.OTHER_CERTIFICATE:
+        if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
             return evidence
         if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
             exits = evidence.exits

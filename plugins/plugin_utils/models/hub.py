@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, redaction, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
@@ -55,7 +55,7 @@ def endpoint() -> str:
     """
     url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     try:
-        if urlsplit(url).hostname and urlsplit(url).port != 0 and not validation.has_secret(url):
+        if urlsplit(url).hostname and urlsplit(url).port != 0 and not redaction.has_secret(url):
             return url
     except ValueError:
         pass

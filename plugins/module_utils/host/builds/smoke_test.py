@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, replies, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
 SECONDS = 60
@@ -170,7 +170,7 @@ def _free_port() -> int:
 def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
     """What llama-server answers, as soon as it does."""
     while True:
-        reply = reading.ask(f"{LOOPBACK}:{port}", path, server.left(), body)
+        reply = replies.ask(f"{LOOPBACK}:{port}", path, server.left(), body)
         with suppress(ValueError):
             if reply.status == 200:
                 return reading.parse(reply.text)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 PACKED, PARTIAL, UNPACKED = ".tar.gz", ".new", ".unpacked"
 UNFINISHED = (UNPACKED, PACKED + PARTIAL)
@@ -54,13 +54,13 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
     for ending in UNFINISHED:
         identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
-    return sorted(identity for identity in identities - set(exceptions) if backends.backend_of(identity))
+    return sorted(identity for identity in identities - set(exceptions) if words.backend_of(identity))
 
 
 def clear_build(cache: str, identity: str) -> None:
     """Removes what a build left, apart from sources and ccache. Of what has no such id nothing: the cache has no mark, and an operator may have put
     it there."""
-    if backends.backend_of(identity):
+    if words.backend_of(identity):
         builds = Path(cache) / "builds"
         shutil.rmtree(builds / identity, ignore_errors=True)
         for ending in (".log", PACKED, *UNFINISHED):

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import (
@@ -183,8 +183,8 @@ def unneeded_releases(planned: HostPlan) -> list[str]:
         (name for name in times.keys() | wanted if not name.startswith(".")),
         key=lambda name: (name not in wanted, name in free, -times.get(name, 0)),
     )
-    for backend in dict.fromkeys(map(backends.backend_of, whole)):
-        own = [name for name in whole if backends.backend_of(name) == backend]
+    for backend in dict.fromkeys(map(words.backend_of, whole)):
+        own = [name for name in whole if words.backend_of(name) == backend]
         room = KEPT_RELEASES - (0 if wanted.intersection(own) else 1)
         unneeded += [name for name in own[room:] if name in free]
     return sorted(name for name in free if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
@@ -28,10 +28,10 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
         if unused:
             kinds = {accelerator.backend for accelerator in unused}
             backend = next(one for one in backends.PREFERRED if one in kinds)
-            toolkit, built = backends.RECORDS[backend].toolkit, context.backends_of(name)
+            toolkit, built = toolkits.TOOLKIT_OF.get(backend), context.backends_of(name)
             kept = [one for one in built if one != backends.CPU.name]
             compiles = sources[backend] in release_request.COMPILED and not kept
-            parts = [toolkit.title, *backends.libraries(backend)] if toolkit and compiles else []
+            parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and compiles else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",

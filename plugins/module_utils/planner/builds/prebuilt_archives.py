@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, prebuilt, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
 
@@ -42,8 +42,8 @@ def run(facts: Facts, backend: str) -> bool:
 
 
 def libraries(facts: Facts, backend: str) -> list[str]:
-    """What programs of the archives need of the system, as backends.RUNTIME names it."""
-    known = backends.RUNTIME if facts.system == "Linux" else {}
+    """What programs of the archives need of the system, as toolkits.RUNTIME names it."""
+    known = toolkits.RUNTIME if facts.system == "Linux" else {}
     return [name for name, own in known.items() if own in ("", backend)]
 
 

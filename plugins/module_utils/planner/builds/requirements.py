@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
@@ -76,7 +76,7 @@ def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -
 
 def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
     """Whether the host has devices of this backend, and what its programs need."""
-    further = backends.tools(backend)[len(backends.BUILD_TOOLS) :]
+    further = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
     buildable = all(facts.toolchain.get(tool) for tool in further) and not _missing_libraries(facts, backend)
     if not facts.of_backend(backend):
         return False
@@ -87,10 +87,10 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
 
 def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
     """Missing libraries of a backend; with several toolkits, those of the most complete one. Empty if the facts do not list libraries."""
-    toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
-    if backend in backends.TOOLKITS and toolkits:
-        return min((toolchains.missing_libraries(toolkit) for toolkit in toolkits), key=len)
-    return [name for name in backends.libraries(backend, fork) if _lacks(facts, name)]
+    installed = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
+    if backend in toolkits.SIDE_BY_SIDE and installed:
+        return min(map(toolchains.missing_libraries, installed), key=len)
+    return [name for name in toolkits.libraries(backend, fork) if _lacks(facts, name)]
 
 
 def unused_accelerators(host: Host, chosen: Collection[str]) -> list[str]:
@@ -124,13 +124,13 @@ def tools_of(
         *service_managers.MANAGERS[facts.service_manager].tools,
         *(name for name in of_root if name in packages and _lacks(facts, name)),
         *[names.STUNNEL] * (host.transport == names.STUNNEL),
-        *[backends.IBVERBS.name] * host.rdma,
+        *[toolkits.IBVERBS.name] * host.rdma,
     ]
     tools: dict[str, str] = {}
     for backend in built:
         needs = _needs(host, backend, catalogue, wanted[backend])
         secures = backend == secured and wanted[backend].source in release_request.COMPILED
-        more = [*further, *[backends.OPENSSL.name] * secures]
+        more = [*further, *[toolkits.OPENSSL.name] * secures]
         lacking = needs.lacking | {name for name in more if _lacks(facts, name)}
         of_release = {name: name for name in needs.wanted if wanted[backend].source == "package"}
         tools.update(_installable(host, Needs([*needs.wanted, *more], lacking), {**of_release, **packages}))
@@ -159,10 +159,10 @@ def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan)
         wanted = [*offered["libraries"][backend], *(offered["programs"][program]["package"] for program in programs)]
         return Needs(wanted, set(wanted) - set(facts.packaged.installed if facts.packaged else ()))
     if release.source in release_request.COMPILED:
-        libraries = backends.libraries(backend, release.fork)
+        libraries = toolkits.libraries(backend, release.fork)
         toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
         missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
-        tools, patch = backends.tools(backend), ["patch"] * bool(release.patches)
+        tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
         lacking = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
         return Needs([*tools, *libraries, *patch], {*lacking, *missing})
     wanted = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
@@ -177,7 +177,7 @@ def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[
     facts, missing = host.facts, [tool for tool in needs.wanted if tool in needs.lacking]
     unknown = [tool for tool in missing if tool not in packages]
     if unknown:
-        sources = sorted({backends.VENDORS[tool] for tool in unknown if tool in backends.VENDORS})
+        sources = sorted({toolkits.VENDORS[tool] for tool in unknown if tool in toolkits.VENDORS})
         raise Refusal(
             f"{host.name} lacks {', '.join(unknown)}, and the collection knows no package for it on {facts.distribution.id}: "
             f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
@@ -203,4 +203,4 @@ def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]
     may = (
         host.facts.scope == "system" and host.facts.system != "Darwin" and set(sources) & set(release_request.COMPILED)
     )
-    return {tool: packages[tool] for tool in backends.OPTIONAL_TOOLS if may and tool in packages}
+    return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if may and tool in packages}

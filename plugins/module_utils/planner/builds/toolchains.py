@@ -10,7 +10,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Toolchain
 
 MINIMUM_COMPILER = "9"
@@ -21,7 +21,7 @@ def missing_libraries(toolkit: Toolchain) -> list[str]:
     """Missing libraries of a toolkit; empty if its libraries are unknown."""
     if toolkit.libraries is None:
         return []
-    return [name for name in backends.libraries(toolkit.backend) if name not in toolkit.libraries]
+    return [name for name in toolkits.libraries(toolkit.backend) if name not in toolkit.libraries]
 
 
 def instead(facts: Facts, backend: str) -> str:
@@ -33,7 +33,7 @@ def instead(facts: Facts, backend: str) -> str:
 
 def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Why this one cannot build for these architectures, with what could; None where it can."""
-    toolkit, form = backends.TOOLKITS[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
+    toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
     own = f"{toolkit.title} {toolchain.version}"
     version = numbers(toolchain.version)
     if version < numbers(toolkit.minimum):
@@ -65,10 +65,10 @@ def _at_prefix(wanted: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
     """A toolkit of which only the version is known; its compiler is at the usual path below the prefix. Empty without a version."""
-    version = facts.toolchain.get(backends.toolkit(backend))
-    if backend not in backends.TOOLKITS or not version:
+    version = facts.toolchain.get(toolkits.command(backend))
+    if backend not in toolkits.SIDE_BY_SIDE or not version:
         return []
-    compiler = f"{prefix}/{backends.TOOLKITS[backend].compilers[0]}" if prefix else None
+    compiler = f"{prefix}/{toolkits.SIDE_BY_SIDE[backend].compilers[0]}" if prefix else None
     return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
@@ -85,7 +85,7 @@ def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: li
     whole = whole or [toolkit for toolkit in fitting if toolkit.prefix == names.SYSTEM]
     if not whole:
         newest = fitting[-1]
-        title = backends.TOOLKITS[newest.backend].title
+        title = toolkits.SIDE_BY_SIDE[newest.backend].title
         raise Refusal(
             f"{name} has {title} {newest.version} in {newest.prefix} without {', '.join(missing_libraries(newest))}: install their development "
             f"packages for that {title}, name one that has them in llama_build_toolchain, {other}"
@@ -103,7 +103,7 @@ def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[st
     """
     found, toolkit = _at_prefix(wanted, facts, backend) if wanted else {}, None
     compiler = found.get(backends.CPU.name)
-    if backend in backends.TOOLKITS:
+    if backend in toolkits.SIDE_BY_SIDE:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
         offered = [found[backend]] if backend in found else installed or _declared_toolkit(backend, facts, None)
         toolkit = _newest(name, offered, facts, facts.architectures(backend))
@@ -112,7 +112,7 @@ def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[st
         _recent_enough(name, facts, own)
     return {
         "toolkit": toolkit,
-        "version": toolkit.version if toolkit else facts.toolchain.get(backends.toolkit(backend)),
+        "version": toolkit.version if toolkit else facts.toolchain.get(toolkits.command(backend)),
         "compiler": compiler.compiler if compiler else own,
         "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
@@ -131,7 +131,7 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
         return {}
     cxx = str(compiler.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
-    toolkit = backends.RECORDS[backend].toolkit
+    toolkit = toolkits.TOOLKIT_OF.get(backend)
     return {**environment, **({toolkit.host_compiler: cxx} if toolkit and toolkit.host_compiler else {})}
 
 
@@ -139,7 +139,7 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     """What names the toolkit to cmake, and to the programs. A component that was not looked for is where ``latest`` leads."""
     if not toolkit or not toolkit.prefix:
         return {}
-    known, prefix = backends.TOOLKITS[toolkit.backend], toolkit.prefix
+    known, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
     beside = prefix.rsplit("/", 2)[0]
     components = toolkit.components or {name: f"{beside}/{name}/latest" for name in known.components}
     installed = [prefix, *components.values()]

@@ -18,11 +18,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    limits,
     model_inputs,
     release_request,
     turns,
@@ -55,7 +56,7 @@ DECLARED: dict[str, Any] = {
         "cmake": "3.31",
         "ninja": "1.12",
         "c++": "14.2",
-        **backends.DECLARED_TOOLS,
+        **toolkits.DECLARED_TOOLS,
         "patch": "2.7",
     },
     "toolchains": None,
@@ -98,7 +99,7 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
     for host, given in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
-        misspelt = validation.problem("a variable", given["unknown_variables"])
+        misspelt = limits.problem("a variable", given["unknown_variables"])
         if misspelt:
             raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
     _check_name("the cluster", cluster)
@@ -150,7 +151,7 @@ def check(host: str, given: Mapping[str, Any]) -> None:
     """
     _check_name("a host", host)
     for variable, value in given.items():
-        problem = validation.problem(variable, value)
+        problem = limits.problem(variable, value)
         if problem:
             raise Refusal(f"{problem.where} {problem.why} (host {host})")
 
@@ -437,7 +438,7 @@ def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
-    toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in backends.OPTIONAL_TOOLS}
+    toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in toolkits.OPTIONAL_TOOLS}
     return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
 
 

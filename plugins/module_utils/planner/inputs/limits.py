@@ -1,0 +1,72 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Limits of the values of variables, whatever they mean: no control characters, no secrets, numbers that JSON can hold, and so many levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
+
+DEEPEST = 32
+"""Levels of a value."""
+
+
+class Problem(NamedTuple):
+    """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
+
+    where: str
+    why: str
+
+
+def problem(where: str, value: Any, level: int = 0) -> Problem | None:
+    """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
+
+    :param where: the variable.
+    """
+    why = _why(value) if level <= DEEPEST else f"has more than {DEEPEST} levels: shorten it"
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        why = why or next(filter(None, map(_why_name, value)), "")
+        parts = ((f"{where}.{name}", part) for name, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = ((f"{where}[{index}]", part) for index, part in enumerate(value))
+    if why:
+        return Problem(where, why)
+    return next(filter(None, (problem(place, part, level + 1) for place, part in parts)), None)
+
+
+def _why_name(name: Any) -> str:
+    """What is wrong with a name in a mapping; nothing where it is right."""
+    if isinstance(name, str) and len(name) > validation.LONGEST_NAME:
+        return f"has a name of {len(name)} characters: use {validation.LONGEST_NAME} or fewer"
+    if isinstance(name, str) and not _why(name):
+        return ""
+    shown = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
+    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
+
+
+def _why(value: Any) -> str:
+    """What is wrong with a value, whatever it contains; nothing where it is right."""
+    if isinstance(value, str):
+        if len(value) > validation.LONGEST:
+            return f"has {len(value)} characters: use {validation.LONGEST} or fewer"
+        if not validation.is_plain(value):
+            return f"is {validation.show(value)}, which has a line break or another control character: remove it"
+        if redaction.has_secret(value):
+            return (
+                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
+                "the controller; fetch any other file yourself, and give its path"
+            )
+        return ""
+    if isinstance(value, (int, float)):
+        return (
+            ""
+            if -validation.LARGEST <= value <= validation.LARGEST
+            else f"is {validation.show(value)}: use a finite number up to {validation.LARGEST}"
+        )
+    if value is None or isinstance(value, (Mapping, list, tuple)):
+        return ""
+    return f"is {validation.show(value)}: write it as a text, in quotes"
