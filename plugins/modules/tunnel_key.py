@@ -27,7 +27,7 @@ options:
     type: str
     required: true
   keep:
-    description: Whether the key that was first before is taken too.
+    description: Whether the keys that were taken before are taken too. A run that ended early leaves several, and the head may use any of them.
     type: bool
     default: false
   account:
@@ -48,6 +48,7 @@ EXAMPLES = r"""
 
 RETURN = r""" # """
 
+import os
 import re
 import time
 from pathlib import Path
@@ -73,7 +74,7 @@ def main():
     path, key = Path(module.params["path"]), module.params["key"]
     if not re.fullmatch("[0-9a-f]{64}", key):
         module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
-    was_read = path.exists()
+    was_read = os.path.lexists(path)
     with errors.reported(module):
         changed = tunnel_keys.add(path, key, module.params["account"], module.params["keep"], module.check_mode)
     if changed and was_read and not module.check_mode:

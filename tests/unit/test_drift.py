@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_in
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
@@ -242,7 +243,7 @@ def with_key(planned, mode=None):
     planned.change(tunnel_keys=(str(path),))
     if mode is not None:
         path.parent.mkdir()
-        path.write_text("identity:key\n")
+        path.write_text(tunnel_keys.line_of("0" * 64))
         path.chmod(mode)
 
 
@@ -287,7 +288,7 @@ def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
 def test_a_key_is_reported_by_its_identity_alone(planned):
     with_key(planned, 0o600)
     found = planned.drift()
-    assert found.tunnel_keys == {f"{planned.prefix}/keys/192.0.2.11": ("identity",)}
+    assert found.tunnel_keys == {f"{planned.prefix}/keys/192.0.2.11": (tunnel_keys.identity_of("0" * 64),)}
     assert found.differences == STOPPED
 
 

@@ -111,8 +111,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
 
 def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server, folder, local, monkeypatch):
     one, two = several(typed(local.plan()), "one", "a two").head.models
-    (folder / "a%20two").mkdir()
-    (folder / "a%20two" / journal.START_LOG).write_text("[1] load: CPU model buffer size = 2 MiB\n")
+    (folder / f"a%20two.{journal.START_LOG}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}

@@ -106,10 +106,10 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
     until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
     asked.join()
     until(lambda: cluster.is_now("serving"))
-    log = (cluster.state / "slow" / journal.START_LOG).read_text()
+    log = (cluster.state / f"slow.{journal.START_LOG}").read_text()
     assert "model buffer size loads slowly" in log
     assert "model buffer size answers" not in log
-    assert "model buffer size answers" in (cluster.state / "one" / journal.START_LOG).read_text()
+    assert "model buffer size answers" in (cluster.state / f"one.{journal.START_LOG}").read_text()
 
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
@@ -125,8 +125,8 @@ def test_what_children_say_is_kept_with_their_models(tmp_path):
             router.note(start_log, said[at : at + 7])
         router.note(start_log, b"x" * (llama_server.LONGEST_LINE + 1))
     assert router.cut == b""
-    assert (tmp_path / "a%2Fb" / journal.START_LOG).read_text() == "[40003] again\n"
-    assert (tmp_path / "two" / journal.START_LOG).read_text() == "[ 4002] two\n"
+    assert (tmp_path / f"a%2Fb.{journal.START_LOG}").read_text() == "[40003] again\n"
+    assert (tmp_path / f"two.{journal.START_LOG}").read_text() == "[ 4002] two\n"
     whole = (tmp_path / journal.START_LOG).read_text()
     assert whole.count("spawning") == 3
     assert "router\n" in whole

@@ -1,5 +1,6 @@
 """Keys of tunnels on their hosts."""
 
+import itertools
 import os
 import pwd
 import stat
@@ -13,18 +14,20 @@ OLD, NEW = "0" * 64, "1" * 64
 OLD_ID, NEW_ID = map(tunnel_keys.identity_of, (OLD, NEW))
 
 
-def test_a_key_is_renewed_with_both_taken_in_between(tmp_path):
-    path = tmp_path / "192.0.2.11"
-    for key, keep, expected in (
-        (OLD, False, (OLD_ID,)),
-        (NEW, True, (NEW_ID, OLD_ID)),
-        (NEW, False, (NEW_ID,)),
-    ):
-        assert tunnel_keys.add(path, key, None, keep, check=False)
-        assert not tunnel_keys.add(path, key, None, keep, check=False)
-        assert tunnel_keys.identities(path, None) == expected
-    assert path.read_text() == tunnel_keys.line_of(NEW)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+@pytest.mark.parametrize("ended", [*itertools.product(range(4), repeat=2)], ids=str)
+def test_the_head_is_let_in_at_each_step_wherever_earlier_renewals_ended(tmp_path, ended):
+    """:param ended: after how many of the three steps each renewal ended."""
+    head, worker = tmp_path / "head", tmp_path / "worker"
+    for path in (head, worker):
+        tunnel_keys.add(path, OLD, None, False, check=False)
+    for key, steps in zip("123", (*ended, 3)):
+        for path, keep in ((worker, True), (head, False), (worker, False))[:steps]:
+            assert tunnel_keys.add(path, key * 64, None, keep, check=False)
+            assert not tunnel_keys.add(path, key * 64, None, keep, check=False)
+            assert tunnel_keys.identities(head, None)[0] in tunnel_keys.identities(worker, None)
+    for path in (head, worker):
+        assert path.read_text() == tunnel_keys.line_of("3" * 64)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_what_another_account_could_read_or_write_is_no_key(tmp_path):
@@ -37,6 +40,27 @@ def test_what_another_account_could_read_or_write_is_no_key(tmp_path):
     assert tunnel_keys.identities(path, other) == ()
     tunnel_keys.add(path, NEW, None, True, check=False)
     assert tunnel_keys.identities(path, None) == (NEW_ID, OLD_ID)
+
+
+@pytest.mark.parametrize("form", ["line of a secret", "", "0" * 16 + ":" + "0" * 63, tunnel_keys.line_of(OLD).upper()])
+def test_what_has_not_the_form_of_a_key_is_none_and_is_not_kept(tmp_path, form):
+    path = tmp_path / "192.0.2.11"
+    path.write_text(form + "\n")
+    path.chmod(0o600)
+    tunnel_keys.add(path, NEW, None, True, check=False)
+    assert path.read_text() == tunnel_keys.line_of(NEW)
+
+
+def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path):
+    secret, path = tmp_path / "secret", tmp_path / "192.0.2.11"
+    tunnel_keys.add(secret, OLD, None, False, check=False)
+    for place in (lambda: path.symlink_to(secret), lambda: os.mkfifo(path, 0o600)):
+        place()
+        assert tunnel_keys.identities(path, None) == ()
+        tunnel_keys.add(path, NEW, None, True, check=False)
+        assert path.read_text() == tunnel_keys.line_of(NEW)
+        path.unlink()
+    assert secret.read_text() == tunnel_keys.line_of(OLD)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")

@@ -117,7 +117,7 @@ def test_both_ends_of_stunnel_have_a_folder_of_keys_and_its_package(encrypted):
     hosts = encrypted.plan()["hosts"]
     for name in ("head", "worker1"):
         assert hosts[name]["tunnel_keys"] == ["/opt/llamacpp/keys/192.0.2.11"]
-        assert {"path": "/opt/llamacpp/keys", "owner": "llamacpp", "mode": "0700"} in hosts[name]["folders"]
+        assert {"path": "/opt/llamacpp/keys", "owner": "root", "mode": "0755"} in hosts[name]["folders"]
         assert hosts[name]["tools"]["stunnel"] == "stunnel4"
     assert "tunnel_keys" not in hosts["worker2"]
     assert "stunnel" not in hosts["worker2"]["tools"]

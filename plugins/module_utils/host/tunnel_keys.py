@@ -8,13 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import re
 import stat
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 
 MODE = 0o600
 IDENTITY_DIGITS = 16
+LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
+MOST_BYTES = 64 * 1024
+"""Of a file of keys that are read, the first ones."""
 
 
 def identity_of(key: str) -> str:
@@ -36,13 +41,13 @@ def identities(path: Path, account: str | None) -> tuple[str, ...]:
 
 
 def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
-    """Puts a key first, before the one that was first if that is kept; returns whether the file changes.
+    """Puts a key first, before all others if those are kept; returns whether the file changes.
 
     :raises OSError: it cannot be written, or there is no such account.
     """
     before = _lines(path, account)
     first = line_of(key)
-    after = [first, *([line for line in before if line != first][:1] if keep else [])]
+    after = [first, *(line for line in before if keep and line != first)]
     if after == before:
         return False
     if not check:
@@ -52,13 +57,15 @@ def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> b
 
 def _lines(path: Path, account: str | None) -> list[str]:
     try:
-        status = path.stat()
         owner = os.geteuid() if account is None else _uid(account)
-        if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
-            return []
-        return path.read_text(errors="replace").splitlines(keepends=True)
+        with reading.open_file(path) as stream:
+            status = os.fstat(stream.fileno())
+            if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
+                return []
+            lines = stream.read(MOST_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
+    return [line for line in lines if LINE.fullmatch(line)]
 
 
 def _uid(account: str) -> int:

@@ -324,9 +324,9 @@ class Watched:
         return bool(said)
 
 
-def folder_of_model(state: Path, name: str) -> Path:
-    """What the launcher keeps of a model of several."""
-    return state / quote(name, safe="")
+def log_of_model(state: Path, name: str) -> Path:
+    """The log of the last load of a model of several."""
+    return state / f"{quote(name, safe='')}.{journal.START_LOG}"
 
 
 class Head(Watched):
@@ -396,7 +396,7 @@ class Router(Head):
         """Port of a child → the log of its start."""
         self.cut = b""
         """A line whose end has not come yet."""
-        for path in state.glob(f"*/{journal.START_LOG}"):
+        for path in state.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
         super().__init__(argv, [], url, state, silence)
@@ -431,12 +431,10 @@ class Router(Head):
             (self.logs.get(said[1], start_log) if said else start_log).write(line)
 
     def _begin(self, name: bytes, port: bytes) -> None:
-        folder = folder_of_model(self.state, name.decode("utf-8", "replace"))
-        with suppress(OSError):
-            folder.mkdir(exist_ok=True)
-        for other in [other for other, log in self.logs.items() if log.path.parent == folder]:
+        path = log_of_model(self.state, name.decode("utf-8", "replace"))
+        for other in [other for other, log in self.logs.items() if log.path == path]:
             self.logs.pop(other).close()
-        self.logs[port] = journal.StartLog(folder / journal.START_LOG)
+        self.logs[port] = journal.StartLog(path)
 
     def _child(self, pid: int, argv: list[str]) -> Watched:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []

@@ -114,9 +114,9 @@ def _rdma_connections(subject: Subject, host: HostPlan) -> int:
 
 def _start_log(folder: Path, asked: ServedModel | None) -> str:
     """The log of the server's start, or of the last load of a model."""
-    folder = server.folder_of_model(folder, asked.name) if asked else folder
+    path = server.log_of_model(folder, asked.name) if asked else folder / journal.START_LOG
     try:
-        return reading.read(folder / journal.START_LOG, journal.START_LOG_BYTES).decode("utf-8", "replace")
+        return reading.read(path, journal.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

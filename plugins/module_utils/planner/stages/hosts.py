@@ -66,7 +66,7 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         host_settings=manager.host_settings,
         folders=(
             *_folders(facts, names.ROOT if system else None, sources, host.metrics),
-            *([FolderPlan(posixpath.dirname(keys[0]), names.ROOT if system else None, "0700")] if keys else []),
+            *([FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
         ),
         tuning=_tuning(host),
         runtime=runtime_folder(facts, runtime_id) if needs_runtime else None,
