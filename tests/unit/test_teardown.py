@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,23 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     assert told["removed"][0] == str(folder / "llamacpp-server.prom")
     assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
+
+
+def test_whatever_the_services_account_left_goes_and_what_its_links_lead_to_stays(tmp_path, remove):
+    prefix, folder, theirs = tmp_path / "llamacpp", tmp_path / "textfile", tmp_path / "theirs"
+    for path in (prefix / names.FOLDER_MARK, prefix / "state", folder / "llamacpp-server.prom" / "full", theirs / "x"):
+        path.mkdir(parents=True)
+    (prefix / names.METRICS).write_text(json.dumps({"services": {"llamacpp-server": {"folder": str(folder)}}}))
+    (prefix / "state" / "cache").symlink_to(theirs)
+    os.mkfifo(prefix / "state" / "serving.json")
+    place = os.open(prefix / "state", os.O_RDONLY)
+    for _level in range(sys.getrecursionlimit()):
+        os.mkdir("deep", dir_fd=place)
+        place, above = os.open("deep", os.O_RDONLY, dir_fd=place), place
+        os.close(above)
+    os.close(place)
+    assert str(folder / "llamacpp-server.prom") in remove(prefix)["removed"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["textfile", "theirs", "x"]
 
 
 def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, remove):

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
     Place,
@@ -31,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """How names of files begin that a killed run leaves in a folder."""
+REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
@@ -74,7 +74,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
 
     :param name: of the host.
     :returns: what is removed, or would be in check mode (paths), and what is left (a sentence for each).
-    :raises OSError: something cannot be removed.
+    :raises Refusal: something cannot be removed.
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
@@ -84,10 +84,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     beside = _take_metrics_back(place, check)
     for steps in [] if check else installed:
-        try:
-            _remove(prefix.joinpath(*steps))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(prefix.joinpath(*steps))) from error
+        _remove(prefix.joinpath(*steps))
     if not rest and not check:
         with suppress(OSError):  # a link, or a disk is mounted there
             os.rmdir(prefix)
@@ -96,21 +93,21 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder with all that it holds; of a link the link alone. rmtree follows none."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """A file, or a folder with all that it holds, however deep; of a link the link alone.
+
+    :raises Refusal: it cannot be removed.
+    """
+    commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
 def _take_metrics_back(place: Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
     told = kept_facts(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}
-    paths = [path for service, one in described.items() if (path := Path(one["folder"], f"{service}.prom")).exists()]
+    paths = [path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))]
     if not check:
         for path in paths:
-            path.unlink()
+            _remove(path)
         for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ROOT}", folder)
     return [str(path) for path in paths]
@@ -140,9 +137,11 @@ def _is_temporary(path: Path) -> bool:
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:
     """Gives root what the building account has in the cache: when that account is gone, its number may become somebody else's. Returns the paths."""
-    uid = pwd.getpwnam(account).pw_uid
-    walked = (os.path.join(place, name) for place, *inside in os.walk(cache) for name in (*inside[0], *inside[1]))
-    paths = [path for path in walked if os.lstat(path).st_uid == uid]
-    for path in [] if check else paths:
-        os.lchown(path, 0, 0)
+    uid, paths = pwd.getpwnam(account).pw_uid, []
+    for place, folders, inside, at in os.fwalk(cache) if os.path.isdir(cache) else ():
+        for name in (*folders, *inside):
+            if os.stat(name, dir_fd=at, follow_symlinks=False).st_uid == uid:
+                paths.append(os.path.join(place, name))
+                if not check:
+                    os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
     return paths
