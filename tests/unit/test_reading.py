@@ -1,10 +1,12 @@
 """What others write: files that are none, JSON of every form, replies that drip or never end."""
 
+import ast
 import os
 import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
@@ -24,6 +26,70 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
             reading.read(tmp_path / name, 9, follow)
+
+
+OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
+OTHER_READS = {
+    "module_utils/common/files": "sha256 sync text_of",
+    "module_utils/common/locks": "holders open_file",
+    "module_utils/common/reading": "open_file",
+    "module_utils/facts/amx": "compiled_wrongly",
+    "module_utils/facts/connection": "_of_ancestors",
+    "module_utils/facts/firewall": "of_host",
+    "module_utils/facts/hardware": "_drm _mib _words cpu nvidia_without_tools",
+    "module_utils/facts/host": "_distribution",
+    "module_utils/facts/interfaces": "_generation kind_of rdma_addresses",
+    "module_utils/facts/place": "is_own_definition",
+    "module_utils/facts/resources": "_amd_memory amd read uptime",
+    "module_utils/facts/toolchains": "_toolkits",
+    "module_utils/host/builds/archives": "members take",
+    "module_utils/host/builds/builder": "Builder._install Builder._log Builder._prepare Builder._run_logged",
+    "module_utils/host/builds/installer": "Installer._publish check_sha256 pack",
+    "module_utils/host/builds/manifest": "installed",
+    "module_utils/host/builds/option_check": "_lacks_tls",
+    "module_utils/host/cache_prefill": "_give missing",
+    "module_utils/host/discovery": "interfaces_of",
+    "module_utils/host/drift/processes": "_has_account _sockets environment_of of_account started_at",
+    "module_utils/host/drift/state": "_is_same _redefined",
+    "module_utils/host/firewall": "_nftables foreign_names steps",
+    "module_utils/host/kernel_parameters": "differ foreign_files",
+    "module_utils/host/links/configuration": "_is_unplugged _matching",
+    "module_utils/host/links/inspection": "_interfaces _number _protected",
+    "module_utils/host/services": "Manager.is_defined _changes _state_of",
+    "module_utils/host/system": "System.text",
+    "module_utils/launcher/exporter": "Sensors._amd",
+    "module_utils/launcher/journal": "StartLog.__init__ read_back replace",
+    "module_utils/launcher/progress": "activity_of argv_of children_of look_at",
+    "module_utils/launcher/server": "keys_of",
+    "module_utils/llamacpp/model/gguf": "File.__init__",
+    "module_utils/llamacpp/model/known_answer_file": "write",
+    "module_utils/models/download": "_complete _problem_of _write_record",
+    "module_utils/models/web": "answer",
+    "module_utils/status/host_report": "read",
+    "module_utils/verify/server_client": "Client.__init__ first_key",
+}
+"""File → functions that read, or write, by other means than those of ``reading`` and ``journal.read_back``, or follow links. What each of them opens
+belongs to root, the kernel, the operator or the building account's work, or is opened as the account itself: it lies in no folder that the account of
+the services may write."""
+
+
+def _other_reads(tree, scope=""):
+    for node in ast.iter_child_nodes(tree):
+        inner = f"{scope}.{node.name}".strip(".") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else scope
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            follows = any(one.arg == "follow" and ast.unparse(one.value) != "follow" for one in node.keywords)
+            opens = called.rpartition(".")[2] in OPENERS and called != "hashlib.sha256"
+            if follows or opens or called == "system.text":
+                yield scope
+        yield from _other_reads(node, inner)
+
+
+def test_files_where_the_services_account_may_write_are_read_by_the_one_reader():
+    plugins = Path(reading.__file__).resolve().parents[2]
+    files = [*plugins.glob("module_utils/**/*.py"), *plugins.glob("modules/*.py")]
+    found = {str(path.relative_to(plugins))[:-3]: {*_other_reads(ast.parse(path.read_text()))} for path in files}
+    assert {path: " ".join(sorted(own)) for path, own in sorted(found.items()) if own} == OTHER_READS
 
 
 @pytest.mark.parametrize(

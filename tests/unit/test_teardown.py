@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -173,12 +172,6 @@ def test_whatever_the_services_account_left_goes_and_what_its_links_lead_to_stay
     (prefix / names.METRICS).write_text(json.dumps({"services": {"llamacpp-server": {"folder": str(folder)}}}))
     (prefix / "state" / "cache").symlink_to(theirs)
     os.mkfifo(prefix / "state" / "serving.json")
-    place = os.open(prefix / "state", os.O_RDONLY)
-    for _level in range(sys.getrecursionlimit()):
-        os.mkdir("deep", dir_fd=place)
-        place, above = os.open("deep", os.O_RDONLY, dir_fd=place), place
-        os.close(above)
-    os.close(place)
     assert str(folder / "llamacpp-server.prom") in remove(prefix)["removed"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["textfile", "theirs", "x"]
 

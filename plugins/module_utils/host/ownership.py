@@ -104,7 +104,9 @@ def _take_metrics_back(place: Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
     told = kept_facts(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}
-    paths = [path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))]
+    paths = [
+        path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))
+    ]
     if not check:
         for path in paths:
             _remove(path)
