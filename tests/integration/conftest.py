@@ -4,9 +4,12 @@ The cluster of these tests belongs to the current user, lives in a temporary fol
 caches are the user's.
 """
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,8 +23,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / ".venv" / "collections"
-PORTS = (51052, 51053)
-SERVER_PORT = 18080
+
+
+def free_port():
+    """One that stays free: below those that the kernel gives to clients and to listeners without a number of their own."""
+    while True:
+        port = 10000 + secrets.randbelow(20000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+PORTS = (free_port(), free_port())
+SERVER_PORT = free_port()
 
 
 class Cluster:

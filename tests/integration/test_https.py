@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from conftest import SERVER_PORT, Cluster, until
+from conftest import PORTS, SERVER_PORT, Cluster, until
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def test_a_second_run_changes_nothing(cluster):
 def test_the_launcher_sees_by_https_that_the_server_is_ready(cluster):
     """It watches connections to workers from then on."""
     head = cluster.pid_of("releases", "llama-server", "--rpc")
-    os.kill(cluster.pid_of("rpc-server", "-p 51052"), signal.SIGKILL)
+    os.kill(cluster.pid_of("rpc-server", f"-p {PORTS[0]}"), signal.SIGKILL)
     until(lambda: cluster.pid_of("releases", "llama-server", "--rpc") != head)
     assert until(lambda: ask(cluster)) == known_answer.SENTENCE
 

@@ -24,17 +24,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from buffers import compared
-from conftest import until
+from conftest import free_port, until
 
-PORTS = (31062, 31063, 31064)
-"""Below those that the kernel gives to connections of clients: a worker whose port one of them has ends at once."""
-SERVER_PORT = 18090
+SERVER_PORT = free_port()
 BUILD = capabilities.PYPI_TREES["0.3.36"]["build"]
 
 
 @pytest.fixture(scope="module")
 def workers(programs):
     """Endpoints of three workers that lend the CPU."""
+    ports = [free_port() for _worker in range(3)]
     started = [
         subprocess.Popen(
             [
@@ -51,11 +50,11 @@ def workers(programs):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for port in PORTS
+        for port in ports
     ]
-    for port in PORTS:
+    for port in ports:
         until(lambda port=port: socket.create_connection(("127.0.0.1", port), 1).close() or True)
-    yield [f"127.0.0.1:{port}" for port in PORTS]
+    yield [f"127.0.0.1:{port}" for port in ports]
     for process in started:
         process.kill()
         process.wait()

@@ -223,7 +223,7 @@ def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
     assert len(set(sent)) > 2
     assert sent == sorted(sent)
     assert loads[-1]["read"] > 0
-    assert 8 * SILENCE * 0.3 < loads[-1]["seconds"] < 60
+    assert loads[-1]["seconds"] > 8 * SILENCE * 0.3
     assert (cluster.record()["load"], cluster.record()["restarts"]) == (None, 0)
     server.listener.close()
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
@@ -209,9 +208,7 @@ class TestRealTunnels:
         words = ["--tunnel", f"{ends.near}={ends.outer}", "--tunnel-keys", ends.own]
         program = ends.cluster.start("client", *words, "--", shutil.which("sh"), "-c", "exit 3")
         assert program.wait(30) == 3
-        started = time.monotonic()
         asked = ends.client()
         asked.terminate()
         assert asked.wait(30) == 0
-        assert time.monotonic() - started < 30
         assert not listens(ends.near)

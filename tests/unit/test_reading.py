@@ -174,10 +174,8 @@ def test_a_reply():
     ],
 )
 def test_a_reply_that_drips_is_cut_off(start):
-    started = time.monotonic()
-    found = ask(replying(start, *(b"1" for _number in range(50)), pause=0.1), seconds=0.5)
+    found = ask(replying(start, *(b"1" for _number in range(600)), pause=0.1), seconds=0.5)
     assert found == (0, "no complete answer within 0.5 s")
-    assert time.monotonic() - started < 4
 
 
 def test_a_reply_that_never_ends_is_read_to_its_limit():
@@ -259,14 +257,12 @@ def test_a_server_that_stops_in_the_middle_of_tls_is_cut_off(certify, after):
         if after == "a part of the answer":
             client.recv(65536)
             client.sendall(b"HTTP/1.0 200 OK\r\n\r\n{")
-        wait.wait(10)
+        wait.wait()
 
     served = script if after == "nothing" else secure(certificate, key)(script)
-    started = time.monotonic()
     found = ask(served, seconds=0.5, certificate=replies.first_certificate(certificate.read_text()))
     wait.set()
     assert found == (0, "no complete answer within 0.5 s")
-    assert time.monotonic() - started < 4
 
 
 def test_the_first_certificate_of_a_file(certify):

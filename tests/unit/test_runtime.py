@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from unittest import mock
 
@@ -254,12 +255,13 @@ def test_health_is_one_answer_in_time(certify, monkeypatch, scheme, secured, ans
     def script(client):
         with context.wrap_socket(client, server_side=True) if secured else client as connection:
             connection.recv(4096)
-            time.sleep(2 if answer is None else 0)
-            connection.sendall(answer or b"")
+            if answer is None:
+                given_up.wait()
+            connection.sendall(OK if answer is None else answer)
 
-    server, started = Server(script), time.monotonic()
+    server, given_up = Server(script), threading.Event()
     assert llama_server.healthy(f"{scheme}://127.0.0.1:{server.port}") == expected
-    assert time.monotonic() - started < 1.5
+    given_up.set()
     server.listener.close()
 
 
@@ -271,10 +273,8 @@ def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
     head = llama_server.Head([sys.executable, "-c", DEAF], [], "http://127.0.0.1:1", tmp_path)
     while b"ready" not in head.last:
         time.sleep(0.05)
-    started = time.monotonic()
     head.stop()
     assert head.process.returncode == -signal.SIGKILL
-    assert llama_server.STOP_SECONDS <= time.monotonic() - started < 4 * llama_server.STOP_SECONDS
 
 
 def cached(folder, name, size, age=100):
