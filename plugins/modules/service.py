@@ -76,7 +76,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
 def difference(changes):
@@ -111,11 +111,12 @@ def main():
         manager = services.manager_of(place)
         touched = [*(service.name for service in run), *module.params["names"]]
         with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
-            read = {entry.name: services.digest_of(entry.definition, entry.reads) for entry in planned}
+            read = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned}
             changes = job.cancel(place, touched, module.check_mode)
             changes += services.apply(manager, wanted, module.check_mode)
             if not module.check_mode:
-                services.record_reads(place.prefix, read, changes)
+                started = services.started(changes)
+                start_records.write(place.prefix, {name: read[name] for name in read if name in started})
     module.exit_json(
         changed=bool(changes),
         diff=difference(changes),

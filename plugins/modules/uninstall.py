@@ -60,23 +60,23 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 
 
 def uninstall(place, account, host_name, check):
     """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
     cache = place.cache
-    if store.under_way(cache):
+    if locks.is_held(store.lock_path(cache)):
         raise Refusal(
             f"{locks.shown_holders(store.lock_path(cache))} on {host_name}, which a killed run left, still builds: end it, and run the playbook again"
         )
-    given = ownership.give_back(account, cache, check) if account else []
+    given = removal.give_back(account, cache, check) if account else []
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         for identity in abandoned:
             store.clear_build(cache, identity)
-    removed, left = ownership.remove(place, host_name, check)
+    removed, left = removal.remove(place, host_name, check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
     return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}

@@ -187,7 +187,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     os.waitpid(module, 0)
     holders = locks.holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
-    assert store.under_way(one.cache)
+    assert locks.is_held(store.lock_path(one.cache))
     assert store.unfinished_builds(str(one.cache), ()) == []
     marked = one.work / "source" / "CMakeLists.txt"
     marked.write_text(CMAKE)  # so that the tree as it was left compiles at once
@@ -204,7 +204,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     waiting.join()
     assert made[0].id == "tiny-cpu-0123abcd"
     assert "== unpack" not in one.log.read_text()
-    assert not store.under_way(one.cache)
+    assert not locks.is_held(store.lock_path(one.cache))
 
 
 def wait_for(condition):

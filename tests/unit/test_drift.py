@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_in
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
@@ -120,7 +120,7 @@ class Planned:
 
     def definition(self):
         """Path of the definition of its service."""
-        return state.managers.manager_of(place_in(self.host)).path("llamacpp-worker-x")
+        return services.manager_of(place_in(self.host)).path("llamacpp-worker-x")
 
     def unneeded(self):
         return state.unneeded_releases(self.host)
@@ -327,9 +327,8 @@ def running(planned, installation):
 def note_start(planned):
     """As the run does that starts the service."""
     (service,) = planned.host.services
-    change = state.managers.Change(service.name, "stopped", "running", "", "")
-    read = {service.name: state.managers.digest_of(service.definition, service.reads)}
-    state.managers.record_reads(planned.host.prefix, read, [change])
+    read = {service.name: state.start_records.digest_of(service.definition, service.reads)}
+    state.start_records.write(planned.host.prefix, read)
 
 
 @pytest.mark.parametrize(
@@ -371,13 +370,13 @@ def test_a_definition_that_was_written_since_the_service_started(running):
 def test_a_model_counts_as_replaced_by_its_size_or_time(tmp_path, monkeypatch):
     model = tmp_path / "m.gguf"
     model.write_text("one")
-    small = state.managers.digest_of("", [str(model)])
+    small = state.start_records.digest_of("", [str(model)])
     os.utime(model, (9, 9))
-    assert state.managers.digest_of("", [str(model)]) == small
-    monkeypatch.setattr(state.managers, "SMALL_BYTES", 1)
-    large = state.managers.digest_of("", [str(model)])
+    assert state.start_records.digest_of("", [str(model)]) == small
+    monkeypatch.setattr(state.start_records, "SMALL_BYTES", 1)
+    large = state.start_records.digest_of("", [str(model)])
     os.utime(model, (8, 8))
-    assert state.managers.digest_of("", [str(model)]) != large
+    assert state.start_records.digest_of("", [str(model)]) != large
 
 
 def identity(name, backend):

@@ -12,8 +12,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     typed_json,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from support.hosts import service_plan
@@ -92,7 +93,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
-    monkeypatch.setattr(services, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(place, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -118,7 +119,7 @@ def test_services_are_defined_and_started_once_workers_first(machine):
         assert path.read_text() == f"{name} 1"
         assert path.stat().st_mode & 0o777 == machine.manager.record.mode
     assert machine.changes()
-    assert machine.manager.not_at_boot([HEAD, WORKER]) == set()
+    assert place.not_at_boot(machine.manager.place, [HEAD, WORKER]) == set()
     assert machine.apply(HEAD, WORKER) == {}
     assert (machine.changes(), machine.lines("events")) == ([], [])
 
@@ -195,10 +196,10 @@ def test_a_start_has_systemd_read_a_definition_that_was_written_and_not_read(tmp
 def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(defined(WORKER, temporary=True), OTHER)
-    assert machine.manager.not_at_boot([WORKER, OTHER]) == {WORKER}
+    assert place.not_at_boot(machine.manager.place, [WORKER, OTHER]) == {WORKER}
     (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
-    assert machine.manager.not_at_boot([OTHER]) == set()
+    assert place.not_at_boot(machine.manager.place, [OTHER]) == set()
     assert machine.apply(OTHER) == {}
 
 
@@ -217,10 +218,10 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(services, "lingers", lambda user: False)
-    assert [line.split(" of ")[0] for line in machine.manager.problems()] == ["services"]
-    monkeypatch.setattr(services, "lingers", lambda user: True)
-    assert machine.manager.problems() == []
+    monkeypatch.setattr(place, "lingers", lambda user: False)
+    assert [line.split(" of ")[0] for line in place.problems(machine.manager.place)] == ["services"]
+    monkeypatch.setattr(place, "lingers", lambda user: True)
+    assert place.problems(machine.manager.place) == []
 
 
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
@@ -243,8 +244,8 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(services, "supervisor_runs", lambda prefix: False)
-    assert machine.manager.problems() == ["supervisor does not run"]
+    monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
+    assert place.problems(machine.manager.place) == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])
@@ -268,17 +269,17 @@ def test_the_module_shows_definitions_and_states(machine, call):
     read.write_text("1")
     planned = typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, definition="text\n", reads=(str(read),)))
     for check in (True, False):
-        assert services.reads_at_start(machine.host["prefix"]) == {}
+        assert start_records.read(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])
         assert result["changed"]
         assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
         assert result["diff"] == {"before": f"{WORKER}: stopped\n", "after": f"{WORKER}: running\ntext\n"}
-    recorded = services.reads_at_start(machine.host["prefix"])
-    assert recorded == {WORKER: services.digest_of("text\n", [str(read)])}
+    recorded = start_records.read(machine.host["prefix"])
+    assert recorded == {WORKER: start_records.digest_of("text\n", [str(read)])}
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, {"before": "", "after": ""})
-    assert services.reads_at_start(machine.host["prefix"]) == recorded, "it has not read it again"
+    assert start_records.read(machine.host["prefix"]) == recorded, "it has not read it again"
     stopped = call(host=machine.host, state="stopped", names=[WORKER])
     assert stopped["diff"]["after"] == f"{WORKER}: stopped\ntext\n"
 

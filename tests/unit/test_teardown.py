@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_act
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import ownership, removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FolderPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
@@ -150,7 +150,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     tmp_path, monkeypatch, remove, scope, asked
 ):
     prefix, folder, ran = tmp_path / "llamacpp", tmp_path / "node-exporter", []
-    monkeypatch.setattr(ownership.System, "output", lambda _self, *argv: ran.append(argv))
+    monkeypatch.setattr(removal.System, "output", lambda _self, *argv: ran.append(argv))
     for path in (prefix / names.FOLDER_MARK, folder):
         path.mkdir(parents=True)
     described = {name: {"folder": str(folder)} for name in ("llamacpp-server", "llamacpp-worker-cpu")}
@@ -257,5 +257,5 @@ def test_files_of_the_building_account_in_the_cache_become_roots(tmp_path):
         (tmp_path / name).touch()
         shutil.chown(tmp_path / name, owner)
     ours = [str(tmp_path / "ours")]
-    assert [ownership.give_back("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
+    assert [removal.give_back("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
     assert [(tmp_path / name).owner() for name in ("ours", "theirs")] == ["root", "daemon"]

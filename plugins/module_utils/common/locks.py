@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
@@ -70,6 +70,15 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock now."""
+    try:
+        with hold(path) if path.exists() else nullcontext():
+            return False
+    except BusyError:
+        return True
 
 
 @contextmanager

@@ -24,6 +24,8 @@ class ServiceManager(NamedTuple):
     """Of a definition, in roles/llama_host/templates."""
     ending: str
     """Of a definition's file name, after the service's name."""
+    boot_links: str = ""
+    """Folder below that one, with a link to each definition that is started at boot. Empty where all of them are."""
     mode: int = 0o600
     """Of a definition's file."""
     sign: str = "/"
@@ -58,6 +60,7 @@ MANAGERS = {
     "systemd": ServiceManager(
         system=LINUX,
         folders={"system": "/etc/systemd/system"},
+        boot_links="multi-user.target.wants",
         template="systemd.service.j2",
         ending=".service",
         sign="/run/systemd/system",
@@ -70,6 +73,7 @@ MANAGERS = {
     "systemd_user": ServiceManager(
         system=LINUX,
         folders={"user": "{config}/systemd/user"},
+        boot_links="default.target.wants",
         template="systemd.service.j2",
         ending=".service",
         sign="/run/systemd/system",

@@ -11,6 +11,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +112,23 @@ def supervisor_runs(prefix: str) -> bool:
 def lingers(user: str) -> bool:
     """Whether services of a user go on without a login."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
+
+
+def problems(place: Place) -> list[str]:
+    """Why the service manager itself cannot run services, a sentence each."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    if place.service_manager == "systemd_user" and not lingers(user):
+        return [f"services of {user} end at logout"]
+    if place.service_manager == "supervisor" and not supervisor_runs(place.prefix):
+        return ["supervisor does not run"]
+    return []
+
+
+def not_at_boot(place: Place, services: Iterable[str]) -> set[str]:
+    """Those that do not start at boot though the manager could start them."""
+    manager = service_managers.MANAGERS[place.service_manager]
+    links = manager.boot_links and os.path.join(place.units, manager.boot_links)
+    return {name for name in services if links and not os.path.lexists(manager.definition(links, name))}
 
 
 def is_own_definition(definition: Path) -> bool:

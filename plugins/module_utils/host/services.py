@@ -8,31 +8,25 @@ Whatever is asked for, the head stops before workers, and workers start before t
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import os
-import pwd
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of, from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, lingers, supervisor_runs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
 LOG_LINES, LOG_BYTES = 10, 1024 * 1024
-READ_BYTES = 1024 * 1024
-SMALL_BYTES = 64 * 1024 * 1024
-"""Larger files that a service reads are compared by size and time."""
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. What failed does not run, and the manager has to stop it before it starts again."""
 
@@ -93,17 +87,9 @@ class Manager:
         """What a service wrote last; of a journal so many lines in this form."""
         return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
 
-    def not_at_boot(self, services: Collection[str]) -> set[str]:
-        """Those that do not start at boot though the manager could start them."""
-        return set()
-
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         """Service → how often the manager has started it again by itself since it was last started on purpose, where the manager counts that."""
         return {}
-
-    def problems(self) -> list[str]:
-        """Why the manager itself cannot run services, a sentence each."""
-        return []
 
     def is_defined(self, service: Service) -> bool:
         """Whether the definition exists, word for word and with its mode."""
@@ -155,12 +141,12 @@ class Systemd(Manager):
 
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
-        at_boot = self.not_at_boot([service.name for service in services if not service.temporary])
+        at_boot = places.not_at_boot(self.place, [service.name for service in services if not service.temporary])
         if at_boot:
             self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
 
     def remove(self, services: Collection[str]) -> None:
-        at_boot = [name for name in services if name not in self.not_at_boot(services)]
+        at_boot = [name for name in services if name not in places.not_at_boot(self.place, services)]
         if at_boot:
             self._systemctl("disable", "--quiet", *self._units(at_boot))
         super().remove(services)
@@ -176,19 +162,6 @@ class Systemd(Manager):
         except commands.CommandError:
             return {}
         return {name: int(value) for name, value in shown.items() if value.isdigit()}
-
-    def not_at_boot(self, services: Collection[str]) -> set[str]:
-        target = "default" if self.user else "multi-user"
-        wants = Path(self.place.units) / f"{target}.target.wants"
-        return {name for name in services if not os.path.lexists(wants / self.path(name).name)}
-
-
-class SystemdUser(Systemd):
-    """systemd of a user, whose services end at logout unless they linger."""
-
-    def problems(self) -> list[str]:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        return [] if lingers(user) else [f"services of {user} end at logout"]
 
 
 class Launchd(Manager):
@@ -257,7 +230,7 @@ class Supervisor(Manager):
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
     def _runs(self) -> bool:
-        return supervisor_runs(self.place.prefix)
+        return places.supervisor_runs(self.place.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # Its status says whether all of them run.
@@ -286,13 +259,10 @@ class Supervisor(Manager):
         if self._runs():
             self._control("update")
 
-    def problems(self) -> list[str]:
-        return [] if self._runs() else ["supervisor does not run"]
-
 
 CLASSES: dict[str, type[Manager]] = {
     "systemd": Systemd,
-    "systemd_user": SystemdUser,
+    "systemd_user": Systemd,
     "launchd": Launchd,
     "supervisor": Supervisor,
 }
@@ -334,6 +304,11 @@ class Change(NamedTuple):
     text_after: str
 
 
+def started(changes: Iterable[Change]) -> set[str]:
+    """Services that changes have started."""
+    return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
+
+
 def _head_first(services: Iterable[str]) -> list[list[str]]:
     """The head, then workers, each in the order given; groups that hold something."""
     unique = list(dict.fromkeys(services))
@@ -355,7 +330,7 @@ def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
     redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
     restart = [name for name in planned if name in redefined or name in wanted.restart]
     at_boot = [service.name for service in wanted.run if not service.temporary]
-    to_define = {*restart, *manager.not_at_boot(at_boot)}
+    to_define = {*restart, *places.not_at_boot(manager.place, at_boot)}
     start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
     ended = [*wanted.stop, *wanted.remove, *restart, *start]
     return Steps(
@@ -393,53 +368,6 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
         starting = [name for name in group if name in steps.start]
         if starting:
             manager.start(starting)
-
-
-def digest_of(definition: str, paths: Iterable[str]) -> str:
-    """Of what a service is started by: its definition, and the content of files, of a large one, a model, size and time.
-
-    :raises Refusal: a disk does not answer.
-    """
-    whole = hashlib.sha256(definition.encode())
-    for path in paths:
-        whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
-    return whole.hexdigest()
-
-
-def _state_of(path: Path) -> str:
-    try:
-        status = path.stat()
-        large = status.st_size > SMALL_BYTES
-        return f"{path} {status.st_size} {status.st_mtime_ns if large else files.sha256(path)}\n"
-    except OSError:
-        return f"{path} is missing\n"
-
-
-def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
-    """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
-    return reads_at_start(prefix).get(name) == digest_of(definition, paths)
-
-
-def reads_at_start(prefix: str) -> dict[str, Any]:
-    """Service → digest of what a run started it by last."""
-    try:
-        return read_object(Path(prefix, names.READ), READ_BYTES)
-    except (OSError, ValueError):
-        return {}
-
-
-def record_reads(prefix: str, read: Mapping[str, str], changes: Iterable[Change]) -> None:
-    """Notes what services read that were started.
-
-    :param read: service → its digest, from before: a file that changed meanwhile restarts it once more.
-    :raises OSError: names the file.
-    """
-    started = {
-        change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before
-    }
-    new = {name: digest for name, digest in read.items() if name in started}
-    if new:
-        replace_file(Path(prefix, names.READ), json.dumps({**reads_at_start(prefix), **new}) + "\n", 0o600)
 
 
 def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:

@@ -120,7 +120,7 @@ class Builder(Installer):
         """Builds and installs the release where it is missing or damaged. A killed playbook leaves its build running: the next one waits for it."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache)
-        if store.under_way(self.cache):
+        if locks.is_held(lock):
             self._log(f"waiting for {locks.shown_holders(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
             return manifest.installed(self.release, self.build.targets, self.build.builder) or self._build()

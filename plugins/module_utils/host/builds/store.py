@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 PACKED, PARTIAL, UNPACKED = ".tar.gz", ".new", ".unpacked"
@@ -28,19 +28,7 @@ def packed_path(cache: str, identity: str) -> str:
 
 def lock_path(cache: str | Path) -> Path:
     """The lock of a host's builds."""
-    return Path(cache) / "builds.lock"
-
-
-def under_way(cache: str | Path) -> bool:
-    """Whether a build runs on this host now, perhaps one that a killed playbook has left."""
-    path = lock_path(cache)
-    if not path.exists():
-        return False
-    try:
-        with locks.hold(path):
-            return False
-    except locks.BusyError:
-        return True
+    return Path(cache, names.BUILDS_LOCK)
 
 
 def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
@@ -48,7 +36,7 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
 
     :param exceptions: ids that are planned or installed, and left out.
     """
-    if under_way(cache):
+    if locks.is_held(lock_path(cache)):
         return []
     builds = Path(cache) / "builds"
     identities = {path.name for path in builds.glob("*") if path.is_dir()}

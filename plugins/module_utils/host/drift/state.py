@@ -13,17 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces, place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
     kernel_parameters,
+    start_records,
     tunnel_keys,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -131,14 +131,14 @@ def _is_same(file: FilePlan) -> bool:
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _redefined(planned: HostPlan, manager: managers.Manager, states: Mapping[str, ServiceState]) -> list[str]:
+def _redefined(planned: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
     """Services whose definition is missing or different, or that run, and for which no run noted that it started them by this definition with the files
     which are there now."""
-    found = []
+    found, manager = [], service_managers.MANAGERS[planned.service_manager]
     for service in planned.services:
-        path = manager.path(service.name)
+        path = manager.definition(planned.units, service.name)
         same = path.is_file() and text_of(path) == service.definition
-        known = managers.has_read(planned.prefix, service.name, str(service.definition), service.reads)
+        known = start_records.has_read(planned.prefix, service.name, str(service.definition), service.reads)
         if not same or (states[service.name].pid and not known):
             found.append(service.name)
     return found
@@ -177,7 +177,11 @@ def unneeded_releases(planned: HostPlan) -> list[str]:
     wanted = {build.id for build in planned.builds}
     running = processes.of_account(planned.prefix, planned.account)
     held = {*wanted, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
-    free = set() if store.under_way(planned.cache) else {name for name in times if name.lstrip(".") not in held}
+    free = (
+        set()
+        if locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
+        else {name for name in times if name.lstrip(".") not in held}
+    )
     unneeded: list[str] = []
     whole = sorted(
         (name for name in times.keys() | wanted if not name.startswith(".")),
@@ -223,12 +227,12 @@ def drift(planned: HostPlan) -> Drift:
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in planned.services}
     defined = _defined(planned)
-    manager = managers.manager_of(place.place_in(planned))
+    here = place.place_in(planned)
     installed = _installed(planned)
     missing = [identity for identity, made in installed.items() if not made]
     unplanned = sorted(set(defined) - set(services))
     changed_files = [file.path for file in planned.files if not _is_same(file)]
-    redefined = _redefined(planned, manager, services)
+    redefined = _redefined(planned, services)
     models = model_differences(planned.model)
     last = kept_plans.last(planned.prefix)
     keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}
@@ -250,8 +254,8 @@ def drift(planned: HostPlan) -> Drift:
             *_each("file", changed_files, "{} is missing or has different content"),
             *_models(models),
             *_each("definition", redefined, "{} is not defined as planned"),
-            *_each("boot", sorted(manager.not_at_boot(services)), "{} is not started at boot"),
-            *(Difference("manager", planned.service_manager, text) for text in manager.problems()),
+            *_each("boot", sorted(place.not_at_boot(here, services)), "{} is not started at boot"),
+            *(Difference("manager", planned.service_manager, text) for text in place.problems(here)),
             *_system(planned),
             *(
                 Difference("service", name, f"{name} is {service.state}")

@@ -1,0 +1,103 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Removes what an installation has made on a host, and nothing that somebody else made."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, kept_facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
+
+TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
+"""How names of files begin that a killed run leaves in a folder."""
+REMOVAL_SECONDS = 600
+GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
+
+
+def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
+    """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
+    it is empty then.
+
+    :param name: of the host.
+    :returns: what is removed, or would be in check mode (paths), and what is left (a sentence for each).
+    :raises Refusal: something cannot be removed.
+    """
+    prefix = Path(place.prefix)
+    if not files.is_marked(prefix):
+        why = f"it has no {names.FOLDER_MARK}, so it is not an installation of this collection"
+        return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
+    installed = _installed(prefix)
+    rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
+    beside = _take_metrics_back(place, check)
+    for steps in [] if check else installed:
+        _remove(prefix.joinpath(*steps))
+    if not rest and not check:
+        with suppress(OSError):  # a link, or a disk is mounted there
+            os.rmdir(prefix)
+    left = f"{prefix} on {name} stays with {', '.join(map(validation.printable, rest))}: remove by hand what nothing else uses."
+    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
+
+
+def _remove(path: Path) -> None:
+    """A file, or a folder with all that it holds, however deep; of a link the link alone.
+
+    :raises Refusal: it cannot be removed.
+    """
+    commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
+
+
+def _take_metrics_back(place: Place, check: bool) -> list[str]:
+    """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
+    told = kept_facts(place.prefix, names.METRICS).get("services", {})
+    described = {service: one for service, one in told.items() if one["folder"]}
+    paths = [
+        path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))
+    ]
+    if not check:
+        for path in paths:
+            _remove(path)
+        for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
+            System().output("setfacl", "--remove", f"user:{names.ROOT}", folder)
+    return [str(path) for path in paths]
+
+
+def _installed(prefix: Path) -> list[tuple[str, ...]]:
+    """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
+    entries, models = os.listdir(prefix), prefix / names.MODELS
+    found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
+    if models.is_dir() and not models.is_symlink():  # others may use what lies behind a link
+        generated = {path for path in models.iterdir() if _is_generated(path)}
+        found += [(names.MODELS, path.name) for path in generated]
+        rest = (path for path in models.iterdir() if path not in generated)
+        if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
+            found.append((names.MODELS,))
+    return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
+
+
+def _is_generated(path: Path) -> bool:
+    """Whether a file of the folder of models is a known-answer model, or a part of one."""
+    return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
+
+
+def give_back(account: str, cache: str, check: bool) -> list[str]:
+    """Gives root what the building account has in the cache: when that account is gone, its number may become somebody else's. Returns the paths."""
+    uid, paths = pwd.getpwnam(account).pw_uid, []
+    for place, folders, inside, at in os.fwalk(cache) if os.path.isdir(cache) else ():
+        for name in (*folders, *inside):
+            if os.stat(name, dir_fd=at, follow_symlinks=False).st_uid == uid:
+                paths.append(os.path.join(place, name))
+                if not check:
+                    os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
+    return paths

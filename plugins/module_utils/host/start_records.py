@@ -1,0 +1,64 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""By which definition and files each service was started last, so that what has changed since is known."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
+
+READ_BYTES = 1024 * 1024
+SMALL_BYTES = 64 * 1024 * 1024
+"""Larger files that a service reads are compared by size and time."""
+
+
+def digest_of(definition: str, paths: Iterable[str]) -> str:
+    """Of what a service is started by: its definition, and the content of files, of a large one, a model, size and time.
+
+    :raises Refusal: a disk does not answer.
+    """
+    whole = hashlib.sha256(definition.encode())
+    for path in paths:
+        whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
+    return whole.hexdigest()
+
+
+def _state_of(path: Path) -> str:
+    try:
+        status = path.stat()
+        large = status.st_size > SMALL_BYTES
+        return f"{path} {status.st_size} {status.st_mtime_ns if large else sha256(path)}\n"
+    except OSError:
+        return f"{path} is missing\n"
+
+
+def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
+    """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
+    return read(prefix).get(name) == digest_of(definition, paths)
+
+
+def read(prefix: str) -> dict[str, Any]:
+    """Service → digest of what a run started it by last."""
+    try:
+        return read_object(Path(prefix, names.READ), READ_BYTES)
+    except (OSError, ValueError):
+        return {}
+
+
+def write(prefix: str, started: Mapping[str, str]) -> None:
+    """Notes what services read that were started.
+
+    :param started: service → its digest, from before: a file that changed meanwhile restarts it once more.
+    :raises OSError: names the file.
+    """
+    if started:
+        replace_file(Path(prefix, names.READ), json.dumps({**read(prefix), **started}) + "\n", 0o600)
