@@ -109,7 +109,7 @@ def make(
         plan = planner.make(cluster, model, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
-        kept = {name: host.kept_facts for name, host in cluster.hosts.items()}
+        kept = {name: host.cached_facts for name, host in cluster.hosts.items()}
         plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
         return speed_record.corrected(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:

@@ -195,7 +195,7 @@ def hosts(
             f"{', '.join(map(validation.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
             "check the spelling of the groups."
         )
-    kept = next((_entry(host["facts"], "kept") for host in members.values() if "head" in host["groups"]), None)
+    kept = next((_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None)
     for name, host in members.items():
         host["facts"] = _with_last_known(host["facts"], _entry(kept, name)) or _entry(kept, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):

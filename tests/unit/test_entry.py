@@ -290,10 +290,10 @@ def hosts_of(answer):
 
 @pytest.mark.parametrize("junk", [["facts"], "x", 3])
 def test_answers_and_facts_of_another_shape(pair, junk):
-    kept = {"facts": {**pair.hosts["head"]["facts"], "kept": junk}}
+    kept = {"facts": {**pair.hosts["head"]["facts"], "cached": junk}}
     assert hosts_of(junk)["a"]["facts"] is None
     assert hosts_of(kept)["b"]["facts"] is None
-    for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "kept": {"b": junk}}}, "b")):
+    for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "cached": {"b": junk}}}, "b")):
         with pytest.raises(Refusal, match=f"What {name} reports of itself is not as"):
             hosts_of(answer)
 

@@ -167,10 +167,10 @@ def test_a_version_that_is_known_needs_no_list(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert place.kept_facts(str(tmp_path)) == {}
+    assert place.read_left(str(tmp_path), names.CACHED_FACTS) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
-        (tmp_path / names.KEPT_FACTS).write_text(text)
-        assert place.kept_facts(str(tmp_path)) == kept
+        (tmp_path / names.CACHED_FACTS).write_text(text)
+        assert place.read_left(str(tmp_path), names.CACHED_FACTS) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):

@@ -165,7 +165,7 @@ def test_true_and_false_are_not_numbers(variable, value, named):
 def test_a_host_that_left_without_llama_retired_is_refused(cluster, group, retired, kept, refused):
     groups = {cluster: ["a", *retired], "llama_head": ["a"], group: retired}
     task_vars = {"groups": groups, "hostvars": {name: {} for name in ("a", *retired)}, "llama_cluster_group": cluster}
-    answers = {"a": {"facts": {**FACTS, "kept": kept}}}
+    answers = {"a": {"facts": {**FACTS, "cached": kept}}}
     if not refused:
         assert inventory.hosts(task_vars, answers)
     else:

@@ -78,7 +78,7 @@ def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
     pair.hosts["worker1"]["facts"]["reached_at"] = "192.0.2.99"
     assert pair.plan() == before
     read = cluster_inputs.read("test", cluster_inputs.checked_hosts("test", pair.hosts)).hosts["worker1"]
-    assert "reached_at" not in read.kept_facts
+    assert "reached_at" not in read.cached_facts
 
 
 def test_an_address_is_kept_for_a_run_in_which_the_host_does_not_answer(pair):
@@ -86,7 +86,7 @@ def test_an_address_is_kept_for_a_run_in_which_the_host_does_not_answer(pair):
         ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": "192.0.2.11"}
     )
     assert (
-        cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].kept_facts["reached_at"] == "192.0.2.11"
+        cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].cached_facts["reached_at"] == "192.0.2.11"
     )
 
 
@@ -96,5 +96,5 @@ def test_on_the_controller_itself_it_is_the_connection_of_somebody_else(connecti
         "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
         "hostvars": {"a": {"ansible_connection": connection, "llama_model_known_answer": known_answer_of()}},
     }
-    _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "kept": {}, "reached_at": "192.0.2.11"}}})
+    _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "cached": {}, "reached_at": "192.0.2.11"}}})
     assert hosts["a"]["facts"]["reached_at"] == address

@@ -18,7 +18,7 @@ GPU = {"backend": "hip", "name": "AMD gfx1151", "architecture": "gfx1151", "memo
 
 
 def facts_of(name):
-    found = copy.deepcopy({**FACTS, "kernel": "6.18.10", "kept": {}, "firewall": "nftables"})
+    found = copy.deepcopy({**FACTS, "kernel": "6.18.10", "cached": {}, "firewall": "nftables"})
     if name == "two":
         found.update(accelerators=[GPU], toolchain={**FACTS["toolchain"], "hipconfig": "7.2"})
     return found
@@ -40,7 +40,7 @@ def run(facts):
     if plan["refused"]:
         SCHEMA.validate(plan)
         return plan, None
-    plan = complete(plan, {name: host.kept_facts for name, host in cluster.hosts.items()})
+    plan = complete(plan, {name: host.cached_facts for name, host in cluster.hosts.items()})
     SCHEMA.validate(plan)
     return plan, plan["hosts"]["head"]["files"][-1]["content"]
 
@@ -53,7 +53,7 @@ def facts():
 def after(facts, kept):
     """The facts of the run that follows one which left these."""
     later = copy.deepcopy(facts)
-    later["head"]["kept"] = json.loads(kept)
+    later["head"]["cached"] = json.loads(kept)
     return later
 
 
@@ -92,7 +92,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "defined",
         "host_settings",
         "installed",
-        "kept",
+        "cached",
         "lingering",
         "made_accounts",
         "measured",
@@ -127,7 +127,7 @@ def test_a_host_that_is_too_busy_to_try_whether_systemd_filters(facts):
     assert kept_again == kept
     busy["one"].update(kernel="6.18.11")
     assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
-    del busy["head"]["kept"]["one"]["units_filter"]
+    del busy["head"]["cached"]["one"]["units_filter"]
     busy["one"].update(kernel="6.18.10")
     assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
 

@@ -76,7 +76,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
         paths = [*(entry["path"] for entry in [*host["folders"], *host["files"]]), host["units"]]
         paths += [word for service in host["services"] for word in [*service["argv"], *service["environment"].values()]]
         parts |= {path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix)}
-    assert {"releases", "runtime", "state", names.KEPT_FACTS} <= parts
+    assert {"releases", "runtime", "state", names.CACHED_FACTS} <= parts
     assert parts <= {*names.INSTALLED, "models"}
 
 

@@ -33,7 +33,7 @@ NOT_OURS = ", which this collection did not make: move it away or rename it, and
 """What is said of what somebody else has under one of our names."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
-KEPT_FACTS = "facts.json"
+CACHED_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 CLUSTER_LOCK = "cluster.lock"
 """Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
@@ -86,7 +86,7 @@ INSTALLED = (
     "venv",
     "links",
     "lingering",
-    KEPT_FACTS,
+    CACHED_FACTS,
     MEASURED_SPEED,
     VERIFIED,
     READ,

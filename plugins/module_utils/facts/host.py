@@ -37,9 +37,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
     Place,
     defined_services,
-    kept_facts,
     lingers,
     place_of,
+    read_left,
     supervisor_runs,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
@@ -260,8 +260,8 @@ def _installation(place: Place) -> dict:
         "cluster": cluster_of(place.prefix),
         "supervisor": supervisor(place.prefix),
         "measured": measured_links(place.prefix),
-        "kept": kept_facts(place.prefix),
-        "measured_speed": kept_facts(place.prefix, names.MEASURED_SPEED),
+        "cached": read_left(place.prefix, names.CACHED_FACTS),
+        "measured_speed": read_left(place.prefix, names.MEASURED_SPEED),
         "defined": defined_services(place.service_manager, place.units),
     }
 

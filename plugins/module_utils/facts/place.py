@@ -149,8 +149,8 @@ def defined_services(manager: str, units: str) -> list[str]:
     return sorted(services)
 
 
-def kept_facts(prefix: str, name: str = names.KEPT_FACTS) -> dict:
-    """Host → facts, or with another name what it measured, as the last run left them on its head; empty elsewhere."""
+def read_left(prefix: str, name: str) -> dict:
+    """The JSON that the last run left in a file of an installation; empty where there is none."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):

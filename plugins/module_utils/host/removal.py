@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, kept_facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, read_left
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
@@ -56,7 +56,7 @@ def _remove(path: Path) -> None:
 
 def _take_metrics_back(place: Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
-    told = kept_facts(place.prefix, names.METRICS).get("services", {})
+    told = read_left(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}
     paths = [
         path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))

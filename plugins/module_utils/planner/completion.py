@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-UNCOUNTED = (f"/{names.KEPT_FACTS}", f"/{names.METRICS}")
+UNCOUNTED = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
 """Ends of paths of files that say what a plan is made from, or what it is."""
 Define = Callable[[HostPlan, ServicePlan], str]
 """Writes the definition of a service.
@@ -97,7 +97,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
     for path, size in generated.items():
         files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    return [*files, _file(f"{prefix}/{names.KEPT_FACTS}", text.encode())]
+    return [*files, _file(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
 
 
 def _fallbacks(plan: Plan) -> str:

@@ -55,7 +55,7 @@ class Host(NamedTuple):
     address: str
     """``ansible_host``."""
     facts: Facts
-    kept_facts: Mapping[str, Any] = {}
+    cached_facts: Mapping[str, Any] = {}
     """The part of its facts that is left on the head for a run in which the host does not answer."""
     backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""

@@ -210,7 +210,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         is_worker="worker" in given["groups"],
         address=known.reached_at or str(given["ansible_host"]),
         facts=known,
-        kept_facts=facts_for_plan(facts),
+        cached_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(
             _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
