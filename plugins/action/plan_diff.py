@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.filter.missing_collection import missing_collection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -26,6 +28,7 @@ class Arguments(NamedTuple):
     plan: Plan
     answers: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
+    parts: tuple[str, ...] = ()
     page: bool = False
     report: ControllerPath | None = None
 
@@ -43,6 +46,9 @@ class ActionModule(Action):
         }
         drifts = changes.compared(answers)
         decided = changes.decide(plan, drifts)
+        changes.check_parts(decided, arguments.parts)
+        if "services" in arguments.parts:
+            _check_firewalls(plan, decided)
         if arguments.page:
             unasked = {name: answer.why for name, answer in answers.items() if answer.why}
             changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked)
@@ -52,3 +58,14 @@ class ActionModule(Action):
             **decided._asdict(),
             "lacking": changes.missing_tools(plan, tools, decided.builders),
         }
+
+
+def _check_firewalls(plan: Plan, decided: changes.Decision) -> None:
+    """:raises Refusal: rules of a firewall change that a collection drives which is not installed."""
+    for name, kinds in decided.kinds.items():
+        manager = plan.hosts[name].firewall_manager
+        collection = missing_collection(manager) if "firewall" in kinds else ""
+        if collection:
+            raise Refusal(
+                f"{name} has {manager}, which the collection {collection} drives: run ansible-galaxy collection install {collection}, and the playbook again"
+            )

@@ -33,6 +33,14 @@ options:
       - RV(lacking) is returned for these hosts.
     type: dict
     default: {}
+  parts:
+    description:
+      - V(build) and V(services), as far as the run carries them out.
+      - The run is refused where a host did not answer and others would be changed, where services would change before what they need is there, and where
+        a collection is missing that drives a firewall.
+    type: list
+    elements: str
+    default: []
   page:
     description: Whether to show the plan as a page, with what an apply would change on each host.
     type: bool
@@ -93,7 +101,7 @@ shared:
   description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
   returned: success
   type: dict
-unkeyed:
+needs_key:
   description: Hosts of workers whose tunnel needs a new key.
   returned: success
   type: list

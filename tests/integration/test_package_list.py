@@ -71,7 +71,7 @@ def look(tmp_path):
                 "__llama_asked_packages": {},
                 "__llama_cluster": "llama_cluster",
                 "__llama_host_facts": "{{ __llama_facts.facts }}",
-                "__llama_list_fetched": True,
+                "__llama_fetches_package_list": True,
                 "llama_host_scope": "user",
             },
             "tasks": [

@@ -15,7 +15,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
         "builders": [],
         "shared": {},
-        "unkeyed": [],
+        "needs_key": [],
     }
 
 
@@ -147,7 +147,7 @@ KEYS = "/opt/llamacpp/keys/192.0.2.11"
 
 
 @pytest.mark.parametrize(
-    "head, worker, unkeyed",
+    "head, worker, needs_key",
     [
         (["new"], ["new"], []),
         (["old"], ["new", "old"], []),
@@ -157,12 +157,12 @@ KEYS = "/opt/llamacpp/keys/192.0.2.11"
     ],
     ids=str,
 )
-def test_a_tunnel_gets_a_key_where_its_ends_share_none(pair, head, worker, unkeyed):
+def test_a_tunnel_gets_a_key_where_its_ends_share_none(pair, head, worker, needs_key):
     pair.hosts["worker1"]["variables"]["llama_transport"] = "stunnel"
     plan = pair.plan()
     found = drifts(plan)
     found["head"]["tunnel_keys"], found["worker1"]["tunnel_keys"] = {KEYS: head}, {KEYS: worker}
     changes = decide(plan, found)
-    assert changes.unkeyed == unkeyed
-    assert changes.behind == (["head", "worker1"] if unkeyed else [])
+    assert changes.needs_key == needs_key
+    assert changes.behind == (["head", "worker1"] if needs_key else [])
     assert not any(changes.restarts.values())

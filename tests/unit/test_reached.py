@@ -86,7 +86,8 @@ def test_an_address_is_kept_for_a_run_in_which_the_host_does_not_answer(pair):
         ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": "192.0.2.11"}
     )
     assert (
-        cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].cached_facts["reached_at"] == "192.0.2.11"
+        cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"].cached_facts["reached_at"]
+        == "192.0.2.11"
     )
 
 

@@ -96,7 +96,7 @@ def hosts_of(path, named, *arguments):
         "gather_facts": False,
         "vars_files": [str(ROOT / "playbooks" / path) for path in plan["vars_files"]],
         "vars": plan["vars"],
-        "tasks": [*plan["tasks"][:2], *deciding(plan)],
+        "tasks": [plan["tasks"][0], *deciding(plan)],
     }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))

@@ -1,5 +1,6 @@
 """What tasks of roles and playbooks do that no run on hosts tells apart: order, hostile texts, refused runs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,14 @@ def test_what_others_say_is_shown_without_control_characters():
         "llama_cluster_group": "\x1b[2J\x9b",
         "__llama_host_lacking": {"cmake": "cmake"},
         "inventory_hostname": "here",
+        "__llama_unknown_tags": [],
+        "__llama_members": [],
     }
     messages = [
-        (task.get("ansible.builtin.fail") or task.get("ansible.builtin.debug") or {}).get("msg", "")
+        task.get(f"ansible.builtin.{module}", {}).get(key, "")
         for path in FILES
         for task in tasks_of(path)
+        for module, key in (("fail", "msg"), ("debug", "msg"), ("assert", "fail_msg"))
     ]
     templar = Templar(DataLoader(), known)
     templar.environment.filters["llamacpp.cluster.failure_reason"] = failure_reason
@@ -48,6 +52,16 @@ def test_what_others_say_is_shown_without_control_characters():
     ]
     assert rendered
     assert all(text.isprintable() for text in rendered)
+
+
+def test_a_check_is_a_task_that_says_what_holds_and_not_one_that_is_skipped_where_it_holds():
+    assert [
+        task["name"]
+        for path in FILES
+        for task in tasks_of(path)
+        if re.match("(Stop|Fail) (where|when|if|unless|without|with)", task.get("name", ""))
+        or ("ansible.builtin.fail" in task and "when" in task)
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class Decision(NamedTuple):
     """Hosts that compile something."""
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
-    unkeyed: list[str]
+    needs_key: list[str]
     """Hosts of workers whose tunnel needs a new key: the head has none, or one that the host does not take."""
 
 
@@ -84,8 +84,8 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
     builders, shared = _builders(plan, drifts)
-    unkeyed = _unkeyed(plan, drifts)
-    ends = {*unkeyed, *([plan.head.host] if unkeyed else [])}
+    needs_key = _needs_key(plan, drifts)
+    ends = {*needs_key, *([plan.head.host] if needs_key else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
@@ -96,11 +96,11 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         while_away={name: while_away(plan, name) for name in plan.hosts},
         builders=builders,
         shared=shared,
-        unkeyed=unkeyed,
+        needs_key=needs_key,
     )
 
 
-def _unkeyed(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
+def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
     """As in Decision. Files of both ends have the same name."""
     head = drifts.get(plan.head.host)
     used = {posixpath.basename(path): own[:1] for path, own in ((head and head.tunnel_keys) or {}).items()}
@@ -111,6 +111,23 @@ def _unkeyed(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
         if head and name != plan.head.host
         if not set(used.get(posixpath.basename(path), ())).intersection(taken)
     )
+
+
+def check_parts(decided: Decision, parts: Collection[str]) -> None:
+    """:param parts: of ``build`` and ``services`` those that the run carries out.
+    :raises Refusal: a host is away and others would change, or services would change before what they need is installed.
+    """
+    if parts and decided.unreached and decided.behind:
+        raise Refusal(
+            f"{', '.join(decided.unreached)} could not be reached or failed above, and {', '.join(decided.behind)} would be changed: no service was "
+            "touched. Bring the host back and run the playbook again, or remove it from the inventory"
+        )
+    for name, kinds in decided.kinds.items() if "services" in parts and "build" not in parts else ():
+        if missing := [kind for kind in kinds if kind in ("account", "folder", "model", "release")]:
+            raise Refusal(
+                f"{name} needs what --tags build installs ({', '.join(missing)}) before services change: run the playbook with --tags build,services, or "
+                "without --tags and --skip-tags. No service was touched"
+            )
 
 
 def spared(plan: Plan) -> dict[str, bool]:
