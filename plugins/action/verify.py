@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
@@ -157,6 +159,8 @@ class ActionModule(Action):
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
                 text = f"{text} {judge.advice(plan.external_workers, evidence)}".rstrip()
+            if evidence.lock and not evidence.lock.is_same(cluster_lock.this_run(os.getppid(), [])):
+                text += f" Another run may be changing this cluster: {evidence.lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
         if asleep:
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")

@@ -6,7 +6,8 @@ import os
 import ssl
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, runtime, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
@@ -144,6 +145,26 @@ def test_a_server_that_fails_to_answer(collect, server):
     assert found.handshakes.error
 
 
+def test_a_model_that_fails_names_the_workers_that_it_lacks(collect, server, folder, local, monkeypatch):
+    """A router is healthy without them, and says «proxy error» of a model that lost one. Those that the model holds are not asked."""
+    endpoints = sorted({entry.endpoint for entry in typed(local.plan()).placement})
+    runtime.write_handshakes(folder, dict.fromkeys(endpoints, Handshake("ok", "", "7.0.0", ())))
+    monkeypatch.setattr(evidence.rpc, "probe", lambda *_arguments: Handshake("unreachable", "no route"))
+    monkeypatch.setattr(evidence.server, "connected", lambda _links, wanted: {*wanted} - {endpoints[0]})
+    assert not collect().waits_for
+    server.status = 500
+    found = collect()
+    assert found.waits_for == (f"it needs worker {endpoints[0]}: unreachable, no route",)
+    assert [found.handshakes.workers[endpoint].state for endpoint in endpoints] == ["unreachable", "ok"]
+
+
+def test_the_run_that_has_the_lock_is_known(collect, tmp_path):
+    assert collect().lock is None
+    run = cluster_lock.Run("anna", "laptop7", "boot", 4711, "site.yml", 1)
+    (tmp_path / names.CLUSTER_LOCK).write_text(json.dumps(run._asdict()))
+    assert collect().lock == run
+
+
 def test_the_form_of_the_evidence(collect, server):
     """What the head sends is what the controller reads."""
     for health, status in ((200, 200), (200, 500), (503, 200)):
@@ -198,6 +219,8 @@ def test_what_the_head_waits_for():
         "192.0.2.11:50052": Handshake("ok", "", None, ()),
     }
     assert evidence.waits_for(workers) == ("it waits for worker 192.0.2.12:50052: unreachable, timed out",)
+    named = evidence.waits_for(workers, {"192.0.2.12:50052": "nas"})
+    assert named == ("it waits for nas's worker 192.0.2.12:50052: unreachable, timed out",)
 
 
 def test_an_answer_of_another_form_is_an_error():

@@ -130,7 +130,7 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
     outside = "it waits for worker 192.0.2.77:50052: refused, nothing listens there"
     inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
-    firewalls = "The worker's process runs, so something between the hosts"
+    firewalls = "Where the worker's host answers and its process runs, something between the hosts"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(workers, unhealthy(waits_for=waits_for)).startswith(text)
 

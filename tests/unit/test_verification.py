@@ -1,14 +1,17 @@
 """Every check passes on right reports, and fails on wrong ones."""
 
 import json
+import os
 import socket
 import subprocess
 from functools import partial
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
@@ -76,7 +79,6 @@ def changed(evidence, **values):
 
 
 BROKEN_RECORD = Handshakes({}, "handshakes.json cannot be used")
-NO_ANSWER = LinkMeasurement(None, None, "worker1 does not answer")
 WAITS = "it waits for worker x: refused"
 WRONG_EVIDENCE = [
     ("handshake", "recorded no handshake", partial(changed, handshakes=Handshakes({ONE: ANSWER}))),
@@ -95,7 +97,6 @@ WRONG_EVIDENCE = [
     ("completion", "0 tokens", partial(with_server, completion=RIGHT._replace(tokens=0))),
     ("health", WAITS, lambda _evidence: unhealthy(waits_for=(WAITS,))),
     ("health", "the model is loading", lambda _evidence: unhealthy("the model is loading\x1b[2J\r\u2028")),
-    ("link", "worker1 does not answer", partial(changed, links={"worker1": NO_ANSWER})),
 ]
 
 
@@ -319,6 +320,19 @@ def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
     assert verify(described, evidence)["msg"].endswith("Its log ends in:\nbad model"), "nothing runs"
     waiting = evidence._replace(waits_for=("it waits for worker x: silent",))
     assert "check the firewalls" in verify(described, waiting)["msg"]
+
+
+def test_a_failure_names_the_worker_that_is_away_and_the_run_that_has_the_lock(local, plan):
+    lacks, other = "it needs nas's worker 192.0.2.12:50052: silent", Run("anna", "laptop7", "boot", 4711, "site.yml")
+    evidence = healthy(plan, RIGHT._replace(error="status 500: proxy error"))._replace(waits_for=(lacks,), lock=other)
+    asked = {"answers": {name: {"drift": drift} for name, drift in drifts(local.plan()).items()}}
+    for arguments in (asked, {"gate": True}):
+        said = verify(local.plan(), evidence, **arguments)["msg"]
+        assert f"status 500: proxy error; {lacks}" in said
+    said = verify(local.plan(), evidence, **asked)["msg"]
+    assert said.endswith("Another run may be changing this cluster: " + other.describe() + ".")
+    mine = evidence._replace(lock=cluster_lock.this_run(os.getppid(), []))
+    assert "Another run" not in verify(local.plan(), mine, **asked)["msg"]
 
 
 def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(pair, monkeypatch):

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
     fallback,
     processes,
@@ -22,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP, LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
@@ -52,6 +55,8 @@ SECONDS_FOR_ANSWER = 300
 LIST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
 """For which a model of several is waited for."""
+WORKER_SECONDS = 3.0
+"""For which a worker is waited for without which a model may have failed."""
 
 
 def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
@@ -86,10 +91,21 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
+        lock=cluster_lock.read(Path(host.prefix)),
     )
+    hosts = {worker.endpoint: name for name, one in subject.hosts.items() for worker in one.workers}
+    hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
     if not health.healthy:
         load = serving.load if serving and serving.state == LOADING else None
-        return evidence._replace(waits_for=waits_for(evidence.handshakes.workers), load=load)
+        return evidence._replace(waits_for=waits_for(evidence.handshakes.workers, hosts), load=load)
+    if completion and completion.error:
+        needed = {entry.endpoint for entry in subject.placement if entry.endpoint}
+        asked_again = _asked_again(needed, evidence.handshakes.workers)
+        workers = {**evidence.handshakes.workers, **asked_again}
+        evidence = evidence._replace(
+            handshakes=evidence.handshakes._replace(workers=workers),
+            waits_for=waits_for(asked_again, hosts, "needs"),
+        )
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(
         server=ServerEvidence(
@@ -148,10 +164,26 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
     return Handshakes(recorded.workers)
 
 
-def waits_for(workers: Mapping[str, Handshake]) -> tuple[str, ...]:
-    """What the head's launcher still waits for, a sentence for each worker."""
+def _asked_again(needed: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
+    """What those workers of a model say now that it does not hold: the router is healthy without them, and its answer names none."""
+    held = server.connected(progress.links_of(text_of(progress.TCP_TABLE)), [*needed])
+    return {
+        endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
+        for endpoint in sorted({*needed} - held)
+        if endpoint in workers
+    }
+
+
+def waits_for(
+    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "waits for"
+) -> tuple[str, ...]:
+    """What the head's launcher still waits for, or a model needs, a sentence for each worker.
+
+    :param hosts: endpoint → host, as far as that is known.
+    """
+    owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"it waits for worker {endpoint}: {answer.state}, {answer.detail}"
+        f"it {verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
         for endpoint, answer in sorted(workers.items())
         if answer.state != "ok"
     )

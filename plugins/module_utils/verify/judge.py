@@ -110,12 +110,20 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject.external_workers, evidence)}".rstrip()
-    completion, url = evidence.server.completion, subject.head.url
+    completion, url = _explained(evidence, evidence.server), subject.head.url
     checks = [_completion(url, completion)]
     if subject.has_known_answer:
         checks.append(_known_answer(url, subject.model, completion))
     wrong = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
     return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
+
+
+def _explained(evidence: Evidence, server: ServerEvidence) -> Completion | None:
+    """The completion, whose error names the workers that the model lacks: the server's own names none."""
+    completion = server.completion
+    if not completion or not completion.error:
+        return completion
+    return completion._replace(error="; ".join([completion.error, *evidence.waits_for]))
 
 
 def advice(external_workers: Sequence[ExternalWorkerPlan], evidence: Evidence) -> str:
@@ -130,8 +138,8 @@ def advice(external_workers: Sequence[ExternalWorkerPlan], evidence: Evidence) -
     texts = [f"Nothing here runs {places}: start it there, with a release of the head's protocol."] if external else []
     if len(external) < len(waits_for):
         texts.append(
-            "The worker's process runs, so something between the hosts closes its port, or another head uses it: check the firewalls and the routes "
-            "between head and worker."
+            "Where the worker's host answers and its process runs, something between the hosts closes its port, or another head uses it: check the "
+            "firewalls and the routes between head and worker."
         )
     return " ".join(texts)
 
@@ -310,7 +318,7 @@ def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
 
 
 def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
-    url, completion = plan.head.url, server.completion
+    url, completion = plan.head.url, _explained(evidence, server)
     if completion or server.buffers:
         yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:

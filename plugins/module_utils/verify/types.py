@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
@@ -153,13 +154,15 @@ class Evidence(NamedTuple):
     handshakes: Handshakes
     links: Mapping[str, Optional[LinkMeasurement]]
     waits_for: tuple[Line, ...] = ()
-    """what the launcher waits for, a sentence for each worker"""
+    """what the launcher waits for, or a model that failed needs, a sentence for each worker"""
     load: Optional[Load] = None
     fallback: Optional[ServedFallback] = None
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""
     drift: Optional[Drift] = None
     """how the head differs from its part of the plan; null where it was not compared"""
+    lock: Optional[Run] = None
+    """the run that may change the cluster"""
 
 
 # ------------------------------------------------------------------------------------------------------ what is judged
