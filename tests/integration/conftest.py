@@ -160,10 +160,10 @@ def compiler_cache():
     """What `make demo` has compiled as root, a user of this machine need not compile."""
     demo, ours = Path("/var/cache/llamacpp/ccache"), Path.home() / ".cache" / "llamacpp" / "ccache"
     if os.access(demo, os.R_OK) and not ours.exists():
-        shutil.copytree(demo, ours)
+        shutil.copytree(demo, ours, dirs_exist_ok=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """A cluster that nothing has been done to yet."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
@@ -185,5 +185,4 @@ def programs(cluster):
     """Folder with the programs of the release that the cluster of these tests runs."""
     if not list(cluster.prefix.glob("releases/*/bin/llama-server")):
         assert cluster.site().status == "successful"
-    (server,) = cluster.prefix.glob("releases/*/bin/llama-server")
-    return server.parent
+    return next(cluster.prefix.glob("releases/*/bin/llama-server")).parent
