@@ -37,11 +37,11 @@ CACHED = {
 }
 """Bytes of the tensors that each host's workers keep on disk."""
 WORDS = " ".join(known_answer.SENTENCE.split()[:2])
-COUNTER = """
+COUNTER = f"""
 add table inet measured
 add counter inet measured received
-add chain inet measured input { type filter hook input priority -400; }
-add rule inet measured input tcp dport != 22 counter name received
+add chain inet measured input {{ type filter hook input priority -400; }}
+add rule inet measured input ip saddr {HOSTS[HEAD]["test_addresses"][0]} counter name received
 """
 LOG = "/root/asked.log"
 STARTS = 3
@@ -102,7 +102,7 @@ def wait_for_answer(seconds=180):
 
 
 def received():
-    """Bytes that each worker's host has got from the network, but for what the playbook sent by SSH."""
+    """Bytes that each worker's host has got from the head."""
     said = {name: on(name).check_output("nft list counter inet measured received") for name in WORKERS}
     return {name: int(re.search(r"bytes (\d+)", text)[1]) for name, text in said.items()}
 
