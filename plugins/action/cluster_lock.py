@@ -15,8 +15,7 @@ from ansible import context
 from ansible.errors import AnsibleConnectionFailure
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LockArguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import LockArguments, Run
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 LONGEST_NAME = 120

@@ -43,9 +43,9 @@ bytes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, errors, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, cache_prefill
 
 
 def filled(workers, check_mode):
@@ -71,7 +71,7 @@ def main():
     planned = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
     with errors.reported(module):
         workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
-        size, why = commands.work_as(module.params["account"], filled, workers, module.check_mode)
+        size, why = accounts.work_as(module.params["account"], filled, workers, module.check_mode)
     for sentence in why:
         module.warn(sentence)
     module.exit_json(changed=size > 0, bytes=size)

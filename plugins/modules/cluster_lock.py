@@ -64,11 +64,10 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LockArguments
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(LockArguments), supports_check_mode=True)
+    module = AnsibleModule(argument_spec=typed_json.specification(cluster_lock.LockArguments), supports_check_mode=True)
     wanted = module.params
     prefix, taken_from = Path(wanted["prefix"]), None
     if module.check_mode:

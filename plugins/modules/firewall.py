@@ -67,7 +67,7 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall.steps import steps_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
@@ -82,7 +82,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
     arguments = typed_json.parse(Arguments, module.params)
     with errors.reported(module):
-        steps = firewall.steps(arguments.manager, arguments.rules, arguments.keep, System())
+        steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
             f"The chain {chain} of nftables drops what it does not accept, and stays as it is: accept there {', '.join(steps.after)}."

@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: host_info
 short_description: Reports what a host has and how it differs from the plan
@@ -56,6 +54,8 @@ kept:
 """
 
 import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
@@ -63,7 +63,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostInfoArguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
+
+
+class Arguments(NamedTuple):
+    scope: Scope = "auto"
+    packages: Mapping[str, Any] = {}
+    plan: Optional[HostPlan] = None
+    kept: bool = False
 
 
 def compare(planned):
@@ -102,12 +109,12 @@ def read(arguments):
 
 def main():
     module = AnsibleModule(
-        argument_spec=typed_json.specification(HostInfoArguments),
+        argument_spec=typed_json.specification(Arguments),
         supports_check_mode=True,
         no_log=True,
     )
     with errors.reported(module):
-        result = read(typed_json.parse(HostInfoArguments, module.params))
+        result = read(typed_json.parse(Arguments, module.params))
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(changed=False, **result)

@@ -90,7 +90,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sync
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments
 
 CHECK_SECONDS = 120
 DOWNLOAD_SECONDS = 14 * 86400.0
@@ -140,11 +139,11 @@ def write(path, size, check_mode):
 
 
 def main():
-    specification = typed_json.specification(ModelArguments)
+    specification = typed_json.specification(download.ModelArguments)
     specification["token"]["no_log"] = True
     module = AnsibleModule(argument_spec=specification, supports_check_mode=True)
     os.umask(0o022)
-    arguments = typed_json.parse(ModelArguments, module.params)
+    arguments = typed_json.parse(download.ModelArguments, module.params)
     folder = arguments.folder or arguments.path
     seconds = CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
     try:

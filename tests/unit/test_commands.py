@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
 
 
 def identity():
@@ -29,23 +30,23 @@ def refuse():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
 def test_root_works_as_another_account():
-    user, groups = commands.work_as("nobody", identity)
+    user, groups = accounts.work_as("nobody", identity)
     assert user != 0
     assert 0 not in groups
     with pytest.raises(Refusal, match="Permission denied"):
-        commands.work_as("nobody", Path("/etc/shadow").read_text)
+        accounts.work_as("nobody", Path("/etc/shadow").read_text)
     with pytest.raises(Refusal, match="the account no-such-account is missing"):
-        commands.work_as("no-such-account", identity)
+        accounts.work_as("no-such-account", identity)
     with pytest.raises(Refusal, match="the process that works as nobody has ended"):
-        commands.work_as("nobody", end)
+        accounts.work_as("nobody", end)
     with pytest.raises(Refusal, match="the process that works as nobody has ended"):
-        commands.work_as("nobody", Pickled)
+        accounts.work_as("nobody", Pickled)
 
 
 @pytest.mark.parametrize("account", [None, *(["nobody"] if os.geteuid() == 0 else [])])
 def test_a_refusal_stays_a_sentence(account):
     with pytest.raises(Refusal, match=r"^the disk does not answer$"):
-        commands.work_as(account, refuse)
+        accounts.work_as(account, refuse)
 
 
 def test_a_command_that_is_missing_or_fails_is_a_refusal():

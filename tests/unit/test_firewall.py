@@ -9,7 +9,8 @@ from ansible_collections.llamacpp.cluster.plugins.filter.missing_collection impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall as facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import rules as firewall_rules
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import steps as firewall_steps
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
@@ -52,15 +53,15 @@ class Host(System):
         return answers[" ".join(argv)]
 
     def steps(self, *rules, keep=False):
-        return firewall.steps(self.manager, rules, keep, self)
+        return firewall_steps.steps_of(self.manager, rules, keep, self)
 
     def apply(self, *rules, keep=False):
         """As the modules do it. Returns the lines of before and after."""
         steps = self.steps(*rules, keep=keep)
         if self.manager == "nftables":
-            self.path(firewall.NFT_FILE).parent.mkdir(exist_ok=True)
-            self.path(firewall.NFT_FILE).write_text(steps.text)
-            link = self.path(firewall.NFT_AT_BOOT)
+            self.path(firewall_rules.NFT_FILE).parent.mkdir(exist_ok=True)
+            self.path(firewall_rules.NFT_FILE).write_text(steps.text)
+            link = self.path(firewall_rules.NFT_AT_BOOT)
             link.unlink(missing_ok=True)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to("../unit") if steps.text else None
@@ -79,7 +80,7 @@ class Host(System):
         return steps.before, steps.after
 
     def differs(self, *rules):
-        return firewall.differs(self.manager, rules, self)
+        return firewall_rules.differs(self.manager, rules, self)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +160,9 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
         held.add(("public", 'rule priority="5" family="ipv4" port port="50060" protocol="tcp" accept'))
     recorded = ZONES.replace("-20052", "-20050").replace("-20051", "-20049")
     host.run = lambda argv, run=host.run: recorded if argv[-1] == "--list-all-zones" else run(argv)
-    present = firewall._firewalld([], host).present
+    present = firewall_rules._firewalld([], host).present
     assert [line.partition(": ")[0] for line in present] == ["public"] * 4
-    assert {*present} < {*firewall._firewalld(firewall._rules(BOTH), host).wanted}
+    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).wanted}
     del host.run
     host.zones[""] = {(zone, rich) for zone, rich in host.zones[""] if not rich.endswith("drop")}
     assert host.differs(rule())
@@ -177,7 +178,7 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
     host = Host(tmp_path, "nftables")
     host.apply(rule())
     assert host.steps(rule()).closing == ("input",)
-    text, host.table = host.path(firewall.NFT_FILE).read_text(), ""
+    text, host.table = host.path(firewall_rules.NFT_FILE).read_text(), ""
     assert host.differs(rule())
     assert host.steps(rule()).text == text
     accept, drop = (line.split("comment")[0].strip() for line in text.splitlines() if "comment" in line)
@@ -190,7 +191,7 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
 
 LOSSES = {
     "nftables-table": lambda host: setattr(host, "table", ""),
-    "nftables-unit": lambda host: host.path(firewall.NFT_AT_BOOT).unlink(),
+    "nftables-unit": lambda host: host.path(firewall_rules.NFT_AT_BOOT).unlink(),
     "firewalld-until a reload": lambda host: host.zones[""].clear(),
     "firewalld-at a reload": lambda host: host.zones["--permanent"].clear(),
 }
@@ -206,7 +207,7 @@ def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, loss):
     steps = host.steps(rule())
     assert steps.differs
     assert steps.text or steps.add
-    assert all(line.endswith(firewall.NOT_LASTING) for line in steps.before)
+    assert all(line.endswith(firewall_rules.NOT_LASTING) for line in steps.before)
     assert host.steps().differs, "what comes back with a restart has to go too"
     host.apply()
     assert not host.steps().differs
@@ -219,10 +220,10 @@ def test_what_others_have_under_our_names_stays(tmp_path, place):
     if place == "table":
         host.table = "table inet llamacpp {\n\tchain input {\n\t\ttcp dport 4242 accept\n\t}\n}\n"
     else:
-        host.path(firewall.NFT_FILE).parent.mkdir()
-        host.path(firewall.NFT_FILE).write_text("# theirs\n")
+        host.path(firewall_rules.NFT_FILE).parent.mkdir()
+        host.path(firewall_rules.NFT_FILE).write_text("# theirs\n")
     named = {"table": "the table inet llamacpp of nftables", "file": "/etc/firewall-llamacpp.nft"}[place]
-    assert firewall.foreign_names(host) == [named]
+    assert firewall_rules.foreign_names(host) == [named]
     assert not host.differs()
     with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not make"):
         host.steps(rule())
@@ -237,8 +238,8 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     done = subprocess.run(["unshare", "-n", "sh", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
-    assert firewall.foreign_names(host) == [], done.stderr
-    assert {*firewall._nftables([], host).present} == {*Host(tmp_path, "nftables").steps(*BOTH, OPEN).after}
+    assert firewall_rules.foreign_names(host) == [], done.stderr
+    assert {*firewall_rules._nftables([], host).present} == {*Host(tmp_path, "nftables").steps(*BOTH, OPEN).after}
 
 
 def test_the_collection_that_drives_a_firewall_is_named_where_it_is_missing():

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import pwd
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SEARCH = os.pathsep.join(
@@ -34,7 +31,6 @@ SEARCH = os.pathsep.join(
 )
 """Absolute folders alone: an empty entry is the current folder, and modules run as root."""
 COMMAND_SECONDS = 20
-ANSWER_BYTES = 1 << 20
 ROOT = Path("/")
 Ask = Callable[[list], str]
 """Runs a command and returns what it prints, as commands.output does."""
@@ -113,38 +109,3 @@ def output(argv: list[str]) -> str:
         return run(argv, COMMAND_SECONDS)
     except CommandError:
         return ""
-
-
-def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
-    os.setgroups([])
-    os.setgid(changes["group"])
-    os.setuid(changes["user"])
-    try:
-        said = {"result": work(*arguments)}
-    except (Refusal, OSError) as error:
-        said = {"failed": str(error)}
-    pipe.send_bytes(json.dumps(said).encode())
-
-
-def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``work`` returns, as JSON has it, done by another process as an account where this one is root's: so that no path that the account
-    changes leads root elsewhere."""
-    changes = as_account(account)
-    if not changes:
-        return work(*arguments)
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(there, changes, work, arguments))
-    process.start()
-    there.close()
-    try:
-        said = reading.parse(here.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
-    except (EOFError, OSError, ValueError) as error:
-        raise Refusal(
-            f"the process that works as {account} has ended without a result: run the playbook again"
-        ) from error
-    finally:
-        process.join()
-    if "failed" in said:
-        raise Refusal(str(said["failed"]))
-    return said.get("result")

@@ -88,23 +88,6 @@ def readable_by_all(path: str) -> bool:
     return True
 
 
-def closed_to(account: str, path: str) -> str | None:
-    """The first part of a file's path that an account may not pass or read, or None. An account that does not exist yet has the rights of others."""
-    try:
-        user = pwd.getpwnam(account)
-        groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
-    except KeyError:
-        user, groups = None, set()
-    real = Path(os.path.realpath(path))
-    for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
-        status = part.stat()
-        owned = user is not None and status.st_uid == user.pw_uid
-        shift = 6 if owned else 3 if status.st_gid in groups else 0
-        if not status.st_mode >> shift & (1 if stat.S_ISDIR(status.st_mode) else 4):
-            return str(part)
-    return None
-
-
 def python(scope: str) -> str | None:
     """An interpreter that the services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):

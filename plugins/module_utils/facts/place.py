@@ -21,10 +21,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     names,
     reading,
     service_managers,
-    validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 FACTS_BYTES = 64 * 1024 * 1024
 """What is read at most of the facts of all hosts."""
@@ -77,20 +75,6 @@ def place_of(wanted_scope: str) -> Place:
 def place_in(planned: object) -> Place:
     """The place that a host's part of a plan has."""
     return Place(*(getattr(planned, name) for name in Place._fields))
-
-
-def check_place(planned: Place, here: Place) -> None:
-    """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
-    removed, as root: a head that was taken over chooses none.
-
-    :raises Refusal: the plan has the installation somewhere else than this host.
-    """
-    for key, wanted, actual in zip(Place._fields, planned, here):
-        if wanted != actual:
-            raise Refusal(
-                f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
-                "anew; if it persists, treat the head as compromised (docs/security.md)"
-            )
 
 
 def supervisor_runs(prefix: str) -> bool:

@@ -3,13 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The lock of a cluster: a file on its head that names the run which changes the cluster's hosts. It is empty while no run does."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     locks,
@@ -26,6 +25,17 @@ FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(longest=128)]
 
 
+class LockArguments(NamedTuple):
+    """Of the module ``cluster_lock``."""
+
+    prefix: Annotated[str, "path"]
+    create: bool = False
+    state: Annotated[str, ("present", "absent")] = "present"
+    take_over: bool = False
+    run: Optional[Mapping[str, Any]] = None
+    ended: Optional[Mapping[str, Any]] = None
+
+
 class Run(NamedTuple):
     """A run of ansible-playbook."""
 
@@ -38,7 +48,7 @@ class Run(NamedTuple):
     since: Annotated[int, Number()] = 0
     """Seconds of the head's clock when it took the lock."""
 
-    def is_same(self, other: Run | None) -> bool:
+    def is_same(self, other: "Optional[Run]") -> bool:
         return other is not None and (self.machine, self.process) == (other.machine, other.process)
 
     def describe(self) -> str:
@@ -58,7 +68,7 @@ class HeldError(Exception):
         self.holder = holder
 
 
-def read(prefix: Path) -> Run | None:
+def read(prefix: Path) -> Optional[Run]:
     """The run that has the lock. What cannot be read was written by a run that was killed meanwhile."""
     try:
         return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
@@ -66,7 +76,7 @@ def read(prefix: Path) -> Run | None:
         return None
 
 
-def take(prefix: Path, run: Run, take_over: bool = False, ended: Run | None = None) -> Run | None:
+def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
     """Gives the lock to a run, and returns the run from which it was taken over.
 
     :param take_over: whether to take it over from any run.

@@ -3,21 +3,27 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What an apply would change, from a plan and from what each host reports: which builds, and which services start again."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, HostAnswer, Kind
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, Kind
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 SHOWN = 500
 """Characters of a host's error in a message."""
+
+
+class HostAnswer(NamedTuple):
+    """What a host reports of itself, given its part of the plan."""
+
+    drift: Optional[Drift] = None
+    why: str = ""
+    """Why it was not compared, or its drift does not count; empty where it does."""
 
 
 def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:

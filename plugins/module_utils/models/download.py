@@ -7,8 +7,6 @@ A file grows beside its place, as NAME.part, and takes its place when its size a
 What is recorded and was not changed since is not read again.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -16,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     errors,
@@ -29,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
 """Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
@@ -51,6 +50,21 @@ PASSING = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 """What it returns where the same request may succeed a moment later: names, connections and time limits."""
 
 
+class ModelArguments(NamedTuple):
+    """Of the module ``model``."""
+
+    files: tuple[ModelFilePlan, ...] = ()
+    folder: str = ""
+    known_answer: Optional[KnownAnswerPlan] = None
+    """in place of files: size of the known-answer model"""
+    path: Annotated[str, "path"] = ""
+    """of the known-answer model"""
+    token_file: Optional[str] = None
+    """on the controller"""
+    token: Optional[str] = None
+    """what is in that file"""
+
+
 def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: what is left of all files does not fit beside what is there."""
     place, needed = files.existing(folder), sum((one.file.bytes or 0) - one.present_bytes for one in waiting)
@@ -63,7 +77,7 @@ def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
         )
 
 
-def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, seconds: float) -> None:
+def download(wanted: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
     """Brings all files to their places, and writes the records.
 
     :param seconds: that another download is waited for.
@@ -73,7 +87,7 @@ def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, s
     with locks.hold(folder / model_files.LOCK, seconds) as lock:
         waiting = model_files.pending(wanted)
         check_room(waiting, folder)
-        server = model_files.token_server(wanted)
+        server = _token_server(wanted)
         for file in (one.file for one in waiting):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             same = server and web.same_server(str(file.url), server)
@@ -82,7 +96,7 @@ def download(wanted: Sequence[ModelFilePlan], folder: Path, token: str | None, s
             _write_record(place, [file for file in wanted if Path(file.path).parent == place])
 
 
-def _complete(file: ModelFilePlan, token: str | None, lock: int) -> None:
+def _complete(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     """Brings a file to its place.
 
     :raises Refusal: its source does not give it, or gives something else than was planned.
@@ -123,7 +137,7 @@ def _problem_of(file: ModelFilePlan, part: Path) -> str:
     return "" if digest == file.sha256 else f"has the sha256 {digest}, planned is {file.sha256}"
 
 
-def _receive(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> None:
+def _receive(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> None:
     """Downloads what the part lacks. A connection that breaks is made again, as often as it takes while bytes arrive.
 
     :raises Refusal: the server does not give it.
@@ -143,7 +157,7 @@ def _receive(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> N
         time.sleep(PAUSES[failures])
 
 
-def _run_curl(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> tuple[str, bool]:
+def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
     """What a connection failed of, empty where it did not, and whether another one may succeed. The token goes to curl alone, by its input."""
     try:
         done = subprocess.run(
@@ -170,7 +184,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: str | None, lock: int) -> 
     return (f"cannot be downloaded ({why})" if done.returncode else ""), done.returncode in PASSING
 
 
-def _configuration(file: ModelFilePlan, part: Path, token: str | None) -> str:
+def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str:
     """What curl reads from its input."""
     secure = str(file.url).startswith("https:")
     given = {
@@ -194,3 +208,8 @@ def _write_record(folder: Path, own: Iterable[ModelFilePlan]) -> None:
     path = folder / download_record.RECORD
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)
+
+
+def _token_server(wanted: Iterable[ModelFilePlan]) -> Optional[str]:
+    """A URL of the only server that a token is for: that of the first file."""
+    return next((file.url for file in wanted if not model_files.is_copied(file)), None)

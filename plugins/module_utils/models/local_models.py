@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama
 
@@ -50,7 +53,7 @@ def _file(path: str, account: str | None) -> dict[str, Any]:
     try:
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model)
-        closed = host.closed_to(account, path) if account else None
+        closed = closed_to(account, path) if account else None
         return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
     except gguf.GGUFError as error:
         return {"error": str(error)}
@@ -58,3 +61,20 @@ def _file(path: str, account: str | None) -> dict[str, Any]:
         return {"error": "does not exist"}
     except OSError as error:
         return {"error": f"cannot be read ({validation.printable(error.strerror or error)})"}
+
+
+def closed_to(account: str, path: str) -> str | None:
+    """The first part of a file's path that an account may not pass or read, or None. An account that does not exist yet has the rights of others."""
+    try:
+        user = pwd.getpwnam(account)
+        groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
+    except KeyError:
+        user, groups = None, set()
+    real = Path(os.path.realpath(path))
+    for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
+        status = part.stat()
+        owned = user is not None and status.st_uid == user.pw_uid
+        shift = 6 if owned else 3 if status.st_gid in groups else 0
+        if not status.st_mode >> shift & (1 if stat.S_ISDIR(status.st_mode) else 4):
+            return str(part)
+    return None

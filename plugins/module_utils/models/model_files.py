@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
@@ -40,16 +39,6 @@ def part_of(file: ModelFilePlan) -> Path:
 def is_copied(file: ModelFilePlan) -> bool:
     """Whether it comes from the controller."""
     return str(file.url).startswith("file:")
-
-
-def local_path(file: ModelFilePlan) -> str:
-    """On the controller, of one that is copied."""
-    return unquote(urlsplit(str(file.url)).path)
-
-
-def token_server(wanted: Iterable[ModelFilePlan]) -> str | None:
-    """A URL of the only server that a token is for: that of the first file."""
-    return next((file.url for file in wanted if not is_copied(file)), None)
 
 
 def size_of(path: str | Path) -> int | None:

@@ -98,11 +98,3 @@ class Drift(NamedTuple):
     """id of each installed build of upstream's programs → sha256 of their archive"""
     tunnel_keys: Absent[Mapping[Path, tuple[Name, ...]]] = None
     """file of keys of a tunnel → identities in it, none where others could read it; missing where no tunnel ends"""
-
-
-class HostAnswer(NamedTuple):
-    """What a host reports of itself, given its part of the plan."""
-
-    drift: Optional[Drift] = None
-    why: str = ""
-    """Why it was not compared, or its drift does not count; empty where it does."""

@@ -4,7 +4,7 @@
 """A host's part of the plan, as the planner makes it and modules read it. Sizes are in MiB, where their names do not say otherwise."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
@@ -271,21 +271,6 @@ class FilePlan(NamedTuple):
     """text that is written, in place of source"""
 
 
-class ModelArguments(NamedTuple):
-    """Of the module ``model``."""
-
-    files: tuple[ModelFilePlan, ...] = ()
-    folder: str = ""
-    known_answer: Optional[KnownAnswerPlan] = None
-    """in place of files: size of the known-answer model"""
-    path: Annotated[str, "path"] = ""
-    """of the known-answer model"""
-    token_file: Optional[str] = None
-    """on the controller"""
-    token: Optional[str] = None
-    """what is in that file"""
-
-
 class HostPlan(NamedTuple):
     """The plan's part for a host."""
 
@@ -349,23 +334,3 @@ class HostPlan(NamedTuple):
     """files of the keys of tunnels that end here, without what is in them; missing without `llama_transport`"""
     model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
     """of the head: those of `model.files` that have a url, to compare the host with them; missing where nothing is fetched"""
-
-
-class HostInfoArguments(NamedTuple):
-    """Of the module ``host_info``."""
-
-    scope: Scope = "auto"
-    packages: Mapping[str, Any] = {}
-    plan: Optional[HostPlan] = None
-    kept: bool = False
-
-
-class LockArguments(NamedTuple):
-    """Of the module ``cluster_lock``."""
-
-    prefix: Annotated[str, "path"]
-    create: bool = False
-    state: Annotated[str, ("present", "absent")] = "present"
-    take_over: bool = False
-    run: Optional[Mapping[str, Any]] = None
-    ended: Optional[Mapping[str, Any]] = None

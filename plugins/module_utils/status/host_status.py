@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
@@ -80,11 +81,11 @@ def read(
 
     :param planned: the host's part of the plan; None where there is no plan.
     :param head: of the plan, on its host.
-    :raises Refusal: see places.check_place.
+    :raises Refusal: see _check_place.
     """
     place = places.place_of(scope)
     if planned:
-        places.check_place(places.place_in(planned), place)
+        _check_place(places.place_in(planned), place)
     drift = state.drift(planned._replace(port_probes=())) if planned else None
     services = drift.services if drift else {}
     defined = places.defined_services(place.service_manager, place.units)
@@ -99,3 +100,17 @@ def read(
         resources=resources.read([place.prefix, place.cache]),
         head=_head(place, planned.account if planned else None, head),
     )
+
+
+def _check_place(planned: places.Place, here: places.Place) -> None:
+    """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
+    removed, as root: a head that was taken over chooses none.
+
+    :raises Refusal: the plan has the installation somewhere else than this host.
+    """
+    for key, wanted, actual in zip(places.Place._fields, planned, here):
+        if wanted != actual:
+            raise Refusal(
+                f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
+                "anew; if it persists, treat the head as compromised (docs/security.md)"
+            )

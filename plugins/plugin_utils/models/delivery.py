@@ -12,13 +12,15 @@ import shlex
 import time
 from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelArguments, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
@@ -72,10 +74,10 @@ def _copy(action: Action, file: ModelFilePlan) -> None:
     folder = str(Path(file.path).parent)
     result = action.module("ansible.builtin.file", path=folder, state="directory", mode="0755")
     if not result.get("failed"):
-        result = action.copy(model_files.local_path(file), file.path)
+        result = action.copy(_local_path(file), file.path)
     if result.get("failed"):
         raise AnsibleActionFail(
-            f"{model_files.local_path(file)} of the controller could not be copied to {file.path}: {why(result)}"
+            f"{_local_path(file)} of the controller could not be copied to {file.path}: {why(result)}"
         )
 
 
@@ -111,3 +113,8 @@ def sentence(names: Collection[str], done: int, total: int, rate: float) -> str:
         return f"{what}: checked"
     speed = f"{amount(rate)}/s, {duration((total - done) / rate)} left" if rate > 0 else "waiting for data"
     return f"{what}: {amount(done)} of {amount(total)}, {speed}"
+
+
+def _local_path(file: ModelFilePlan) -> str:
+    """On the controller, of a file that is copied."""
+    return unquote(urlsplit(str(file.url)).path)

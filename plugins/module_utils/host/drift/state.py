@@ -16,7 +16,6 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces, place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import firewall as firewalls
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
     kernel_parameters,
@@ -25,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import rules as firewall_rules
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
@@ -149,7 +149,7 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
         return
     system = System()
     manager = planned.firewall_manager or "a firewall that is not active"
-    if firewalls.differs(planned.firewall_manager, planned.firewall, system):
+    if firewall_rules.differs(planned.firewall_manager, planned.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     if configuration.differs(planned.links, system):
         yield Difference("link", "links", "links are not as planned")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster's rules in the host's firewall: which it has, which are planned, and what brings it from one to the other. Changes nothing.
+"""The cluster's rules in the host's firewall: which it has, and which are planned. Changes nothing.
 
 Ours are known by a priority in firewalld, and by a comment in ufw and nftables. Rules of others are left alone.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -58,21 +57,6 @@ class State(NamedTuple):
         return [rule for rule in self.present if rule not in self.wanted]
 
 
-class Steps(NamedTuple):
-    """From one to the other."""
-
-    differs: bool
-    before: list[str]
-    after: list[str]
-    add: list[dict[str, Any]]
-    """arguments of the module that drives the manager, in order"""
-    remove: list[dict[str, Any]]
-    text: str = ""
-    """of the file of nftables"""
-    closing: tuple[str, ...] = ()
-    """chains of others in nftables that drop what they do not accept: our table cannot open a port there"""
-
-
 def _rules(planned: Iterable[FirewallRule]) -> list[Rule]:
     found = []
     for rule in sorted(planned, key=lambda rule: (rule.address, rule.port)):
@@ -96,7 +80,7 @@ def _firewalld(rules: Sequence[Rule], system: System) -> State:
         held.append(lines)
     wanted = [f"{zone}: {_for_firewalld(rule)}" for zone in sorted(used) for rule in rules]
     partial = frozenset(held[0] ^ held[1])
-    return State(sorted(held[0] | held[1]), {rule: _firewalld_arguments(rule) for rule in wanted}, partial)
+    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in wanted}, partial)
 
 
 def _for_firewalld(rule: Rule) -> str:
@@ -106,7 +90,7 @@ def _for_firewalld(rule: Rule) -> str:
     return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{to}{port} {rule.action}'
 
 
-def _firewalld_arguments(rule: str) -> dict[str, Any]:
+def firewalld_arguments(rule: str) -> dict[str, Any]:
     return dict(zip(("zone", "rich_rule"), rule.split(": ", 1)))
 
 
@@ -119,7 +103,7 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
     others = {rule for rule, _word, comment in added if comment != f"'{MARK}'"}
     opened = {rule[2:] for rule in rules if _for_ufw(rule) in others}
     texts = [_for_ufw(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
-    return State(present, {text: _ufw_arguments(text) for text in texts if text not in others})
+    return State(present, {text: ufw_arguments(text) for text in texts if text not in others})
 
 
 def _for_ufw(rule: Rule) -> str:
@@ -130,7 +114,7 @@ def _for_ufw(rule: Rule) -> str:
     return f"ufw {action}{source} to any port {rule.port} proto tcp" if source else f"ufw {action} {rule.port}/tcp"
 
 
-def _ufw_arguments(text: str) -> dict[str, Any]:
+def ufw_arguments(text: str) -> dict[str, Any]:
     action, source, address, port, short = UFW_RULE.findall(text)[0]
     ends = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or short}
     return {"rule": action, **ends, "proto": "tcp"}
@@ -168,58 +152,12 @@ def foreign_names(system: System) -> list[str]:
     return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
 
 
-def differs(manager: str | None, rules: Sequence[FirewallRule], system: System) -> bool:
-    """Whether a rule of the cluster is missing or unplanned."""
-    return steps(manager, rules, False, system).differs
+def state_of(manager: str, planned: Iterable[FirewallRule], system: System) -> State:
+    """What the active manager has of the cluster, and what it is to have."""
+    return MANAGERS[manager](_rules(planned), system)
 
 
-def steps(manager: str | None, planned: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
-    """What brings the active manager to these rules.
-
-    :param keep: leave what is not planned any more: something may still listen there.
-    """
-    if not manager:
-        return Steps(False, [], [], [], [])
-    state = MANAGERS[manager](_rules(planned), system)
-    unplanned = [] if keep else state.unplanned
-    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *unplanned])]
-    before = [f"{rule}{NOT_LASTING if rule in state.partial else ''}" for rule in set(state.present)]
-    changed = bool(state.missing or unplanned)
-    shown = changed, sorted(before), sorted(after)
-    if manager == "nftables":
-        text = _table(after) if after and changed else system.text(NFT_FILE) if after else ""
-        return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
-    if manager == "ufw":
-        # Each is put first, so what accepts has to be put again after what drops.
-        to = itemgetter("to_ip", "to_port")
-        closed = {to(state.wanted[rule]) for rule in state.missing if " deny " in rule}
-        kept = [rule for rule in state.present if rule in state.wanted and " allow " in rule]
-        moved = [rule for rule in kept if to(state.wanted[rule]) in closed]
-        add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
-        first = [{**state.wanted[rule], "delete": True} for rule in moved]
-        return Steps(*shown, first + add, [_ufw_arguments(rule) for rule in unplanned])
-    added, removed = ([*map(_firewalld_arguments, rules)] for rules in (state.missing, unplanned))
-    return Steps(*shown, added, removed)
-
-
-def _closing_chains(system: System) -> tuple[str, ...]:
-    printed = system.run(["nft", "list", "chains"])
-    return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", printed))
-
-
-def _table(comments: Sequence[str]) -> str:
-    """What replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
-    return (
-        f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
-        f"table {NFT_TABLE}\ndelete table {NFT_TABLE}\n"
-        f"table {NFT_TABLE} {{\n  chain input {{\n    type filter hook input priority -10; policy accept;\n{inner}  }}\n}}\n"
-    )
-
-
-def _for_nft(comment: str) -> str:
-    action, source, _to, address, _port, port = comment.split()
-    client = "" if source == names.EVERYBODY else f"ip saddr {source} "
-    to = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
-    new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{MARK} {comment}"'
+def differs(manager: str | None, planned: Iterable[FirewallRule], system: System) -> bool:
+    """Whether a rule of the cluster is missing or is not planned any more."""
+    state = state_of(manager, planned, system) if manager else None
+    return bool(state and (state.missing or state.unplanned))

@@ -1,0 +1,52 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Work in folders of another account, done as that account."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+
+ANSWER_BYTES = 1 << 20
+
+
+def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
+    os.setgroups([])
+    os.setgid(changes["group"])
+    os.setuid(changes["user"])
+    try:
+        said = {"result": work(*arguments)}
+    except (Refusal, OSError) as error:
+        said = {"failed": str(error)}
+    pipe.send_bytes(json.dumps(said).encode())
+
+
+def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work`` returns, as JSON has it, done by another process as an account where this one is root's: so that no path that the account
+    changes leads root elsewhere."""
+    changes = commands.as_account(account)
+    if not changes:
+        return work(*arguments)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(there, changes, work, arguments))
+    process.start()
+    there.close()
+    try:
+        said = reading.parse(here.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
+    except (EOFError, OSError, ValueError) as error:
+        raise Refusal(
+            f"the process that works as {account} has ended without a result: run the playbook again"
+        ) from error
+    finally:
+        process.join()
+    if "failed" in said:
+        raise Refusal(str(said["failed"]))
+    return said.get("result")
