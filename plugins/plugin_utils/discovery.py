@@ -9,14 +9,14 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import (
     Discovered,
     FoundModel,
     LinkInterface,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
@@ -123,6 +123,10 @@ class Proposal(NamedTuple):
     """None for the known-answer model."""
     why: str
     """It is the head."""
+    spare: Sequence[Machine] = ()
+    """Hosts that the plan would not use, outside the cluster."""
+    together: SpeedRange | None = None
+    """What would be predicted with them."""
 
     @property
     def head(self) -> Machine:
@@ -157,14 +161,14 @@ class Proposal(NamedTuple):
 
     @property
     def task_vars(self) -> dict[str, Any]:
-        """What a task sees of the inventory."""
+        """What a task of the cluster sees of the inventory."""
         hostvars = {name: {**self.model_variable, **variables} for name, variables in self.hosts.items()}
         return {"groups": self.groups, "hostvars": hostvars, "inventory_hostname": self.head.name}
 
 
 def choose(machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]) -> tuple[Proposal, Plan | Refused]:
     """The proposal, and its plan: the largest model that lies on a host and that the plan accepts, where the host with the most memory of those that have
-    it is the head. Without one, the known-answer model."""
+    it is the head, and the hosts are those that the plan uses. Without one, the known-answer model on all of them."""
     found = links(machines)
 
     def propose(owners: Sequence[Machine], model: FoundModel | None, why: str) -> tuple[Proposal, Plan | Refused]:
@@ -179,9 +183,30 @@ def choose(machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refuse
         owners = [each for each in machines if any((one.kind, one.name) == key for one in each.found.models)]
         why = f"{model.name} lies there, the largest model that lies on a host and fits"
         proposal, planned = propose(owners, model, why)
-        if isinstance(planned, Plan) and planned.fits and not planned.refused:
-            return proposal, planned
+        if _serves(planned):
+            less = _without_spare(proposal, planned, [machine.name for machine in owners])
+            planned_less = plan(less) if less else None
+            return (less, planned_less) if less and planned_less and _serves(planned_less) else (proposal, planned)
     return propose(machines, None, "no other host has more memory")
+
+
+def _serves(planned: Plan | Refused) -> TypeGuard[Plan]:
+    return isinstance(planned, Plan) and planned.fits and not planned.refused
+
+
+def _without_spare(proposal: Proposal, planned: Plan, owners: Collection[str]) -> Proposal | None:
+    """The hosts that a plan uses: one alone that has the model and is faster, or those with layers and the head; None where that is all of them."""
+    best = planned.estimate.best_single_host
+    alone = best.faster and best.host in owners
+    used = {best.host} if alone else {proposal.head.name, *(entry.host for entry in planned.placement)}
+    if not used.issuperset(proposal.groups["llama_cluster"]):
+        return proposal._replace(
+            machines=[machine for machine in proposal.machines if machine.name in used],
+            links={name: link for name, link in proposal.links.items() if used.issuperset(link.ends)},
+            spare=[machine for machine in proposal.machines if machine.name not in used],
+            together=planned.estimate.generation_range,
+        )
+    return None
 
 
 def _with_most(machines: Sequence[Machine], found: Sequence[Link]) -> Machine:

@@ -23,6 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Machine, Proposal
 
 WIDTH = 120
+SPARE = "spare"
+"""Group of the hosts that the cluster does not use."""
 
 
 class _Name(str):
@@ -49,12 +51,19 @@ def inventory(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused)
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}
     cluster = {"children": groups, "vars": proposal.model_variable}
-    written = yaml.dump({"llama_cluster": cluster}, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
+    spare = {machine.name: dict(machine.variables) for machine in proposal.spare}
+    content = {"llama_cluster": cluster}
+    if spare:
+        content[SPARE] = {"hosts": {_Name(name): variables for name, variables in spare.items()}}
+    written = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
     comments = [line for text in _reasons(proposal, lost, plan) for line in _comment(text)]
     text = "\n".join(["---", *comments, written])
     expected = proposal.task_vars
-    if _read(text) != (expected["groups"], expected["hostvars"]):
-        names = ", ".join(map(validation.show, hosts))
+    if _read(text) != (
+        {**expected["groups"], **({SPARE: [*spare]} if spare else {})},
+        {**expected["hostvars"], **spare},
+    ):
+        names = ", ".join(map(validation.show, (*hosts, *spare)))
         raise Refusal(f"Ansible would read other hosts than {names} from the inventory: name them by plain names")
     return text
 
@@ -68,10 +77,16 @@ def _read(text: str) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]] |
             manager = InventoryManager(DataLoader(), sources=[str(path)])
         except AnsibleError:
             return None
-    groups = {name: hosts for name, hosts in manager.get_groups_dict().items() if name.startswith("llama_")}
+    groups = {
+        name: hosts for name, hosts in manager.get_groups_dict().items() if name.startswith("llama_") or name == SPARE
+    }
     shared = manager.groups["llama_cluster"].vars if groups else {}
     hosts = {
-        host.name: {name: value for name, value in {**shared, **host.vars}.items() if not name.startswith("inventory_")}
+        host.name: {
+            name: value
+            for name, value in {**(shared if host.name in groups["llama_cluster"] else {}), **host.vars}.items()
+            if not name.startswith("inventory_")
+        }
         for host in manager.get_hosts()
     }
     return groups, hosts
@@ -85,7 +100,7 @@ def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) 
         yield f"{head} has no accelerator, and lends its processor."
     yield from (
         f"{machine.name}: {_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory"
-        for machine in proposal.machines
+        for machine in (*proposal.machines, *proposal.spare)
     )
     for link in proposal.links.values():
         ends = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
@@ -96,6 +111,11 @@ def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) 
     elif isinstance(plan, Plan):
         speed = plan.estimate.generation_range
         yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; {speed} tokens per second are predicted"
+        if proposal.spare:
+            yield (
+                f"{', '.join(machine.name for machine in proposal.spare)}: spare, since the plan does without them (with all hosts it predicts "
+                f"{proposal.together}). Move them to llama_workers for a model that needs their memory, or with llama_placement: all to use them anyway."
+            )
 
 
 def _comment(text: str) -> list[str]:

@@ -339,8 +339,15 @@ CASES = [
     (
         "slower-than-one-host",
         lambda: with_model(cluster_of(1), accepted=(), **model(0.5)),
-        {"{steps}": lambda cluster: cluster.hosts.pop("worker1")},
-        ["The cluster is predicted to generate ", "and head alone ", "Leave llama_workers empty."],
+        {
+            "{steps}": lambda cluster: cluster.hosts.pop("worker1"),
+            "set llama_placement to all": setting(llama_placement="all"),
+        },
+        [
+            "The cluster is predicted to generate ",
+            "and head alone ",
+            "Leave llama_workers empty, or set llama_placement to all to",
+        ],
     ),
     (
         "vulkan-shared-memory",

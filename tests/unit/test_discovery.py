@@ -165,6 +165,19 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     assert "closed.gguf" not in done.text
 
 
+def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
+    """On processors, a small model is slower over the network than on the host that has it."""
+    found = network(*"abc", eth1=("ethernet", 10000, "10.99.0", "ab"))
+    found["b"]["discovered"]["models"] = [a_model("/models/small.gguf")]
+    done = discovered(tmp_path, found)
+    groups, plan = planned(done.path)[0], done.result["plan"]
+    assert [groups[name] for name in ("llama_cluster", "llama_workers", "spare")] == [["b"], [], ["a", "c"]]
+    assert [advisory["id"] for advisory in plan["advisories"]] == []
+    assert plan["hosts"]["b"]["links"] == []
+    assert "a, c: spare, since the plan does without them (with all hosts it predicts" in done.text
+    assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
+
+
 def test_a_model_of_ollama(tmp_path):
     found = network("a", "b")
     name, file = "registry.ollama.ai/library/known:1b", f"/var/lib/ollama/blobs/sha256-{'5' * 64}"
@@ -188,15 +201,19 @@ def test_a_host_takes_no_place_of_another_by_its_name(tmp_path, itself):
     assert (groups["llama_head"], groups["llama_cluster"]) == (["b"], ["b", "10.0.0.2", "10.0.0.3", "10.0.0.4"])
 
 
-def test_what_ansible_would_read_as_another_cluster_is_not_written(tmp_path):
+@pytest.mark.parametrize("models", [[], [a_model("/models/small.gguf")]], ids=["worker", "spare"])
+def test_what_ansible_would_read_as_another_cluster_is_not_written(tmp_path, models):
+    found = network("a", "b:22")
+    found["a"]["discovered"]["models"] = models
     with pytest.raises(Refusal, match="Ansible would read other hosts than 'a', 'b:22' from the inventory"):
-        discovered(tmp_path, network("a", "b:22"))
+        discovered(tmp_path, found)
     assert not (tmp_path / "new").exists()
 
 
 def test_neither_a_size_nor_a_hardware_address_that_a_host_makes_up_moves_another(tmp_path):
     found = network(*"abc", eth1=("ethernet", 10000, "10.99.0", "ab"))
     right = a_model("/models/right.gguf")
+    right["summary"]["layer_bytes"] = [12 * size for size in right["summary"]["layer_bytes"]]
     small = {**right["summary"], "bytes": 1 << 50, "input_bytes": 1 << 50}
     small["layer_bytes"] = [size - 1 for size in small["layer_bytes"]]
     huge = {**small, "layer_bytes": [1 << 50] * small["layers"]}

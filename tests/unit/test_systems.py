@@ -229,19 +229,20 @@ def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
 @pytest.mark.parametrize(
     "names, remedy",
     [
-        (["head"], "Remove llama_external_workers."),
-        (["head", "one"], "Leave llama_workers empty, remove llama_external_workers."),
+        (["head"], "Remove"),
+        (["head", "one"], "Leave llama_workers empty, remove"),
     ],
 )
 def test_a_head_that_is_faster_without_workers_that_others_run(names, remedy):
     outside = {"endpoint": "192.0.2.77:50052", "memory_mib": 24000, "host": "gaming-pc", "backend": "cuda"}
     card = {**GPU, "name": "NVIDIA GeForce RTX 3090"}
     found = with_card(*names, card=card)
-    common = {**big(16), "llama_server_context": 2048, "llama_placement": "all"}
+    common = {**big(16), "llama_server_context": 2048}
     more = {"llama_external_workers": [outside], "llama_accept_advisories": ["external-worker"]}
-    planned = written(cluster_of(False, found, **common, **more))
+    planned = written(cluster_of(False, found, **common, **more, llama_server_tensor_split=[1] * (len(names) + 1)))
     (advisory,) = [entry for entry in planned["advisories"] if entry["id"] == "slower-than-one-host"]
-    assert (advisory["host"], advisory["remedy"]) == ("head", remedy)
+    assert advisory["host"] == "head"
+    assert advisory["remedy"].startswith(f"{remedy} llama_server_tensor_split, remove llama_external_workers, or set")
     alone = written(cluster_of(False, {"head": found["head"]}, **common))
     assert not alone["refused"], alone["reasons"]
     assert alone["advisories"] == []
@@ -438,7 +439,8 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     data = cluster_of(False, found, llama_server_context=2048, **big(16), **limit)
     (advisory,) = [entry for entry in written(data)["advisories"] if entry["id"] == "slower-than-one-host"]
     assert advisory["remedy"] == (
-        f"Put one into llama_head in place of head, with the model's files, leave llama_workers empty, remove {variable}."
+        f"Put one into llama_head in place of head, with the model's files, leave llama_workers empty, remove {variable}, "
+        "or set llama_placement to all to use all workers anyway."
     )
     common = {key: value for key, value in data["llama_cluster"]["vars"].items() if key != variable}
     alone = written(cluster_of(False, {"one": found["one"]}, **common))

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import f
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, layout
 
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
@@ -47,10 +47,11 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 
 
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
-    """The known-answer model is there to try workers, however fast."""
+    """The known-answer model is there to try workers, however fast, and an operator may want all of them."""
     estimate, server = context.plan.estimate, context.server
     together, best = estimate.generation_range, estimate.best_single_host
-    if context.plan.model.known_answer or not estimate.links or not best.faster:
+    wanted = context.plan.model.known_answer or context.cluster.placement == layout.ALL
+    if wanted or not estimate.links or not best.faster:
         return []
     host, head = best.host, context.cluster.head
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []

@@ -192,7 +192,7 @@ ADVISORIES = (
         "warning",
         server.slower_than_one_host,
         "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
-        ("{steps}",),
+        ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
     Advisory(
