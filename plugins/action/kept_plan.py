@@ -13,6 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import SCHEMA, KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
@@ -26,7 +27,10 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        begun = typed_json.dump(kept_plan(arguments.plan, self.host)) if arguments.plan else None
+        begun, plan = None, arguments.plan
+        if plan:
+            variables = inventory.set_variables(self.variables, self.host, plan.release)
+            begun = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
         return self.module(prefix=arguments.prefix, served=arguments.served, begun=begun)
 
 

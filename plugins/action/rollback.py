@@ -28,6 +28,6 @@ class ActionModule(Action):
         hosts = rollback.kept(answered)
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
         found = rollback.steps(hosts, head, target, arguments.lost)
-        shown = {"release": validation.printable(target.release), "declared": validation.printable(target.declared)}
+        shown = {"release": validation.printable(target.release), "differing": rollback.left_behind(hosts, target)}
         uninvolved = sorted(set(hosts) - set(target.hosts) - set(found["heads"]))
         return {"changed": False, "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **shown}, **found}

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
 display = Display()
@@ -63,8 +63,10 @@ class ActionModule(Action):
             for name, answer in arguments.answers.items()
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        other = (rollback.other_plan(plan, drifts) if plan else None) or ""
-        found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other)
+        other = plan and rollback.other_plan(
+            plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
+        )
+        found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other or "")
         shown = typed_json.dump(found)
         if arguments.path:
             output.write("llama_status_path", arguments.path, json.dumps(shown, indent=2) + "\n")

@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Subject,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
 display = Display()
@@ -108,7 +108,9 @@ class ActionModule(Action):
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
-        other = rollback.other_plan(plan, drifts)
+        other = rollback.other_plan(
+            plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
+        )
         if other:
             display.warning(other)
         asleep = all(map(judge.left_asleep, (evidence, *more)))

@@ -45,7 +45,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to go back to, its head and its release. C(uninvolved) are hosts that have no part in it, and where nothing changes.
+  description: The plan to go back to, its head and its release. C(uninvolved) are hosts that have no part in it, and where nothing changes. C(differing)
+    are variables, with their values in the plan that is left and in this one.
   returned: success
   type: dict
 plan:

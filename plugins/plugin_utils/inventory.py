@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -18,7 +19,8 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
@@ -117,6 +119,17 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     """
     name = name or task_vars["inventory_hostname"]
     return _variables(name, task_vars["hostvars"][name])
+
+
+def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
+    """The variables of a host that are not their defaults → value, as JSON.
+
+    :param release: what llama_release was found to be.
+    """
+    defaults, given = specification(), variables_of(task_vars, name)
+    found = {key: value for key, value in given.items() if value is not None and value != defaults[key].get("default")}
+    texts = {key: json.dumps(value, sort_keys=True) for key, value in found.items()}
+    return {**texts, "llama_release": release_request.declaration(release)}
 
 
 def unknown(given: Iterable[str]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def test_a_plan_is_kept_before_it_is_applied_and_when_it_served(prefix, record):
     assert kept(prefix) == {"next": 1}
     assert kept_plans.mark_served(str(prefix), record["id"])
     assert kept(prefix) == {"now": 1}
-    assert kept_plans.last(str(prefix)) == (record["id"], "pypi-0.3.36", record["declared"], True)
+    assert kept_plans.last(str(prefix)) == (record["id"], "pypi-0.3.36", record["declared"], True, {})
     assert not begin(prefix, record)
     assert not kept_plans.mark_served(str(prefix), record["id"])
 
@@ -157,12 +157,14 @@ def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkey
 def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     plugin = actions.made(action, prefix="/opt/llamacpp", plan=completed(pair))
     plugin._execute_module = lambda module_args, task_vars: module_args
-    arguments = plugin.run(task_vars={"inventory_hostname": "head"})
+    given = {"llama_server_context": "4096", "llama_server_parallel": None, "llama_worker_memory_mib": {}, "other": 1}
+    arguments = plugin.run(task_vars={"inventory_hostname": "head", "hostvars": {"head": given}})
     assert "plan" not in arguments
     files = arguments["begun"]["host"]["files"]
     assert not any("source" in file for file in files)
     assert any("def main" in file.get("content", "") for file in files)
-    assert typed_json.parse(kept_plan.KeptPlan, arguments["begun"])
+    kept = typed_json.parse(kept_plan.KeptPlan, arguments["begun"])
+    assert kept.variables == {"llama_server_context": "4096", "llama_release": kept.declared}, "those that are set"
 
 
 CHECKSUM = f"sha256:{'0' * 64}"

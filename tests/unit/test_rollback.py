@@ -173,21 +173,51 @@ def test_the_action_takes_answers_as_ansible_registers_them(kept):
         run(action, answers=answers, heads=["head"])
 
 
+BEFORE = {"a": {"x": "1", "same": "1"}, "b": {"x": "1", "same": "1"}, "gone": {"x": "9"}}
+
+
+@pytest.mark.parametrize(
+    "after, said",
+    [
+        ({"a": {"x": "2", "same": "1"}, "b": {"x": "2", "same": "1"}}, ["x: 1 → 2"]),
+        ({"a": {"x": "1", "same": "1"}, "b": {"x": "2", "same": "1"}}, ["x: 1 → 2 on b"]),
+        ({"a": {"same": "1"}, "b": {"same": "1"}}, ["x: 1 → not set"]),
+        ({"a": {**BEFORE["a"], "new\n": "\x1b"}, "b": BEFORE["b"]}, ["new\\n: not set → \\x1b on a"]),
+        ({**BEFORE, "new": {"x": "5"}}, []),
+    ],
+)
+def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):
+    assert rollback.differing(BEFORE, after) == said
+
+
+@pytest.mark.parametrize("places", [{"now": 2, "before": 1}, {"next": 2, "now": 1}])
+def test_a_way_back_names_the_variables_of_the_plan_that_is_left(kept, places):
+    answers = kept(**places)
+    for own in answers.values():
+        for number, one in ((places[place], compared["plan"]) for place, compared in own.items()):
+            one["variables"] = {"llama_release": "b1", "llama_server_context": f"{number}096"}
+    registered = {name: {"kept": own} for name, own in answers.items()}
+    target = run(action, answers=registered, heads=["head"])["target"]
+    assert (target["id"], target["differing"]) == (f"{1:016x}", ["llama_server_context: 2096 → 1096"])
+
+
 def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     plan = completed(pair)
 
     def other_plan(**lasts):
         found = {name: {**drift, "last": lasts.get(name)} for name, drift in drifts(plan).items()}
-        return rollback.other_plan(typed(plan), typed_drifts(found))
+        return rollback.other_plan(typed(plan), typed_drifts(found), lambda _name: {"llama_release": "b2", "x": "1"})
 
     planned = {"id": plan["id"], "release": "b2", "declared": "b2", "served": True}
-    old = {"id": "1" * 16, "release": "b1", "declared": '"b1"', "served": True}
+    old = {**planned, "id": "1" * 16, "release": "b1", "variables": {"llama_release": "b1", "x": "1"}}
     assert other_plan() is None
     assert other_plan(head=planned) is None
     message = other_plan(head=planned, worker1=old)
     assert "plans release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
-    assert message.endswith('set llama_release: "b1".')
+    assert message.endswith("To stay, set what differs: llama_release: b2 → b1.")
+    same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
+    assert same.endswith("No variable differs: what hosts have, or the collection, does.")
     assert "was begun and never served" in other_plan(head={**old, "served": False})
 
 

@@ -298,7 +298,7 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
 def test_another_plan_than_that_of_the_inventory(plan, answers, tmp_path, monkeypatch):
     """As after a rollback."""
     other = "The inventory plans release b2, but plan 1 with release b1 serves."
-    monkeypatch.setattr(action.rollback, "other_plan", lambda _plan, _drifts: other)
+    monkeypatch.setattr(action.rollback, "other_plan", lambda *_arguments: other)
     told, _error, shown = written(plan, answers, tmp_path)
     assert (told["other"], told["problems"]) == (other, [other.rstrip(".")])
     assert f"problem   {other.rstrip('.')}" in shown

@@ -33,7 +33,7 @@ def last(prefix: str) -> LastPlan | None:
     """What the host took last."""
     begun = read(prefix, NEXT)
     kept = begun or read(prefix, NOW)
-    return LastPlan(kept.id, kept.release, kept.declared, not begun) if kept else None
+    return LastPlan(kept.id, kept.release, kept.declared, not begun, kept.variables) if kept else None
 
 
 def builds(prefix: str) -> set[str]:

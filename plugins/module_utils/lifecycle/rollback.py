@@ -8,7 +8,7 @@ What a host keeps is used on that host alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
@@ -18,6 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
+SHOWN = 120
+"""Characters of a variable's value."""
 UNTOUCHED = "No service was touched"
 """Ends a refusal before anything was changed."""
 
@@ -159,11 +161,37 @@ def _without_source(file: FilePlan) -> FilePlan:
     return file._replace(source=None, mode=None if file.content is None else file.mode)
 
 
-def other_plan(plan: Plan, drifts: Mapping[str, Drift]) -> str | None:
+def differing(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Variables that differ between two plans, like «llama_server_context: 4096 → 8192», with the hosts where it is not so on all.
+
+    :param before: host → its variables in the plan that is left, as a KeptPlan has them.
+    :param after: the same in the other plan. Hosts that are in one of them alone are left out.
+    """
+    hosts: dict[str, list[str]] = {}
+    both = [name for name in after if name in before]
+    for name in both:
+        old, new = before[name], after[name]
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                values = (validation.printable(side.get(key, "not set"), SHOWN) for side in (old, new))
+                hosts.setdefault(f"{validation.printable(key)}: {' → '.join(values)}", []).append(name)
+    return [text + f" on {', '.join(names)}" * (names != both) for text, names in hosts.items()]
+
+
+def left_behind(hosts: Mapping[str, Kept], target: KeptPlan) -> list[str]:
+    """Variables that differ between the plan that is left and the one to go back to."""
+    plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
+    before = {name: one.plan.variables for name, one in plans.items() if one and one.plan.id != target.id}
+    same = {name: _plan(hosts[name].of(target.id)).variables for name in before if hosts[name].of(target.id)}
+    return differing(before, same)
+
+
+def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
     """A sentence where the cluster runs another plan than the inventory's; None where it runs that one, or no host keeps a plan.
 
     :param plan: completed, with ``id``.
     :param drifts: hosts that answered → how they differ.
+    :param inventory: returns the variables of a host as they are set now, as a KeptPlan has them.
     """
     others = {
         name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id
@@ -172,7 +200,15 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift]) -> str | None:
         return None
     other = others.get(plan.head.host) or others[min(others)]
     state = "serves" if other.served else "was begun and never served"
+    found = differing(
+        {name: inventory(name) for name in others}, {name: last.variables for name, last in others.items()}
+    )
+    ways = (
+        f"To stay, set what differs: {'; '.join(found)}."
+        if found
+        else "No variable differs: what hosts have, or the collection, does."
+    )
     return validation.printable(
         f"The inventory plans release {plan.release.ref} (plan {plan.id}), but on {', '.join(sorted(others))} plan {other.id} with release "
-        f"{other.release} {state}: site.yml goes to what the inventory says. To stay, set llama_release: {other.declared}."
+        f"{other.release} {state}: site.yml goes to what the inventory says. {ways}"
     )

@@ -29,6 +29,8 @@ class KeptPlan(NamedTuple):
     """the host's part of the plan"""
     head: Optional[Mapping[str, Any]] = None
     """the same, on the head's host"""
+    variables: Mapping[str, str] = {}
+    """the host's variables that were not their defaults → value, as JSON; llama_release as `declared` says it"""
 
 
 class LastPlan(NamedTuple):
@@ -39,3 +41,5 @@ class LastPlan(NamedTuple):
     declared: Line
     served: bool
     """whether it serves; else it was begun"""
+    variables: Mapping[str, str] = {}
+    """as the kept plan has them"""
