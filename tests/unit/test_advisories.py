@@ -218,7 +218,7 @@ CASES = [
     ),
     (
         "graphics-memory-limit",
-        lambda: with_model(cluster_of(1, strix_halo(63488)), **model(100)),
+        lambda: with_model(cluster_of(1, strix_halo(63488), llama_host_reboot=True), **model(100)),
         {
             "set llama_host_tuning and llama_host_reboot": setting(
                 "worker1", llama_host_tuning=True, llama_host_reboot=True

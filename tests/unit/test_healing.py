@@ -282,6 +282,7 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
     record = cluster.record()
     assert (record["state"], record["restarts"]) == ("waiting", 1)
+    assert not (cluster.state / "ends.json").exists()
     process = pair.head()
     lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
     until(lambda: cluster.is_now("serving"))

@@ -212,3 +212,4 @@ class TestRealTunnels:
         asked.terminate()
         assert asked.wait(30) == 0
         assert not listens(ends.near)
+        assert not [*ends.cluster.folder.glob("llamacpp-*.conf")]

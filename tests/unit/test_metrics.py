@@ -123,6 +123,7 @@ def test_a_head_says_what_it_knows_and_counts_over_its_starts(exported):
     exported.when("state", 1, state="serving")
     found = exported.when("worker_awaited", 0, host="other", worker="cpu")
     assert one(found, "worker_round_trip_seconds") > 0
+    assert one(found, "model_loaded", model="m") == 1
     assert one(found, "worker_retransmissions_total") == one(found, "restarts_total", cause="lost_worker") == 0
     assert one(found, "worker_needless_retransmissions_total") == 0
     assert one(found, "started_timestamp_seconds") <= one(found, "updated_timestamp_seconds")

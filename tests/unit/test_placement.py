@@ -279,13 +279,13 @@ def test_a_split_of_the_operators_is_its_own_reason(pair):
 
 def test_devices_are_named_in_the_order_in_which_they_get_layers(pair):
     cluster = with_cards(pair, head=[GPU])
-    overrides = [r"blk\.[0-4]\.all=CUDA0", rf"blk\.[5-9]\.all={TWO}", rf"blk\.1\d\.all={ONE}"]
+    overrides = [r"blk\.[0-8]\.all=CUDA0", rf"blk\.9\.all={TWO}", rf"blk\.1\d\.all={ONE}"]
     plan = serve(cluster, 20, llama_server_override_tensor=overrides)
-    assert list(layers_of(plan).items()) == [("CUDA0", 5), (TWO, 5), (ONE, 10)]
+    assert list(layers_of(plan).items()) == [("CUDA0", 9), (TWO, 1), (ONE, 10)]
     argv = plan["head"]["argv"]
     assert argv[argv.index("--rpc") + 1] == "192.0.2.12:50052,192.0.2.11:50052"
     assert argv[argv.index("--device") + 1] == "CUDA0,RPC0,RPC1"
-    assert argv[argv.index("--tensor-split") + 1] == "5,5,11"
+    assert argv[argv.index("--tensor-split") + 1] == "9,1,11"
 
 
 def test_a_device_with_nothing_but_what_overrides_put_there(pair):

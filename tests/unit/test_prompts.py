@@ -145,7 +145,7 @@ def works(seconds, links):
         ([0.5, 0.5], [True, False], 8, 0.5 * 9),
         ([0.25] * 4, [True] * 4, 8, 0.75 * 8 + 0.25),
         ([0.25] * 4, [False] * 4, 8, 0.25 * 11),
-        ([0.2, 0.4, 0.4], [True, False, False], 8, 1.0 + 7 * 0.4),
+        ([0.2, 0.5, 0.3], [True, False, False], 8, 1.0 + 7 * 0.5),
     ],
 )
 def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_batches, expected):

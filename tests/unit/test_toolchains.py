@@ -292,6 +292,11 @@ def test_what_cannot_be_built_with(machine, change, variables, said):
         assert part in " ".join(plan["reasons"])
 
 
+def test_a_toolkit_compiles_for_the_oldest_architecture_that_it_still_has():
+    facts = with_architecture("7.5")
+    assert build_of(planned(RTX, change=facts, llama_build_toolchain=CUDA_LINK))["backend"] == "cuda"
+
+
 @pytest.mark.parametrize(
     "type_k, type_v, all_quants",
     [("f16", "f16", None), ("q8_0", "q8_0", None), ("q8_0", "q4_0", "ON"), ("q5_1", "q5_1", "ON")],

@@ -90,6 +90,10 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     text = what_fits.text_of(found, what_fits.Question())
     assert text.index("Qwen3 32B") < text.index(SMALL) < text.index("Llama 3.3") < text.index("DeepSeek")
     assert "38 B of 671 B" in text
+    assert found[1].prompt_tokens_per_s > found[1].generation_tokens_per_s
+    shared = rows_of(cards_of(1, 2, **NEW).hosts, ["Qwen3 32B"], context=131072)
+    assert (shared[0].devices, shared[0].hosts) == (2, ("gpu1", "gpu2"))
+    assert "2 devices of 2 hosts" in what_fits.text_of(shared, what_fits.Question())
 
 
 def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():
