@@ -42,7 +42,7 @@ def with_model(cluster, accepted=("slower-than-one-host",), **summary):
 
 def placing_a_draft():
     """A draft model whose layers the operator places."""
-    draft = {"llama_model_draft": {"path": "/srv/d.gguf"}, "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
+    draft = {"llama_model_draft": "/srv/d.gguf", "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
     cluster = with_model(cluster_of(build=11063, **draft))
     cluster.model["auxiliary"] = {"draft": model(1, layers=16)}
     return cluster

@@ -38,7 +38,7 @@ def draft(gib=1.0):
 def with_both(cluster, **summaries):
     """The cluster with a projector and a draft model, as far as they are given."""
     for role, known in summaries.items():
-        cluster.hosts["head"]["variables"][f"llama_model_{role}"] = {"path": f"/srv/{role}.gguf"}
+        cluster.hosts["head"]["variables"][f"llama_model_{role}"] = f"/srv/{role}.gguf"
         if known:
             cluster.model.setdefault("auxiliary", {})[role] = known
     return cluster

@@ -67,8 +67,8 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
         ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),
         (
-            {"llama_model_draft": {"huggingface": [{}, 1]}},
-            r"llama_model_draft\.huggingface is \[\{\}, 1\], but must be a mapping",
+            {"llama_models": [{"name": "m", "huggingface": [{}, 1]}]},
+            r"llama_models\.huggingface is \[\{\}, 1\], but must be a mapping",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     closed = []
     monkeypatch.setattr(local_models, "closed_to", lambda account, path: closed[0] if closed else None)
-    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": {"ollama": "m:1"}}
+    given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": "ollama:m:1"}
     if role == "model":
         given = {"llama_model_ollama": "m:1"}
 
@@ -168,7 +168,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     if role == "model":
         assert find()["closed"] == closed[0]
     else:
-        said = f"llama_model_{role}.ollama is registry.ollama.ai/library/m:1, but its service cannot read {closed[0]}"
+        said = f"llama_model_{role} is registry.ollama.ai/library/m:1, but its service cannot read {closed[0]}"
         assert said in find()["refused"]
 
 
@@ -176,7 +176,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
     path, projector = tmp_path / "m.gguf", tmp_path / "p.gguf"
     for file in (path, projector):
         file.write_bytes(gguf_files.model())
-    given = {"llama_model_path": str(path), "llama_model_mmproj": {"path": str(projector)}}
+    given = {"llama_model_path": str(path), "llama_model_mmproj": str(projector)}
 
     found, action = run(call, given, PREFIX)
     assert action.ran == [resolver.MODULE]
@@ -185,7 +185,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),
     ]
-    for file, variable in ((projector, "llama_model_mmproj.path"), (path, "llama_model_path")):
+    for file, variable in ((projector, "llama_model_mmproj"), (path, "llama_model_path")):
         file.write_bytes(b"GG")
         assert f"{variable} is {file}, which is not a GGUF file" in run(call, given, PREFIX)[0]["refused"]
         file.unlink()
@@ -204,12 +204,12 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
         return run(operators(call), given, str(tmp_path / "prefix"))[0]["auxiliary"]
 
     projector, draft = str(tmp_path / "p.gguf"), str(tmp_path / "d.gguf")
-    for kind in ("path", "copy"):
-        found = find(llama_model_mmproj={kind: projector}, llama_model_draft={kind: draft})
+    for where in ("", "file:"):
+        found = find(llama_model_mmproj=where + projector, llama_model_draft=where + draft)
         assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
         assert not model_source.report_of({"auxiliary": found}).problem
-    assert find(llama_model_mmproj={"path": draft}, llama_model_draft={"path": projector}) == {}
-    assert find(llama_model_mmproj={"copy": draft}) == {}
+    assert find(llama_model_mmproj=draft, llama_model_draft=projector) == {}
+    assert find(llama_model_mmproj=f"file:{draft}") == {}
     assert find() == {}
 
 

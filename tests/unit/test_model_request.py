@@ -8,6 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelSource
 from conftest import identity, typed
 from support.model_sources import (
     PREFIX,
@@ -28,8 +29,8 @@ from support.rollbacks import completed
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
         (
-            {"path": "/m.gguf", "mmproj": {"path": "/-p.gguf"}},
-            "llama_model_mmproj.path is '/-p.gguf', which does not end in a name",
+            {"path": "/m.gguf", "mmproj": "/-p.gguf"},
+            "llama_model_mmproj is '/-p.gguf', which does not end in a name",
         ),
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
         ({"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
@@ -60,11 +61,8 @@ from support.rollbacks import completed
         ),
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
-        ({"path": "/m.gguf", "mmproj": {}}, "llama_model_mmproj has no source"),
-        (
-            {"path": "/m.gguf", "draft": {"path": "/d", "copy": "d"}},
-            "llama_model_draft has path and copy: give it one of",
-        ),
+        ({"path": "/m.gguf", "draft": "d.gguf"}, "llama_model_draft is 'd.gguf': use /PATH on the head, http://"),
+        ({"path": "/m.gguf", "mmproj": "a/b:-x"}, "llama_model_mmproj has the quantisation '-x'"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(given, said):
@@ -81,6 +79,23 @@ def test_variables_that_cannot_be_are_refused(given, said):
 )
 def test_a_name_of_ollama_is_completed_as_ollama_does(given, whole):
     assert request_of(llama_model_ollama=given).source.ollama == whole
+
+
+@pytest.mark.parametrize(
+    "text, source",
+    [
+        ("/srv/p.gguf", {"path": "/srv/p.gguf"}),
+        ("https://h/p.gguf", {"url": ("https://h/p.gguf",)}),
+        ("file:/home/me/p.gguf", {"copy": "/home/me/p.gguf"}),
+        ("ollama:gemma3:4b", {"ollama": "registry.ollama.ai/library/gemma3:4b"}),
+        ("a/b", {"huggingface": ("a/b", None, (), "main")}),
+        ("a/b:Q8_0", {"huggingface": ("a/b", "Q8_0", (), "main")}),
+        ("a/b/c/p.gguf", {"huggingface": ("a/b", None, ("c/p.gguf",), "main")}),
+    ],
+)
+def test_a_text_says_where_a_projector_comes_from(text, source):
+    found = request_of(llama_model_path="/m.gguf", llama_model_mmproj=text).mmproj
+    assert found == ModelSource("mmproj", "llama_model_mmproj", **source)
 
 
 def planned(cluster, source, offered=(), sizes=None, **variables):
@@ -135,7 +150,7 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
     folders = [model_source.folder(PREFIX, request.source) for request in requests]
     assert len(set(folders)) == len(folders)
     assert all(folder.startswith(f"{PREFIX}/models/") and " " not in folder for folder in folders)
-    further = request_of(llama_model_path="/m", llama_model_mmproj={"copy": "m.gguf"})
+    further = request_of(llama_model_path="/m", llama_model_mmproj="file:m.gguf")
     assert model_source.folder(PREFIX, further.mmproj) not in folders
 
 
@@ -187,7 +202,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
 
 def test_a_projector_and_a_draft_model_are_given_to_llama_server(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
-    further = {"llama_model_mmproj": {"path": "/srv/p.gguf"}, "llama_model_draft": {"path": "/srv/d.gguf"}}
+    further = {"llama_model_mmproj": "/srv/p.gguf", "llama_model_draft": "/srv/d.gguf"}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, **further)
     argv = plan["head"]["argv"]
     assert argv[argv.index("--mmproj") + 1] == "/srv/p.gguf"
@@ -197,7 +212,7 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server(pair, big_model
 
 
 def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
-    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": {"path": "/tmp/p.gguf"}}
+    given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": "/tmp/p.gguf"}
     local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
     local.model = {"summary": big_model, "closed": None}
     assert "llama_model_mmproj names '/tmp/p.gguf': services cannot see /tmp" in local.reason()
@@ -206,8 +221,8 @@ def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variabl
 def test_an_auxiliary_model_is_given_once(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     given = {"llama_server_extra_args": ["--mmproj", "/x.gguf"]}
-    refused = planned(pair, {"repo": REPO}, llama_model_mmproj={"path": "/srv/p.gguf"}, **given)
-    assert "llama_model_mmproj.path is set, and --mmproj is" in refused["reasons"][0]
+    refused = planned(pair, {"repo": REPO}, llama_model_mmproj="/srv/p.gguf", **given)
+    assert "llama_model_mmproj is set, and --mmproj is" in refused["reasons"][0]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
         urls.append(f"{place.url}/{part.name}")
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
-    given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": {"url": [f"{other.url}/p.gguf"]}}
+    given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": f"{other.url}/p.gguf"}
     for source in (
         {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
         {"llama_model_url": urls},

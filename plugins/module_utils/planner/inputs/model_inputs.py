@@ -26,11 +26,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 KINDS = ("path", "huggingface", "url", "ollama", "copy")
-"""Of sources; each is a variable ``llama_model_KIND``, and a key of llama_model_mmproj and llama_model_draft."""
+"""Of sources; each is a variable ``llama_model_KIND``."""
 KNOWN_ANSWER = "llama_model_known_answer"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
 QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+AUXILIARY = re.compile(
+    r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
+    r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
+)
+"""What llama_model_mmproj and llama_model_draft may be."""
 OLLAMA = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
@@ -51,10 +56,9 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
             if given
             else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
-    own = {kind: variables[f"llama_model_{kind}"] for kind in (*KINDS, "checksum")}
     header = variables["llama_model_gguf_summary"]
     return ModelRequest(
-        source=None if size is not None else _source(download_record.MODEL, "llama_model_", own),
+        source=None if size is not None else _of_model(variables),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=None if header is None else summary_of("llama_model_gguf_summary", header),
         mmproj=_auxiliary(download_record.MMPROJ, variables["llama_model_mmproj"]),
@@ -75,43 +79,55 @@ def _is_set(value: Any) -> bool:
     return value is not None and value != []
 
 
-def _auxiliary(role: str, given: Mapping[str, Any] | None) -> ModelSource | None:
-    """A source that is a mapping of its own."""
-    if given is None:
+def _of_model(variables: Mapping[str, Any]) -> ModelSource:
+    kind = next(kind for kind in KINDS if _is_set(variables[f"llama_model_{kind}"]))
+    checksum = variables["llama_model_checksum"] or ()
+    if checksum and kind not in ("url", "copy"):
+        raise Refusal(
+            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one: remove it"
+        )
+    return _source(download_record.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
+
+
+def _auxiliary(role: str, text: str | None) -> ModelSource | None:
+    """A source in one text."""
+    if text is None:
         return None
-    variable = f"llama_model_{role}"
-    kinds = [kind for kind in KINDS if _is_set(given.get(kind))]
-    if len(kinds) != 1:
-        raise Refusal(f"{variable} has {' and '.join(kinds) or 'no source'}: give it one of {', '.join(KINDS)}")
-    return _source(role, f"{variable}.", given)
+    variable, match = f"llama_model_{role}", AUXILIARY.fullmatch(text)
+    if not match:
+        raise Refusal(
+            f"{variable} is {validation.show(text)}: use /PATH on the head, http://… or https://…, file:/PATH on the controller, ollama:NAME:TAG, or "
+            "OWNER/NAME, OWNER/NAME:QUANTISATION or OWNER/NAME/FILE on Hugging Face"
+        )
+    kind = next(kind for kind in KINDS if match[kind])
+    name = {
+        "repo": match["huggingface"],
+        "quantisation": match["quantisation"],
+        "files": [match["file"]] * bool(match["file"]),
+    }
+    return _source(role, variable, kind, {"huggingface": name, "url": [text]}.get(kind, match[kind]))
 
 
-def _source(role: str, prefix: str, given: Mapping[str, Any]) -> ModelSource:
-    """:param given: KINDS, of which one is set, and ``checksum``."""
-    kind = next(kind for kind in KINDS if _is_set(given.get(kind)))
-    variable, value = prefix + kind, given[kind]
-    if _is_set(given.get("checksum")) and kind not in ("url", "copy"):
-        raise Refusal(f"{prefix}checksum is set, and only files of {prefix}url and {prefix}copy have one: remove it")
+def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[str] = ()) -> ModelSource:
+    """:param checksum: of files of ``url`` and ``copy``."""
     if kind == "huggingface":
         return ModelSource(role, variable, huggingface=_huggingface(variable, value))
     if kind == "url":
         urls = _urls(variable, value)
-        sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), len(urls))
-        return ModelSource(role, variable, url=urls, checksum=sums)
+        return ModelSource(role, variable, url=urls, checksum=_checksums(checksum, len(urls)))
     if kind == "ollama":
         return ModelSource(role, variable, ollama=_ollama(variable, value))
     if kind == "path" and not str(value).startswith("/"):
         raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
     if kind == "copy" and not str(value):
         raise Refusal(f"{variable} is {value!r}: use the path on the controller")
-    if kind in ("path", "copy") and download_record.problem_of_name(download_record.base_name(str(value))):
+    if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
             f"{variable} is {value!r}, which does not end in a name that a file of a model can have: give the file one of letters from a to z, digits, "
             "spaces and ._+@=,()- that begins with a letter or a digit"
         )
     if kind == "copy":
-        sums = _checksums(f"{prefix}checksum", given.get("checksum") or (), 1)
-        return ModelSource(role, variable, copy=str(value), checksum=sums)
+        return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum, 1))
     return ModelSource(role, variable, path=str(value))
 
 
@@ -166,9 +182,9 @@ def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _checksums(variable: str, given: Sequence[str], count: int) -> tuple[str, ...]:
+def _checksums(given: Sequence[str], count: int) -> tuple[str, ...]:
     """Digits of each checksum; the order is that of the addresses as they are given."""
-    values = []
+    values, variable = [], "llama_model_checksum"
     for checksum in given:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
         if not match:
