@@ -32,7 +32,7 @@ MORE = 16
 def answered_s(options: argparse.Namespace, model: Path, link: str, cache_mib: int) -> dict[str, float]:
     """Median seconds of a turn after the first of each conversation, and of those first ones."""
     address, inside = LINKS[link]
-    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "10000"}
+    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "1000"}
     worker = next(options.programs / name for name in WORKER_PROGRAMS if (options.programs / name).exists())
     log, endpoint = model.with_name("log"), f"{address}:{PORT + 1}"
     lent = [*inside, str(worker), "-H", address, "-p", str(PORT + 1), "-d", "CPU"]

@@ -53,7 +53,7 @@ def measured(options: argparse.Namespace, model: Path, cell: str, flash: str) ->
     """Length of a prompt → seconds, in one start."""
     log = model.with_name("log")
     log.unlink(missing_ok=True)
-    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "10000"}
+    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "1000"}
     with ExitStack() as stack:
         endpoints = []
         for index, (cores, device) in enumerate(list(zip(options.cores, options.devices))[: 1 if cell == ONE else 2]):

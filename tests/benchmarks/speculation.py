@@ -36,7 +36,7 @@ TEXTS = {
 
 def measured(options: argparse.Namespace, folder: Path, link: str, kind: str) -> dict[str, dict]:
     """Text → tokens per second of each answer, and the share that was accepted."""
-    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "10000"}
+    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "1000"}
     program = next(options.programs / name for name in WORKER_PROGRAMS if (options.programs / name).exists())
     ends = [f"127.0.0.1:{PORT + 1 + index}" for index in range(2)]
     proxies = []

@@ -31,7 +31,7 @@ PROMPT = 512
 
 def measured(options: argparse.Namespace, model: Path, stunnel: bool) -> dict[str, float]:
     """Of a cluster that is started anew."""
-    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "10000"}
+    own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "1000"}
     program = next(options.programs / name for name in WORKER_PROGRAMS if (options.programs / name).exists())
     log, keys, endpoints = model.with_name("log"), model.with_name("keys"), []
     ends: list[tuple[list[str], tunnel.Tunnel]] = []

@@ -36,9 +36,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 FIRST_PORT = 50052
 LEAST_MIB = 2048
 """What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
-SHARING = {"GOMP_SPINCOUNT": "10000"}
-"""Environment with which the threads of a worker on the processor soon leave it to other programs of the host when a graph is computed. By
-itself GNU's OpenMP waits for milliseconds: with two such workers on 2 cores a token took 38 ms, and 21 so (docs/performance.md)."""
+SHARING = {"GOMP_SPINCOUNT": "1000"}
+"""Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
+itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 
 
