@@ -104,7 +104,7 @@ def test_a_device_that_only_a_draft_model_needs_is_the_servers():
 
 
 def test_a_draft_model_that_leaves_no_room_on_the_card_is_computed_by_the_processor():
-    plan = with_both(head_with_cards(1, 15), draft=draft(6)).accepted()
+    plan = with_both(head_with_cards(1, 16), draft=draft(6)).accepted()
     assert rows(plan)["draft"]["device"] is None
 
 

@@ -1,11 +1,23 @@
 """The upper bound of compute buffers; tests/integration/test_placement.py holds it against the log of the real server."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
+    gguf,
+    header_summary,
     kv_cache,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 from support import models
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import compute_bounds
+import shapes
 
 MIB = 1024 * 1024
 FORK = {"fork": "ik_llama.cpp"}
@@ -37,20 +49,13 @@ def test_the_bound_follows_the_settings():
 
 
 def test_flash_attention_needs_masks_alone():
-    """128 heads at 65536 tokens of context: 17920 MiB of scores and masks, or 384 of masks."""
+    """128 heads at 65536 tokens of context: 16384 MiB of scores and 512 of masks, or 256 of masks of 16 bits; one of a window is of 768 tokens."""
     without, with_it = (bound(model(), context=65536, flash_attention=value) for value in ("off", "on"))
-    assert without == 18396
-    assert with_it < 1500
-    assert bound(model(), context=131072, flash_attention="on") - with_it == 384
+    assert without - with_it == 16384 + 512 - 256
+    assert with_it < 1100
+    assert bound(model(), context=131072, flash_attention="on") - with_it == 256
     windowed = model("gpt-oss", keys={"attention.sliding_window": 128})
-    assert bound(windowed, context=65536, flash_attention="on") - with_it == 384
-
-
-def test_the_pipeline_has_four_of_each_mask():
-    """8.5 times the scores of one head were seen beside those of all, with a window and one copy; a mask is 512 tokens times 65536 of 4 bytes."""
-    windowed = model("gpt-oss", keys={"attention.sliding_window": 128})
-    two, one = (bound(summary, context=65536, flash_attention="off") for summary in (windowed, model("gpt-oss")))
-    assert two - one == 3 * 128
+    assert bound(windowed, context=65536, flash_attention="on") - with_it == 3
 
 
 def test_the_buffers_of_the_field_notes_are_within_the_bound():
@@ -68,7 +73,7 @@ def test_the_buffers_of_the_field_notes_are_within_the_bound():
         (model(), "auto", True),
         (model(key_dimension=192, value_dimension=192), None, False),
         (model(key_dimension=192, value_dimension=128), None, False),
-        (model("deepseek2", **MLA), "auto", False),
+        (model("deepseek2", **MLA), "auto", True),
         (model("deepseek2", **MLA), "on", True),
         (model("grok"), "on", False),
     ],
@@ -96,7 +101,8 @@ def test_ik_llama_computes_scores_in_pieces_of_its_attention_batch():
     assert whole - bound(model(), attention_batch=512, **settings) == (128 - 16) * 32
     assert bound(model(), attention_batch=0, **settings) == whole
     assert bound(model(), attention_batch=1, **settings) == whole - 127 * 32
-    assert bound(model(), attention_batch=512, flash_attention="off") == whole
+    mainline = bound(model(), flash_attention="off")
+    assert bound(model(), attention_batch=512, flash_attention="off") == mainline
 
 
 def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
@@ -107,7 +113,52 @@ def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
     assert bound(latent, latent_attention=3, **settings) - alone == 2 * 2560
     assert bound(latent, latent_attention=3, attention_batch=512, **settings) - alone == 2 * 320
     assert bound(latent, **settings) - alone == 2 * 2560
-    assert bound(latent, flash_attention="on") == alone
     odd = latent._replace(heads=20)
     wide = bound(odd, latent_attention=3, attention_batch=1, **settings)
     assert wide - bound(odd, latent_attention=1, **settings) == 2 * 100
+
+
+def summary_of(folder, shape):
+    path = folder / "shape.gguf"
+    shapes.write(path, shapes.SHAPES[shape], "q8_0", filled=False)
+    return header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+
+
+@pytest.mark.parametrize(
+    "shape, setting, seen",
+    [
+        ("Llama 3 70B", (32768, 512), 456),
+        ("Qwen3 480B", (4096, 2048), 1456),
+        ("GLM 4.6", (4096, 2048), 1288),
+        ("Gemma 3 27B", (4096, 2048), 1110),
+        ("gpt-oss 20B", (4096, 2048), 627),
+        ("DeepSeek R1", (32768, 512), 607),
+        ("DeepSeek R1", (32768, 512, "off"), 8913),
+        ("Qwen3 Next", (32768, 512), 285),
+        ("Mamba 2.8B", (32768, 512), 180),
+        ("Llama 2 7B", (131072, 512, "on", "q8_0"), 2208),
+    ],
+)
+def test_the_bound_is_above_what_llama_cpp_reserves_and_not_far_above(tmp_path, shape, setting, seen):
+    """The larger of two devices, by tests/benchmarks/compute_bounds.py on two H200; with q8_0 of one."""
+    settings = compute_bounds.settings_of(compute_bounds.Setting(*setting))
+    found = compute_buffers.bound(summary_of(tmp_path, shape), settings) / MIB
+    assert seen <= found <= 2 * seen
+
+
+@pytest.mark.parametrize(
+    "shape, overrides, first, seen",
+    [("Qwen3 480B", (("exps", "CPU"),), 0, 2766), ("gpt-oss 120B", (), 3, 1219), ("Llama 2 7B", (), 3, 824)],
+)
+def test_a_device_of_the_heads_own_gets_copies_of_what_is_in_its_memory(tmp_path, shape, overrides, first, seen):
+    """By the same script: experts moved, or layers before ``first`` on the processor, with 32768 tokens. Workers get none."""
+    load = device_load.Load(summary_of(tmp_path, shape), kv_cache.Settings(32768), 11063, overrides)
+    own = Device("here", "cuda", "CUDA0", "CUDA0", 0, {})
+    assert seen <= load.compute_on(own, first) / MIB <= 1.5 * seen
+    assert load.compute_on(own._replace(worker="a worker"), first) == load.compute
+
+
+def test_logits_are_those_of_slots_but_of_embeddings():
+    wide = model(vocabulary=262144)
+    plain, every = (bound(wide, every_output=given) for given in (False, True))
+    assert every - plain == 512 - 17

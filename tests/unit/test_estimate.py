@@ -124,7 +124,7 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     assert met["host"] == "head"
     leave = r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+), remove llama_server_tensor_split, or set"
     said = re.match(leave, met["remedy"])
-    assert 30 < int(said[1]) < 50
+    assert 30 <= int(said[1]) < 50
     pair.hosts = {"head": {**pair.hosts["head"], "groups": ["head"]}}
     pair.set("head", llama_server_gpu_layers=int(said[1]), llama_server_tensor_split=None)
     plan = pair.accepted()

@@ -175,6 +175,13 @@ def test_a_head_uses_the_devices_before_those_that_it_lends(own, endpoint, own_d
     assert (plan["head"]["devices"], plan["head"]["environment"]) == (own_devices, environment)
 
 
+def test_devices_after_those_that_llama_server_uses_are_hidden_from_it(own):
+    """They would lose the memory that a driver takes for each program that sees them."""
+    own.hosts["head"]["variables"]["llama_placement"] = "fastest"
+    plan = own.plan()
+    assert (plan["head"]["devices"], plan["head"]["environment"]) == (["CUDA0"], {"CUDA_VISIBLE_DEVICES": "0"})
+
+
 def test_devices_of_several_kinds_are_counted_as_they_were_found(own):
     own.hosts["head"]["facts"]["accelerators"][1] = {**GPU, "name": "another GPU"}
     assert own.plan()["head"]["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

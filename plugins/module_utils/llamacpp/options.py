@@ -237,6 +237,15 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
+    Option(
+        "every-output",
+        (
+            _in(MAINLINE, "--embedding --embeddings --rerank --reranking", form=SWITCH),
+            _in(IK_LLAMA, "--embedding --embeddings --reranking", form=SWITCH),
+        ),
+        memory="every_output",
+    ),
+    Option("pooling", _both("--pooling"), memory="every_output"),
     Option("full-window", (_in(MAINLINE, "--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",

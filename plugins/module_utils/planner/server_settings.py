@@ -66,6 +66,7 @@ def settings_of(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> 
         latent_attention=_whole_number(given, "latent_attention", 0, "a number"),
         attention_batch=_whole_number(given, "attention_batch", 0, "a number of MiB"),
         offload=not without_kv_offload(server),
+        every_output="every_output" in given,
     )
 
 

@@ -142,6 +142,8 @@ class Settings(NamedTuple):
     """``-amb`` of ik_llama.cpp: MiB that attention works with at a time; 0 is no limit."""
     offload: bool = True
     """Whether each layer's cache is on its device, and not in the head's memory."""
+    every_output: bool = False
+    """Whether the server has the output of each token, and not of the last one of a slot: embeddings."""
 
     @property
     def tokens(self) -> int:
@@ -283,6 +285,12 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
         )
         for index in range(summary.layers)
     ]
+
+
+def checkpointed(summary: ModelSummary, settings: Settings) -> list[bool]:
+    """Whether checkpoints of the context hold a layer's cache: windows and states, which cannot be cut back."""
+    pairs = zip(windowed(summary), recurrent_layers(summary))
+    return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
 
 
 def cells(summary: ModelSummary, settings: Settings) -> tuple[int, int]:

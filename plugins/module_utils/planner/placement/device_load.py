@@ -33,6 +33,8 @@ WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_la
 WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Those of which every device that has layers gets a copy."""
 
+LAYER = "blk."
+"""In the names of a layer's tensors."""
 CPU = "CPU"
 """The head's memory, as overrides name it."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
@@ -169,6 +171,15 @@ class Load:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
         return _sizes(self, backend)
 
+    def compute_on(self, device: Device, first: int) -> int:
+        """Upper bound of the compute buffer of a device, with the layers before ``first`` on the head's processor. What is in the head's memory, its own
+        devices get a copy of to compute prompts: a tensor at a time, and the cache of a layer."""
+        if device.worker:
+            return self.compute
+        units = {None, *range(min(first, self.layers))}
+        kept = (part.bytes for part in self.parts if part.device is None and part.unit in units and LAYER in part.name)
+        return self.compute + max(kept, default=0) + max(self.kv[:first], default=0)
+
     def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
         """What a device with these units gets, to the byte.
 
@@ -277,6 +288,11 @@ class Placed(NamedTuple):
         shares = self.split if self.devices else []
         return [unit for unit, other in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if other == device]
 
+    def buffer_of_layers(self) -> list[str]:
+        """The device of each layer, and of the output; CPU is the head's processor."""
+        owners = assign(self.load.layers, self.gpu_layers, self.split if self.devices else ())
+        return [CPU if owner is None else self.devices[owner].buffer for owner in owners]
+
     def shares(self) -> list[Share]:
         return [
             self.load.share(self.units_of(index), device.backend, device.buffer)
@@ -287,6 +303,10 @@ class Placed(NamedTuple):
         units = self.units_of(None)
         kept = self.load.kv_on_head(sum(unit < self.load.layers for unit in units))
         return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=kept)
+
+    def compute_on(self, device: Device) -> int:
+        """Upper bound of the compute buffer of one of the devices."""
+        return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
     def over(self) -> list[tuple[Device, int]]:
         """Devices that get more than they hold, each with how many MiB are missing."""

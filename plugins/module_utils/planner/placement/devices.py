@@ -187,18 +187,22 @@ def of_single_host(host: Host, backend: str, server: Server | None = None) -> li
 
 
 def environment_of_head(
-    facts: Facts, lent: Collection[str], backend: str, uses_own: bool, uses_workers: bool
+    facts: Facts, lent: Collection[str], backend: str, used: Collection[str], uses_workers: bool
 ) -> dict[str, str]:
-    """What makes llama-server count devices as planned, and take no memory of those that it does not use."""
+    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+
+    :param used: names of the devices that it drives.
+    """
     accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
     bus_order = backends.RECORDS[backend].bus_order
     environment: dict[str, str] = {}
-    if uses_own and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+    if used and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    seen = len(_visible(facts, lent, backend))
-    if hiding and uses_own and seen < len(accelerators):
+    names = [name for name, _accelerator in _visible(facts, lent, backend)]
+    seen = max((index + 1 for index, name in enumerate(names) if name in used), default=len(names))
+    if hiding and used and seen < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
-    elif hiding and hiding.none is not None and accelerators and uses_workers and not uses_own:
+    elif hiding and hiding.none is not None and accelerators and uses_workers and not used:
         environment[hiding.variable] = hiding.none
     return environment
 

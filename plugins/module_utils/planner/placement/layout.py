@@ -160,7 +160,7 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
     else:
-        candidates = _candidates(load, devices, device_costs(devices, case.hosts))
+        candidates = _candidates(load, first, devices, device_costs(devices, case.hosts))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
     missing = _missing_on_head(case.facts, load, first, beside)
@@ -209,7 +209,7 @@ class Candidate(NamedTuple):
 
 
 def _candidates(
-    load: device_load.Load, devices: Sequence[Device], costs_of: Mapping[str, DeviceCost]
+    load: device_load.Load, first: int, devices: Sequence[Device], costs_of: Mapping[str, DeviceCost]
 ) -> list[Candidate]:
     """The devices as the solver needs them. Those that are alike cost the same, also where one is the head's and one a worker's: which
     layers it gets then follows from the room, and whether it gets any from what its worker costs."""
@@ -226,13 +226,14 @@ def _candidates(
         costs[group] = [solver.cost_of(time) for time in ms]
     visits = {buffer: solver.cost_of(cost.visit) for buffer, cost in costs_of.items()}
     return [
-        Candidate(device, cost, _place(load, device, cost, costs[group], visits, group))
+        Candidate(device, cost, _place(load, first, device, cost, costs[group], visits, group))
         for device, cost, group in zip(devices, each, groups)
     ]
 
 
 def _place(
     load: device_load.Load,
+    first: int,
     device: Device,
     cost: DeviceCost,
     costs: Sequence[int],
@@ -251,7 +252,7 @@ def _place(
     return solver.Place(
         capacity=device.capacity_mib * MIB,
         fixed=fixed,
-        compute=load.compute,
+        compute=load.compute_on(device, first),
         sizes=load.sizes(device.backend),
         cost=solver.prefix_sums(own),
         base=0 if fixed else base,
@@ -444,7 +445,7 @@ def as_plan(
     load = placed.load
     entries = []
     for device, share, why in zip(placed.devices, placed.shares(), placed.why):
-        beside = auxiliary_models.on_device(placed.auxiliary, device)
+        beside, compute = auxiliary_models.on_device(placed.auxiliary, device), placed.compute_on(device)
         mapped = (
             backends.RECORDS[device.backend].maps_weights and not device.worker and load_mode not in ("none", "mlock")
         )
@@ -460,9 +461,9 @@ def as_plan(
                 output=share.output,
                 weights_mib=round(share.weights / MIB, 2),
                 kv_mib=round(share.kv / MIB, 2),
-                compute_mib=round(load.compute / MIB, 2),
+                compute_mib=round(compute / MIB, 2),
                 auxiliary_mib=round(beside / MIB, 2),
-                total_mib=round((share.weights + share.kv + load.compute + beside) / MIB, 2),
+                total_mib=round((share.weights + share.kv + compute + beside) / MIB, 2),
                 capacity_mib=device.capacity_mib,
                 reason=why,
                 exact=tuple(size for size, sure in exact.items() if sure and as_planned and not beside),

@@ -53,7 +53,7 @@ def plan_of_head(draft: Draft, laid: Sequence[Laid], runtime_id: str, load_s: fl
         facts,
         [worker.device for worker in draft.head.workers],
         draft.programs.serves,
-        any(_drives(other) for other in run),
+        {device.name for other in run for device in _drives(other)},
         any(other.placed.lent() for other in run),
     )
     own.update(next(filter(None, (auxiliary_models.environment(other.placed.auxiliary) for other in run)), {}))
