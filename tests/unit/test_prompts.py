@@ -207,6 +207,21 @@ def test_ik_llama_has_no_pipeline():
     assert "tokens per second -b 2048" in pages(plan)
 
 
+def test_checkpoints_that_come_over_a_link_slow_prompts_down_and_are_off_where_they_cost_more_than_they_give():
+    """What five of six layers keep of 1024 tokens is fetched twice, over links of 2.5 Gbit/s."""
+
+    def planned(context, *arguments):
+        given = {"llama_server_context": context, "llama_server_extra_args": list(arguments), "llama_placement": "all"}
+        plan = cards_of(30, 2, summary=WINDOWS, **given).plan()
+        return argument(plan, "--ctx-checkpoints"), plan["estimate"]["prompt"]["tokens_per_s"]
+
+    (kept, with_them), (none, without) = planned(32768), planned(32768, "--swa-full")
+    assert int(kept) > 1
+    assert none is None
+    assert 0.6 < with_them / without < 0.9
+    assert planned(4096) == ("0", planned(4096, "--swa-full")[1])
+
+
 def test_a_kernel_that_takes_a_little_memory_changes_no_command_line():
     """The cache is planned in steps, and so is the room of checkpoints, each of which may be small."""
     lines = set()

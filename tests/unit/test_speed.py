@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates as rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
@@ -16,6 +16,7 @@ from support import models
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import predicted_speed
 import published_speed
+import shapes
 
 STRIX = {"backend": "vulkan", "name": "8060S", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
 
@@ -84,6 +85,16 @@ def test_published_figures_are_predicted_and_in_ranges_that_say_something():
     inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
     assert statistics.mean(inside) >= 0.9
     assert statistics.median(figure.factor**2 for figure in figures) <= 1.8
+
+
+def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
+    path = tmp_path / "shape.gguf"
+    shapes.write(path, shapes.SHAPES["DeepSeek R1"], "q8_0", filled=False)
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+    load = device_load.Load(summary, kv_cache.Settings(512), 11063)
+    read = {part.name: cost.read / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
+    assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_COST
+    assert read["blk.1.attn_q_b.weight"] == 1
 
 
 RATES = {

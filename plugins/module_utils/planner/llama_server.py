@@ -162,7 +162,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
         ("flash-attention", server.flash_attention),
         ("threads", str(server.threads or "")),
         ("prompt-cache", str(serving.cache.mib)),
-        ("context-checkpoints", str(serving.cache.checkpoints or "")),
+        ("context-checkpoints", "" if serving.cache.checkpoints is None else str(serving.cache.checkpoints)),
         ("sleep", str(server.idle_seconds or "")),
         ("load-mode", server.load_mode),
         ("repack", "off" if _crashes_with_amx(serving) else None),

@@ -34,7 +34,7 @@ class Rate(NamedTuple):
     """TABLE or ASSUMED."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
-    factor: float = 1.26
+    factor: float = 1.3
     """By which generation may be faster or slower; see device_rates.Family."""
 
 
@@ -100,6 +100,8 @@ def active_share(summary: ModelSummary) -> float:
 ASSUMED_BITS = 4.85
 """Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
 LAYER = re.compile(r"^blk\.\d+\.")
+LATENT, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
+"""Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
 
 
 PROMPT = 512
@@ -146,7 +148,8 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
     of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     used = size - experts + experts * active * of_experts
-    return PartCost((size - experts * (1 - active)) * cost.read, 8 * used / bits * cost.multiplied)
+    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
+    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * used / bits * cost.multiplied)
 
 
 def units_read(load: device_load.Load) -> list[float]:
@@ -281,7 +284,7 @@ ATTENTION_FACTOR = 2.2
 """By which that may be larger or smaller besides, as in these reports."""
 LINK_FACTOR = 1.4
 """By which the time for a worker, besides what its device computes, may be shorter or longer."""
-PROMPT_SURE = 1.15
+PROMPT_SURE = 1.25
 """Prompts are less sure: the factor of a device to this power."""
 
 
@@ -356,6 +359,14 @@ def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> fl
         costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
         costs += [(-attended, of_device), (attended, of_device * ATTENTION_FACTOR)]
     return _factor(costs)
+
+
+COPY_S_PER_GB = 0.3
+"""Seconds that llama-server takes to fetch a GB of the cache from a device, besides the link (docs/performance.md)."""
+
+
+def fetch_s_per_gb(link: Link | None) -> float:
+    return COPY_S_PER_GB + (8 / link.gbit if link else 0.0)
 
 
 DISK_GB_PER_S = 0.8

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -40,6 +41,8 @@ NAMES = {
     "zt": "tunnel",
 }
 """How the name of an interface begins → kind of its link, where neither the operator nor the host says it; all others are Ethernet."""
+PART = 4
+"""Prompts are planned for this part of the context."""
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -237,10 +240,43 @@ def _together(case: Case) -> int:
     return min(cost_model.PROMPT, server_settings.micro_batch_of(case.server))
 
 
+def prompt_tokens(server: Server, summary: ModelSummary) -> int:
+    """Of the prompt that is planned for."""
+    return max(1, server_settings.context_of(server, summary) // PART)
+
+
+def checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> float:
+    """Milliseconds that a prompt of so many tokens takes longer for checkpoints; 0 where none are made."""
+    return _checkpoint_ms(case, works, tokens) if pays_checkpoints(case, works) else 0.0
+
+
+def pays_checkpoints(case: Case, works: Sequence[cost_model.Work]) -> bool:
+    """Whether they take at most half as long as the planned prompt, which a conversation that goes on has computed again without them."""
+    tokens = prompt_tokens(case.server, case.summary)
+    again = cost_model.prompt_ms(works, case.summary.width, _together(case)) * tokens / cost_model.PROMPT
+    return not works or _checkpoint_ms(case, works, tokens) <= again / 2
+
+
+def _checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> float:
+    """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
+    too, of a longer prompt (server-context.cpp of build 11063)."""
+    summary, settings = case.summary, server_settings.settings_of(case.server, case.summary, case.release.fork)
+    kept = kv_cache.checkpointed(summary, settings)
+    if not case.release.mainline or not any(kept):
+        return 0.0
+    cells = min(tokens, kv_cache.window_size(summary) or 1)
+    sizes = kv_cache.sizes(summary, settings._replace(context=cells, parallel=1), case.release.build)[0]
+    each: dict[str, int] = {}
+    for buffer, size, counts in zip(case.placed.buffer_of_layers(), sizes, kept):
+        each[buffer] = each.get(buffer, 0) + size * counts
+    fetched = sum(each.get(work.device, 0) * cost_model.fetch_s_per_gb(work.link) for work in works) / 1e6
+    return cost_model.token_ms(works) + fetched * (1 + (tokens > settings.tokens))
+
+
 def speeds_of(case: Case, works: Sequence[cost_model.Work]) -> Speeds:
     width, tokens = case.summary.width, _together(case)
     generation = 1000 / cost_model.token_ms(works)
-    prompt_ms = cost_model.prompt_ms(works, width, tokens)
+    prompt_ms = cost_model.prompt_ms(works, width, tokens) + checkpoint_ms(case, works, cost_model.PROMPT)
     prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
     return Speeds(
         rounded(generation),

@@ -39,7 +39,7 @@ class PromptCache(NamedTuple):
     mib: int
     """For conversations that left their slot; 0 switches it off."""
     checkpoints: int | None
-    """Of each slot; None where this build or model makes none."""
+    """Of each slot; None where this build or model makes none, 0 where they take longer than they save."""
     checkpoints_mib: int
     """That these take at most, all slots together."""
 
@@ -56,7 +56,8 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     size = checkpoint_bytes(placed.load, server)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
-        checkpoints = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
+        most = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
+        checkpoints = most if estimate.pays_checkpoints(case, works) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = server_settings.context_per_request(server, case.summary)
     pays = "prompt-cache" in known and works and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
@@ -67,12 +68,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
 
 def checkpoint_bytes(load: device_load.Load, server: Server) -> int:
     """Of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
-    summary = load.summary
-    windows = kv_cache.windowed(summary)
-    full = server_settings.settings_of(server, summary).full_window
-    saved = [
-        (window and not full) or recurrent for window, recurrent in zip(windows, kv_cache.recurrent_layers(summary))
-    ]
+    saved = kv_cache.checkpointed(load.summary, server_settings.settings_of(server, load.summary))
     return sum(size for size, counts in zip(load.kv, saved) if counts)
 
 
@@ -87,7 +83,12 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
     )
     for device, share in zip(placed.devices, placed.shares()):
         if device.host == head and devices.shares_memory(device, facts):
-            used += share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
+            used += (
+                share.weights
+                + share.kv
+                + placed.compute_on(device)
+                + auxiliary_models.on_device(placed.auxiliary, device)
+            )
     return max(0, workers.usable_mib(facts.memory_mib) - -(-used // MIB))
 
 

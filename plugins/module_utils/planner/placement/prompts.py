@@ -35,8 +35,6 @@ WORTH = 0.9
 """llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
 """Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
-PART = 4
-"""Prompts are planned for this part of the context."""
 
 
 class Batches(NamedTuple):
@@ -48,9 +46,7 @@ def at_depth(
     case: estimate.Case, works: Sequence[cost_model.Work], settings: kv_cache.Settings, depth: int
 ) -> list[cost_model.Work]:
     """The parts of the model with what a token reads, and is multiplied with, of so many tokens before it."""
-    placed = case.placed
-    owners = device_load.assign(placed.load.layers, placed.gpu_layers, placed.split if placed.devices else ())
-    names = [device_load.CPU if owner is None else placed.devices[owner].buffer for owner in owners]
+    names = case.placed.buffer_of_layers()
     read: dict[str, float] = {}
     attended: dict[str, float] = {}
     for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.build, max(1, depth))):
@@ -112,7 +108,7 @@ def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
     if not case.placed.devices or server.override_tensor or server.micro_batch:
         return Batches(batch, default)
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    tokens = prompt_tokens(server, case.summary)
+    tokens = estimate.prompt_tokens(server, case.summary)
     filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
     seconds = {
         one: prompt_s(case, filled, tokens, one, overlapped)
@@ -133,7 +129,7 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     load = device_load.load_of(case.summary, settings, case.release.build, ())
     moved = placed._replace(load=load)
     return all(
-        share.weights + share.kv + load.compute + auxiliary_models.on_device(placed.auxiliary, device)
+        share.weights + share.kv + moved.compute_on(device) + auxiliary_models.on_device(placed.auxiliary, device)
         <= device.capacity_mib * MIB
         for device, share in zip(placed.devices, moved.shares())
     )
@@ -155,11 +151,6 @@ def is_overlapped(case: estimate.Case, server: Server) -> bool:
     return several and (alone or not _is_switched_off(case, server))
 
 
-def prompt_tokens(server: Server, summary: ModelSummary) -> int:
-    """Of the prompt that is planned for."""
-    return max(1, server_settings.context_of(server, summary) // PART)
-
-
 def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work], tokens: int) -> float:
     """Seconds for a prompt in the pieces that the server takes."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
@@ -170,9 +161,12 @@ def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
 def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
     """A prompt in the planned pieces."""
     settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    tokens, micro_batch = prompt_tokens(server, case.summary), server_settings.micro_batch_of(server)
+    tokens, micro_batch = estimate.prompt_tokens(server, case.summary), server_settings.micro_batch_of(server)
     filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
-    speed = estimate.rounded(tokens / (prompt_s(case, filled, tokens, micro_batch, overlapped) or math.inf))
+    seconds = (
+        prompt_s(case, filled, tokens, micro_batch, overlapped) + estimate.checkpoint_ms(case, works, tokens) / 1000
+    )
+    speed = estimate.rounded(tokens / (seconds or math.inf))
     sure = estimate.range_of(speed, cost_model.prompt_factor(filled, case.summary.width, micro_batch))
     return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, is_pipelined(case, server))
 
