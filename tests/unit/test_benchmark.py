@@ -186,7 +186,17 @@ def test_what_llama_bench_writes_is_read(tmp_path):
     "row",
     [
         *(row_of(avg_ts=speed) for speed in ("inf", "nan", 0, -1.0, 1e300, 5e-324, 4e-5, [])),
-        *(row_of(stddev_ts="nan"), row_of(n_prompt=1), '{"n_prompt": 1}', "7", "out", "{}"),
+        *(
+            row_of(stddev_ts="nan"),
+            row_of(n_prompt=1),
+            row_of(n_gen=1e300),
+            row_of(n_gen="8"),
+            row_of(n_depth=-1),
+            '{"n_prompt": 1}',
+            "7",
+            "out",
+            "{}",
+        ),
     ],
 )
 def test_what_is_no_result_is_left_out(row):

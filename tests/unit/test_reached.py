@@ -1,12 +1,18 @@
 """Hosts that the inventory names: the address at which they were reached is the one that they are asked for."""
 
 import copy
+import ipaddress
+import re
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection as reached
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS, known_answer_of
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 LISTING = """1: lo    inet 127.0.0.1/8 scope host lo
 1: lo    inet6 ::1/128 scope host
@@ -65,12 +71,11 @@ def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
     assert "a host that answers by SSH says it itself" in pair.reason()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "1.2.3", "999.1.1.1"])
-def test_an_address_that_cannot_be_that_of_a_worker(pair, address):
+def test_an_address_that_cannot_be_that_of_a_worker(pair):
     pair.hosts["worker1"].update(
-        ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": address}
+        ansible_host="w.local", facts={**pair.hosts["worker1"]["facts"], "reached_at": "127.0.0.1"}
     )
-    assert f"ansible_host of worker1 is '{address}'" in pair.reason()
+    assert "ansible_host of worker1 is '127.0.0.1'" in pair.reason()
 
 
 def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
@@ -99,3 +104,57 @@ def test_on_the_controller_itself_it_is_the_connection_of_somebody_else(connecti
     }
     _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "cached": {}, "reached_at": "192.0.2.11"}}})
     assert hosts["a"]["facts"]["reached_at"] == address
+
+
+NONE = [
+    "1.2.3.4/99",
+    "1.2.3.4/24",
+    "٣.٣.٣.٣",
+    "0.0.0.0",
+    "0.1.2.3",
+    "224.0.0.1",
+    "255.255.255.255",
+    "999.1.1.1",
+    "01.2.3.4",
+    "1.2.3",
+    "1.2.3.4\n",
+    "::1",
+]
+
+
+@pytest.mark.parametrize("address", NONE)
+def test_what_a_host_says_is_an_address_of_one_host(pair, address):
+    end = {"name": "eth0", "kind": "ethernet", "addresses": [address]}
+    for said in ({"reached_at": address}, {"addresses": [address]}, {"rdma": [address]}, {"interfaces": [end]}):
+        with pytest.raises(typed_json.Mismatch, match=next(iter(said))):
+            facts.facts_of({**pair.hosts["worker1"]["facts"], **said})
+
+
+@pytest.mark.parametrize("address", [one for one in NONE if one not in ("1.2.3.4/24", "1.2.3.4\n")])
+def test_no_operators_address_of_many_or_no_hosts_gets_into_a_plan(pair, address):
+    pair.hosts["worker1"].update(ansible_host=address)
+    assert f"ansible_host of worker1 is '{address}'" in pair.reason()
+
+
+OCTETS = st.integers(0, 300).map(str) | st.sampled_from(["", "٣", "01", " 1", "1 ", "-1", "1/24", "0x1"])
+
+
+@given(st.lists(OCTETS, min_size=4, max_size=4), st.sampled_from(["", "/0", "/24", "/33", "/٣", "/", "\n"]))
+@example(["0"] * 4, "")
+def test_addresses_are_those_that_python_reads(octets, end):
+    text = ".".join(octets) + end
+    try:
+        read = ipaddress.IPv4Interface(text)
+        assert str(read.ip) == text.partition("/")[0]
+    except ValueError:
+        assert not re.fullmatch(validation.NETWORK, text)
+        return
+    assert re.fullmatch(validation.NETWORK, text)
+    many = read.ip.is_multicast or read.ip.is_reserved or read.ip in ipaddress.IPv4Network("0.0.0.0/8")
+    assert bool(re.fullmatch(validation.ONE_HOST, text)) == ("/" not in text and not many)
+
+
+@pytest.mark.parametrize("character", ["\ufffe", "\uffff", "\U0001fffe", "\U0010ffff", "\ufdd0", "\ud800", "\u2028"])
+def test_what_is_no_character_is_refused_like_a_control_character(character):
+    assert not validation.is_plain(f"a{character}")
+    assert validation.is_plain("aä\U0001f600\ufffd\ufdcf")

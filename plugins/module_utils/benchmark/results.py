@@ -9,13 +9,12 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.command_line import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import (
-    FASTEST,
-    SLOWEST,
     Program,
     Result,
+    Row,
     Speed,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
@@ -27,14 +26,12 @@ ERRORS, LOG_LINE = 3, 500
 def result_of(text: str) -> Result | None:
     """What a line of ``llama-bench -o jsonl`` says; None of any other line."""
     try:
-        row = reading.parse(text)
-        prompt, generated, depth = int(row["n_prompt"]), int(row["n_gen"]), int(row["n_depth"])
-        mean, deviation = float(row["avg_ts"]), float(row["stddev_ts"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+        row = typed_json.parse(Row, reading.parse(text))
+        test = f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}"
+    except ValueError:
         return None
-    if bool(prompt) == bool(generated) or not SLOWEST <= mean <= FASTEST or not 0 <= deviation <= FASTEST:
-        return None
-    return Result(f"pp{prompt}" if prompt else f"tg{generated}", depth, Speed(mean, deviation))
+    one = bool(row.n_prompt) != bool(row.n_gen)
+    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if one else None
 
 
 def read(state: Path, number: int) -> Program:

@@ -12,6 +12,7 @@ SLOWEST, FASTEST = 1e-4, 10**9
 """Tokens per second."""
 
 Figure = Annotated[float, Number(SLOWEST, FASTEST, real=True)]
+Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
 Words = Annotated[str, Text(longest=LONGEST)]
 
@@ -71,6 +72,16 @@ class Benchmark(NamedTuple):
     """that is served"""
     cells: tuple[Cell, ...]
     """what is measured, in this order"""
+
+
+class Row(NamedTuple):
+    """What is read of a line of ``llama-bench -o jsonl``."""
+
+    n_prompt: Tokens
+    n_gen: Tokens
+    n_depth: Tokens
+    avg_ts: Figure
+    stddev_ts: Annotated[float, Number(0, FASTEST, real=True)]
 
 
 class Result(NamedTuple):

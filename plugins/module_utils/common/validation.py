@@ -20,6 +20,18 @@ SHOWN = 60
 """Characters of a value in a message."""
 
 
+OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
+"""Any IPv4 address, as ``ipaddress`` reads one."""
+INTERFACE = f"{IPV4}/(3[0-2]|[12]?[0-9])"
+"""An address with the length of its network's prefix."""
+NETWORK = f"({IPV4}|{INTERFACE})"
+ENDPOINT = f"{IPV4}:{PORT}"
+ONE_HOST = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
+"""An address that one host has: not every address, and none of many hosts."""
+
+
 def show(value: Any) -> str:
     """A value for a message: on one line, not long, without control characters."""
     if isinstance(value, int) and abs(value) > LARGEST:
@@ -32,7 +44,13 @@ def show(value: Any) -> str:
 
 def is_plain(text: str) -> bool:
     """Whether a text can stand in a definition, a command, a file and on a screen: one line, without control characters."""
-    return text.isprintable() or not any(unicodedata.category(character) in CONTROL for character in text)
+    return text.isprintable() or not any(map(_is_control, text))
+
+
+def _is_control(character: str) -> bool:
+    """Or none at all for ever, as U+FFFE and U+FDD0, which YAML does not take."""
+    number = ord(character)
+    return unicodedata.category(character) in CONTROL or number & 0xFFFE == 0xFFFE or 0xFDD0 <= number <= 0xFDEF
 
 
 MOST_SHOWN = 2000
@@ -75,5 +93,7 @@ class Number(NamedTuple):
     real: bool = False
 
 
+Address = Annotated[str, Text(ONE_HOST)]
+"""Of a host."""
 Size = Annotated[int, Number()]
 """In bytes."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import ONE_HOST
 
 USB4_GENERATION = 4
 """What the kernel's thunderbolt driver writes into ``generation`` of a USB4 router; 1 to 3 are Thunderbolt's own."""
@@ -46,7 +47,8 @@ def rdma_addresses(root: Path = ROOT) -> list[str]:
     """IPv4 addresses in the tables of RDMA devices, as RPC looks for them: of port 1 alone."""
     table = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
     words = {text[len(IPV4_GID) :].replace(":", "") for text in table if text.startswith(IPV4_GID)}
-    return sorted(socket.inet_ntoa(bytes.fromhex(word)) for word in words)
+    held = {socket.inet_ntoa(bytes.fromhex(word)) for word in words}
+    return sorted(address for address in held if re.fullmatch(ONE_HOST, address))
 
 
 def _of_linux(root: Path) -> dict[str, str]:
@@ -87,7 +89,8 @@ def _of_macos(ask: Ask) -> dict[str, str]:
 
 def _addresses(ask: Ask) -> dict[str, list[str]]:
     """Interface → its IPv4 addresses."""
-    return _ip(ask) or _ifconfig(ask)
+    found = _ip(ask) or _ifconfig(ask)
+    return {name: [each for each in own if re.fullmatch(ONE_HOST, each)] for name, own in found.items()}
 
 
 def _ip(ask: Ask) -> dict[str, list[str]]:

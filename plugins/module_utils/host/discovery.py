@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import INTERFACE, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -34,7 +34,6 @@ SECONDS = 120
 WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
 """``type`` of an interface that has hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
-OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
 
@@ -47,7 +46,7 @@ class LinkInterface(NamedTuple):
     mac: Mac
     mbit: Optional[int]
     """per second, as its driver says it"""
-    addresses: tuple[Annotated[str, Text(rf"{OCTET}(\.{OCTET}){{3}}/(3[0-2]|[12]?[0-9])")], ...]
+    addresses: tuple[Annotated[str, Text(INTERFACE)], ...]
     main: bool
     """Whether the controller's connection or the default route goes over it."""
     sees: tuple[Mac, ...]

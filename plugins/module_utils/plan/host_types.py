@@ -8,7 +8,14 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
+    ENDPOINT,
+    IPV4,
+    NETWORK,
+    Number,
+    Size,
+    Text,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 Line = Annotated[str, Text(longest=4096)]
@@ -21,8 +28,8 @@ PlanId = Annotated[str, Text(r"[0-9a-f]{16}", 16)]
 Sha256 = Annotated[str, Text(r"[0-9a-f]{64}")]
 Mode = Annotated[str, Text(r"0[0-7]{3}")]
 Port = Annotated[int, Number(1, 65535)]
-Address = Annotated[str, Text(r"[0-9./]+")]
-Endpoint = Annotated[str, Text(r"[0-9.]+:[0-9]+")]
+Network = Annotated[str, Text(NETWORK)]
+Endpoint = Annotated[str, Text(ENDPOINT)]
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, BACKENDS]
@@ -181,9 +188,9 @@ class FirewallRule(NamedTuple):
 
     port: Port
     """number"""
-    sources: tuple[Address, ...]
+    sources: tuple[Network, ...]
     """addresses and networks that may connect"""
-    address: Address
+    address: Annotated[str, Text(IPV4)]
     """on which the worker listens"""
 
 
@@ -242,7 +249,7 @@ class ServicePlan(NamedTuple):
     """device files that it may open"""
     credentials: Mapping[str, str]
     """name → file that systemd hands over"""
-    allow: tuple[str, ...]
+    allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK})")], ...]
     """addresses to which it may talk, in both directions, for systemd's IPAddressAllow; empty: to all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
     """command lines with which the head's llama-server may run while workers are away; missing of a worker"""

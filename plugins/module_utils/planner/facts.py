@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Address, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 MOST_MIB = 1 << 40
@@ -58,7 +58,7 @@ class Interface(NamedTuple):
 
     name: Name
     kind: Annotated[str, names.LINK_KINDS]
-    addresses: tuple[Word, ...]
+    addresses: tuple[Address, ...]
 
 
 class Toolchain(NamedTuple):
@@ -107,7 +107,7 @@ class Facts(NamedTuple):
     python: Optional[Path] = None
     accounts: Mapping[str, Name] = {}
     """Account whose name begins like ours → its home."""
-    rdma: Optional[tuple[Word, ...]] = None
+    rdma: Optional[tuple[Address, ...]] = None
     """IPv4 addresses that RDMA devices have; None where the host was not asked."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
@@ -119,9 +119,9 @@ class Facts(NamedTuple):
     newest_cuda: Optional[Word] = None
     """That the NVIDIA driver runs."""
     interfaces: tuple[Interface, ...] = ()
-    reached_at: Optional[Annotated[str, Text(r"[0-9.]+", 15)]] = None
+    reached_at: Optional[Address] = None
     """Address at which the controller reaches it, where the inventory has a name."""
-    addresses: tuple[Annotated[str, Text(r"\d+(\.\d+){3}", 15)], ...] = ()
+    addresses: tuple[Address, ...] = ()
     """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
     measured: Mapping[str, Optional[MeasuredLink]] = {}
     """Of a head: host → what was measured of its link."""

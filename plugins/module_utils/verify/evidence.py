@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -137,7 +137,7 @@ def _start_log(folder: Path, asked: ServedModel | None) -> str:
         return ""
 
 
-def _last_lines(lines: list[str]) -> tuple[str, ...]:
+def _last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(printable(line, LINE) for line in lines[-runtime.LAST_LINES :])
 
 
@@ -145,7 +145,9 @@ def exits(path: Path) -> Exits:
     """What the launcher recorded of the ends of llama-server."""
     try:
         recorded = reading.read_object(path, RECORD_BYTES)
-        return Exits(int(recorded["number"]), printable(recorded["how"]), _last_lines(list(recorded["log"])))
+        return typed_json.parse(
+            Exits, {**recorded, "how": printable(recorded["how"]), "log": _last_lines(recorded["log"])}
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 

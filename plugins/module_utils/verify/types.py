@@ -81,7 +81,7 @@ class ModelStatus(NamedTuple):
 class Exits(NamedTuple):
     """How llama-server ended, as the launcher recorded it."""
 
-    number: int
+    number: Annotated[int, Number()]
     how: Line
     log: tuple[Line, ...]
     """last lines before that"""

@@ -10,11 +10,14 @@ import ipaddress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
+EVERY = ipaddress.IPv4Network("0.0.0.0/8")
+"""Addresses that no host has."""
+
 
 def _bits_in_common(address: str, other: str) -> int:
     """With how many bits both addresses begin; -1 where one is the name of a host."""
     try:
-        first, second = (ipaddress.IPv4Address(text.split("/", maxsplit=1)[0]) for text in (address, other))
+        first, second = (ipaddress.IPv4Interface(text).ip for text in (address, other))
     except ValueError:
         return -1
     return 32 - (int(first) ^ int(second)).bit_length()
@@ -34,7 +37,7 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
     if towards and not joining:
         variable, address = max(places, key=lambda place: _bits_in_common(place[1], towards))
     try:
-        parsed = ipaddress.IPv4Address(address.split("/", maxsplit=1)[0])
+        parsed = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
@@ -49,7 +52,7 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
         )
-    if parsed.is_unspecified:
+    if parsed in EVERY:
         raise Refusal(
             f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
         )

@@ -250,7 +250,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
 
 def is_numeric(address: str) -> bool:
     """Whether this is an IPv4 address, and not the name of a host."""
-    return bool(re.fullmatch(r"\d+(\.\d+){3}", address, re.ASCII))
+    return bool(re.fullmatch(validation.IPV4, address))
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
