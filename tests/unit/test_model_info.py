@@ -117,7 +117,7 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     url = f"https://models.example/{name}?download=true"
     source, expected = {
         "huggingface": ({"repo": REPO, "quantisation": "Q4_K_M"}, f"{server.url}/{REPO}/resolve/{commit}/{name}"),
-        "url": ([url], url),
+        "url": (url, url),
         "copy": (str(tmp_path / "gone" / name), (tmp_path / "gone" / name).as_uri()),
     }[kind]
     given = {f"llama_model_{kind}": source}

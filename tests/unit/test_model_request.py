@@ -25,7 +25,7 @@ from support.rollbacks import completed
     "given, said",
     [
         ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
-        ({"path": "/m.gguf", "url": ["http://h/m.gguf"]}, "llama_model_path and llama_model_url are set: keep one"),
+        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep one"),
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
         (
@@ -40,20 +40,11 @@ from support.rollbacks import completed
             {"huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
             "has x.gguf and y.gguf, which are not parts of one model",
         ),
+        ({"url": "ftp://h/m.gguf"}, "is 'ftp://h/m.gguf': use the http:// or https:// address"),
+        ({"url": "http://h/"}, "use the http:// or https:// address of a GGUF file"),
         (
-            {"url": ["http://h/a-00001-of-00002.gguf", "http://h/b-00002-of-00002.gguf"]},
-            "has 2 addresses, which are not those of a-00001-of-00002.gguf and a-00002-of-00002.gguf in their order",
-        ),
-        ({"url": ["ftp://h/m.gguf"]}, "has 'ftp://h/m.gguf': use the http:// or https:// address"),
-        ({"url": ["http://h/"]}, "use the http:// or https:// address of a GGUF file"),
-        ({"url": ["http://h/m.gguf", "http://g/m.gguf"]}, "give each part of one model once"),
-        (
-            {"url": ["http://h/m.gguf"], "checksum": ["md5:abc"]},
+            {"url": "http://h/m.gguf", "checksum": ["md5:abc"]},
             "llama_model_checksum has 'md5:abc': use sha256: and 64 hexadecimal digits",
-        ),
-        (
-            {"url": [f"http://h/a-0000{index}-of-00002.gguf" for index in (1, 2)], "checksum": ["sha256:" + "a" * 64]},
-            "has 1 checksums for 2 addresses",
         ),
         (
             {"path": "/m.gguf", "checksum": ["sha256:" + "a" * 64]},
@@ -85,7 +76,7 @@ def test_a_name_of_ollama_is_completed_as_ollama_does(given, whole):
     "text, source",
     [
         ("/srv/p.gguf", {"path": "/srv/p.gguf"}),
-        ("https://h/p.gguf", {"url": ("https://h/p.gguf",)}),
+        ("https://h/p.gguf", {"url": "https://h/p.gguf"}),
         ("file:/home/me/p.gguf", {"copy": "/home/me/p.gguf"}),
         ("ollama:gemma3:4b", {"ollama": "registry.ollama.ai/library/gemma3:4b"}),
         ("a/b", {"huggingface": ("a/b", None, (), "main")}),
@@ -141,8 +132,8 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
         on_huggingface(quantisation="Q4_K_M"),
         on_huggingface(quantisation="Q4_K_M", revision="v2"),
         on_huggingface(files=["Q4_K_M.gguf"]),
-        request_of(llama_model_url=["http://h/m.gguf"]),
-        request_of(llama_model_url=["http://h/m.gguf"], llama_model_checksum=["sha256:" + "a" * 64]),
+        request_of(llama_model_url="http://h/m.gguf"),
+        request_of(llama_model_url="http://h/m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
         request_of(llama_model_ollama="m:1"),
         request_of(llama_model_copy="m.gguf"),
         request_of(llama_model_copy="m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
@@ -190,9 +181,9 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     assert model["source"] == f"huggingface:{REPO}@main"
     of_ollama = {**big_model, "files": [{"name": "o.gguf", "bytes": 1}]}
     for given, name in (
-        ({"llama_model_url": ["http://h/m.gguf"]}, "m.gguf"),
-        ({"llama_model_url": ["http://h/a%20b.gguf?download=true"]}, "a b.gguf"),
-        ({"llama_model_url": ["http://h/m%2B.gguf?download=true"]}, "m+.gguf"),
+        ({"llama_model_url": "http://h/m.gguf"}, "m.gguf"),
+        ({"llama_model_url": "http://h/a%20b.gguf?download=true"}, "a b.gguf"),
+        ({"llama_model_url": "http://h/m%2B.gguf?download=true"}, "m+.gguf"),
         ({"llama_model_copy": "/srv/c.gguf"}, "c.gguf"),
         ({"llama_model_ollama": "m:1", "llama_model_gguf_summary": of_ollama}, "o.gguf"),
     ):

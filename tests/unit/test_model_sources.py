@@ -86,7 +86,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
 @pytest.mark.parametrize(
     "keys, said",
     [
-        ({}, "has 4 models: set quantisation to one of "),
+        ({}, "has 4 models: name one of its quantisations "),
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: it has "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: it has "),
         ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
@@ -103,7 +103,7 @@ def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys
 def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
     (repo / "other-model-Q4_K_M.gguf").write_bytes(gguf_files.model())
     message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
-    assert re.search(r"has 2 models of Q4_K_M: set files to one of .*other-model-Q4_K_M\.gguf", message)
+    assert re.search(r"has 2 models of Q4_K_M: name one of its files .*other-model-Q4_K_M\.gguf", message)
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
     assert "lacks 1 of the parts of that model, like UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
@@ -139,25 +139,16 @@ def tokens(server):
 
 
 def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
-    """Neither that of a projector gets it, nor that of another part, nor that of another one of several models."""
+    """Neither that of a projector gets it, nor that of another one of several models."""
     other = play.Hub(tmp_path / "other").start()
     (other.folder / "plain").mkdir(parents=True)
     (other.folder / "plain" / "p.gguf").write_bytes(gguf_files.model())
-    parts = gguf_files.write_parts(tmp_path, 2)
-    urls = []
-    for place, part in zip((server, other), parts):
-        (place.folder / "plain").mkdir(exist_ok=True)
-        part.rename(place.folder / "plain" / part.name)
-        urls.append(f"{place.url}/{part.name}")
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     given = {"llama_model_token_file": str(tmp_path / "token"), "llama_model_mmproj": f"{other.url}/p.gguf"}
-    for source in (
-        {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}},
-        {"llama_model_url": urls},
-    ):
-        assert "refused" not in run(call, {**given, **source})[0]
-    alone = {"name": "other", "url": [f"{other.url}/{part.name}"]}
+    source = {"llama_model_huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}
+    assert "refused" not in run(call, {**given, **source})[0]
+    alone = {"name": "other", "url": f"{other.url}/p.gguf"}
     several = [{"name": "one", "huggingface": {"repo": REPO, "quantisation": "Q4_K_M"}}, alone]
     token_file = given["llama_model_token_file"]
     run(call, {"llama_model_token_file": token_file, "llama_models": several})
@@ -235,13 +226,12 @@ def test_a_model_on_a_web_server(server):
     (server.folder / "plain").mkdir()
     paths = gguf_files.write_parts(server.folder / "plain", 2)
     urls = [f"{server.url}/{path.name}" for path in paths]
-    first = looked_up(request_of(llama_model_url=urls[:1]))
-    both = looked_up(request_of(llama_model_url=urls, llama_model_checksum=["sha256:" + digit * 64 for digit in "ab"]))
-    assert [file.url for file in first.files] == [file.url for file in both.files] == urls
-    assert [file.bytes for file in both.files] == [path.stat().st_size for path in paths]
-    assert [file.sha256 for file in both.files] == ["a" * 64, "b" * 64]
-    assert first.summary == both.summary
-    message = refusal(looked_up, request_of(llama_model_url=urls[:1], llama_model_checksum=["sha256:" + "a" * 64]))
+    sums = ["sha256:" + digit * 64 for digit in "ab"]
+    found = looked_up(request_of(llama_model_url=urls[0], llama_model_checksum=sums)).files
+    assert [file.url for file in found] == urls
+    assert [file.bytes for file in found] == [path.stat().st_size for path in paths]
+    assert [file.sha256 for file in found] == ["a" * 64, "b" * 64]
+    message = refusal(looked_up, request_of(llama_model_url=urls[0], llama_model_checksum=sums[:1]))
     assert "a model of 2 parts, and has 1 checksums: give one for each part" in message
 
 

@@ -81,7 +81,7 @@ def planned_of(task_vars, answers=None):
     [
         {"llama_model_path": "/models/x.gguf"},
         {"llama_model_huggingface": {"repo": "ggml-org/gpt-oss-20b-GGUF"}},
-        {"llama_model_url": ["https://example.org/x.gguf"]},
+        {"llama_model_url": "https://example.org/x.gguf"},
         {"llama_model_ollama": "gpt-oss:20b"},
         {"llama_model_copy": "x.gguf"},
         {},

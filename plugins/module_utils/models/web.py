@@ -14,7 +14,7 @@ import socket
 import ssl
 import string
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
@@ -219,11 +219,11 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     return size, last - first + 1
 
 
-def read_model(urls: Sequence[str], token: str | None = None) -> gguf.Model:
+def read_model(url: str, token: str | None = None) -> gguf.Model:
     """The headers of a model.
 
-    :param urls: of its file, or of its parts in their order; the others of a split one lie beside the first one where that is given alone.
-    :param token: is sent to the server of the first one as a bearer token, not to another, and not to where it redirects.
+    :param url: of its file, or of the first one of its parts, beside which the others lie.
+    :param token: is sent to its server as a bearer token, and not to where it redirects.
     :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
     """
     if token and not re.fullmatch(r"[!-~]+", token):
@@ -231,19 +231,12 @@ def read_model(urls: Sequence[str], token: str | None = None) -> gguf.Model:
             f"is requested with a token that has spaces, line ends or letters beyond ASCII: correct {TOKEN_FILE}"
         )
     with _as_sentence():
-        named = {unquote(urlsplit(url).path.rpartition("/")[2]): url for url in urls}
-        server = _origin(urls[0])
-
-    def open_file(name: str) -> RemoteFile:
-        if name not in named and len(named) > 1:
-            raise FileNotFoundError(name)
-        url = named.get(name) or beside(urls[0], name)
-        return RemoteFile(url, token if _origin(url) == server else None)
-
-    return gguf.read(next(iter(named)), open_file)
+        first = unquote(urlsplit(url).path.rpartition("/")[2])
+    return gguf.read(first, lambda name: RemoteFile(beside(url, name), token))
 
 
 def beside(url: str, name: str) -> str:
-    """The URL of a file in the same folder of a server."""
+    """The URL of a file in the same folder of a server; of the same file it stays as it is."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(name)}"))
+    folder, _slash, own = parts.path.rpartition("/")
+    return url if unquote(own) == name else urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))

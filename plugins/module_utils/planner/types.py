@@ -151,8 +151,8 @@ class ModelSource(NamedTuple):
     path: str | None = None
     """On the head, or on storage that it mounts."""
     huggingface: HuggingFace | None = None
-    url: tuple[str, ...] = ()
-    """Of each part, or of the first one where the others lie beside it."""
+    url: str | None = None
+    """Of a split model that of the first part, beside which the others lie."""
     checksum: tuple[str, ...] = ()
     """sha256 of each part of ``url`` or ``copy``, as 64 hexadecimal digits."""
     ollama: str | None = None

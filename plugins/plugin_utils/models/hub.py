@@ -232,9 +232,9 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
     if not fitting:
         raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
     if len(fitting) > 1:
-        remedy = f"set quantisation to one of {_labels(models)}"
+        remedy = f"name one of its quantisations {_labels(models)}"
         if repository.quantisation is not None:
-            remedy = f"set files to one of {_names(model.files[0].name for model in fitting)}"
+            remedy = f"name one of its files {_names(model.files[0].name for model in fitting)}"
         raise Refusal(
             f"{subject} {len(fitting)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )

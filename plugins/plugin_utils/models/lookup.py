@@ -91,15 +91,15 @@ def _huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
     files = hub.choose(listing, source)
-    urls = [str(file.url) for file in files]
-    _files, summary = _headers(query, lambda: web.read_model(urls, query.token), f"{repository.repo}, {files[0].name}")
-    return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, files[0].name))
+    url, name = str(files[0].url), files[0].name
+    _files, summary = _headers(query, lambda: web.read_model(url, query.token), f"{repository.repo}, {name}")
+    return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, name))
 
 
 def _url(query: Query) -> ResolvedSource:
-    source, place = query.source, web.shown(query.source.url[0])
-    headers, summary = _headers(query, lambda: web.read_model(source.url, query.token), place)
-    return ResolvedSource(_files(source, headers, place, lambda name: url_of(source, name)), summary)
+    source, url = query.source, str(query.source.url)
+    headers, summary = _headers(query, lambda: web.read_model(url, query.token), web.shown(url))
+    return ResolvedSource(_files(source, headers, web.shown(url), lambda name: web.beside(url, name)), summary)
 
 
 def _files(
@@ -115,12 +115,6 @@ def _files(
         ModelFilePlan(one["name"], source.role, url=url(one["name"]), bytes=one["bytes"], sha256=checksum)
         for one, checksum in zip(headers, source.checksum or (None,) * len(headers))
     ]
-
-
-def url_of(source: ModelSource, name: str) -> str:
-    """The URL of a file: one of those that are given, or beside the first one."""
-    named = {download_record.name_of_url(url): url for url in source.url}
-    return named.get(name) or web.beside(source.url[0], name)
 
 
 def _copy(query: Query) -> ResolvedSource:

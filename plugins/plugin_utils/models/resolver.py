@@ -196,12 +196,12 @@ class _Resolver:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
         if source.copy:
             return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
-        return lookup.url_of(source, name)
+        return web.beside(str(source.url), name)
 
 
 def _server(source: ModelSource) -> str | None:
     """A URL of the server that may ask for a token."""
-    return hub.endpoint() if source.huggingface else next(iter(source.url), None)
+    return hub.endpoint() if source.huggingface else source.url
 
 
 def _entry(reported: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:

@@ -100,12 +100,11 @@ def _auxiliary(role: str, text: str | None) -> ModelSource | None:
             "OWNER/NAME, OWNER/NAME:QUANTISATION or OWNER/NAME/FILE on Hugging Face"
         )
     kind = next(kind for kind in KINDS if match[kind])
-    name = {
-        "repo": match["huggingface"],
-        "quantisation": match["quantisation"],
-        "files": [match["file"]] * bool(match["file"]),
-    }
-    return _source(role, variable, kind, {"huggingface": name, "url": [text]}.get(kind, match[kind]))
+    value: Any = match[kind]
+    if kind == "huggingface":
+        files = [match["file"]] * bool(match["file"])
+        value = {"repo": value, "quantisation": match["quantisation"], "files": files}
+    return _source(role, variable, kind, value)
 
 
 def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[str] = ()) -> ModelSource:
@@ -113,8 +112,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
     if kind == "huggingface":
         return ModelSource(role, variable, huggingface=_huggingface(variable, value))
     if kind == "url":
-        urls = _urls(variable, value)
-        return ModelSource(role, variable, url=urls, checksum=_checksums(checksum, len(urls)))
+        return ModelSource(role, variable, url=_url(variable, value), checksum=_checksums(checksum))
     if kind == "ollama":
         return ModelSource(role, variable, ollama=_ollama(variable, value))
     if kind == "path" and not str(value).startswith("/"):
@@ -127,7 +125,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
             "spaces and ._+@=,()- that begins with a letter or a digit"
         )
     if kind == "copy":
-        return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum, 1))
+        return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))
     return ModelSource(role, variable, path=str(value))
 
 
@@ -163,39 +161,27 @@ def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(whole)
 
 
-def _urls(variable: str, given: Sequence[str]) -> tuple[str, ...]:
-    for url in given:
-        try:
-            address = urlsplit(url)
-            known = address.scheme in ("http", "https") and address.hostname and address.port != 0
-        except ValueError:
-            known = None
-        if not known or download_record.problem_of_name(download_record.name_of_url(url)):
-            raise Refusal(f"{variable} has {validation.show(url)}: use the http:// or https:// address of a GGUF file")
-    named = [download_record.name_of_url(url) for url in given]
-    parts = split_files.siblings(named[0])
-    if len(named) > 1 and named != parts:
-        raise Refusal(
-            f"{variable} has {len(named)} addresses, which are not those of {' and '.join(parts[:2])} in their order: give each part of one model once, or "
-            "the first one alone"
-        )
-    return tuple(given)
+def _url(variable: str, url: str) -> str:
+    try:
+        address = urlsplit(url)
+        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:
+        known = None
+    if not known or download_record.problem_of_name(download_record.name_of_url(url)):
+        raise Refusal(f"{variable} is {validation.show(url)}: use the http:// or https:// address of a GGUF file")
+    return url
 
 
-def _checksums(given: Sequence[str], count: int) -> tuple[str, ...]:
-    """Digits of each checksum; the order is that of the addresses as they are given."""
-    values, variable = [], "llama_model_checksum"
+def _checksums(given: Sequence[str]) -> tuple[str, ...]:
+    """Digits of each checksum, one for each part."""
+    values = []
     for checksum in given:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
         if not match:
             raise Refusal(
-                f"{variable} has {validation.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
+                f"llama_model_checksum has {validation.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
             )
         values.append(match[1])
-    if values and count > 1 and len(values) != count:
-        raise Refusal(
-            f"{variable} has {len(values)} checksums for {count} addresses: give one for each, in the same order"
-        )
     return tuple(values)
 
 

@@ -68,7 +68,7 @@ def _named(source: ModelSource) -> str:
         return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
     if source.ollama:
         return source.ollama.rpartition("/")[2].replace(":", "-")
-    name = download_record.name_of_url(source.url[0]) if source.url else posixpath.basename(str(source.copy))
+    name = download_record.name_of_url(source.url) if source.url else posixpath.basename(str(source.copy))
     return name.removesuffix(".gguf")
 
 
@@ -147,7 +147,7 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     if source.ollama:
         return f"ollama:{source.ollama}"
     if source.url:
-        return f"url:{source.url[0]}"
+        return f"url:{source.url}"
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
 
 
@@ -196,7 +196,7 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[Mod
     if source.huggingface:
         named = source.huggingface.files
     elif source.url:
-        named = [download_record.name_of_url(url) for url in source.url]
+        named = split_files.siblings(download_record.name_of_url(source.url))
     elif source.copy:
         named = split_files.siblings(posixpath.basename(source.copy))
     if not named and source.role == download_record.MODEL:
