@@ -47,8 +47,12 @@ class ActionModule(Action):
         drifts = changes.compared(answers)
         decided = changes.decide(plan, drifts)
         changes.check_parts(decided, arguments.parts)
-        if "services" in arguments.parts:
-            _check_firewalls(plan, decided)
+        for name, kinds in decided.kinds.items() if "services" in arguments.parts else ():
+            manager = plan.hosts[name].firewall_manager
+            if "firewall" in kinds and (lacking := missing_collection(manager)):
+                raise Refusal(
+                    f"{name} has {manager}, which the collection {lacking} drives: run ansible-galaxy collection install {lacking}, and the playbook again"
+                )
         if arguments.page:
             unasked = {name: answer.why for name, answer in answers.items() if answer.why}
             changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked)
@@ -58,14 +62,3 @@ class ActionModule(Action):
             **decided._asdict(),
             "lacking": changes.missing_tools(plan, tools, decided.builders),
         }
-
-
-def _check_firewalls(plan: Plan, decided: changes.Decision) -> None:
-    """:raises Refusal: rules of a firewall change that a collection drives which is not installed."""
-    for name, kinds in decided.kinds.items():
-        manager = plan.hosts[name].firewall_manager
-        collection = missing_collection(manager) if "firewall" in kinds else ""
-        if collection:
-            raise Refusal(
-                f"{name} has {manager}, which the collection {collection} drives: run ansible-galaxy collection install {collection}, and the playbook again"
-            )

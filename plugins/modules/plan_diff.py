@@ -34,10 +34,7 @@ options:
     type: dict
     default: {}
   parts:
-    description:
-      - V(build) and V(services), as far as the run carries them out.
-      - The run is refused where a host did not answer and others would be changed, where services would change before what they need is there, and where
-        a collection is missing that drives a firewall.
+    description: V(build) and V(services), as far as the run carries them out. It is refused where that cannot be done as a whole.
     type: list
     elements: str
     default: []

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery im
     FoundModel,
     LinkInterface,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
@@ -125,8 +125,6 @@ class Proposal(NamedTuple):
     """It is the head."""
     spare: Sequence[Machine] = ()
     """Hosts that the plan would not use, outside the cluster."""
-    together: SpeedRange | None = None
-    """What would be predicted with them."""
 
     @property
     def head(self) -> Machine:
@@ -137,17 +135,19 @@ class Proposal(NamedTuple):
         """The head is a worker, too, where it has no accelerator: beside workers, its llama-server drives accelerators only."""
         names = [machine.name for machine in self.machines]
         lends = len(names) > 1 and not self.head.devices_mib
-        return {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if lends else names[1:]}
+        groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if lends else names[1:]}
+        return {**groups, **({"spare": [machine.name for machine in self.spare]} if self.spare else {})}
 
     @property
     def hosts(self) -> dict[str, dict[str, Any]]:
         """Host → its variables. An interface of ``llama_links`` that leads to several hosts has no peer."""
-        peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in self.machines}
+        machines = (*self.machines, *self.spare)
+        peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
         for worker, link in self.links.items():
             for host, other in ((worker, self.head.name), (self.head.name, worker)):
                 peers[host].setdefault(link.ends[host], []).append(other)
         hosts = {}
-        for machine in self.machines:
+        for machine in machines:
             own = [
                 {"interface": interface, "address": address, **({"peer": others[0]} if len(others) == 1 else {})}
                 for (interface, address), others in peers[machine.name].items()
@@ -161,7 +161,7 @@ class Proposal(NamedTuple):
 
     @property
     def task_vars(self) -> dict[str, Any]:
-        """What a task of the cluster sees of the inventory."""
+        """What a task sees of the inventory."""
         hostvars = {name: {**self.model_variable, **variables} for name, variables in self.hosts.items()}
         return {"groups": self.groups, "hostvars": hostvars, "inventory_hostname": self.head.name}
 
@@ -204,7 +204,6 @@ def _without_spare(proposal: Proposal, planned: Plan, owners: Collection[str]) -
             machines=[machine for machine in proposal.machines if machine.name in used],
             links={name: link for name, link in proposal.links.items() if used.issuperset(link.ends)},
             spare=[machine for machine in proposal.machines if machine.name not in used],
-            together=planned.estimate.generation_range,
         )
     return None
 

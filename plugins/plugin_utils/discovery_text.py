@@ -23,8 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Machine, Proposal
 
 WIDTH = 120
-SPARE = "spare"
-"""Group of the hosts that the cluster does not use."""
 
 
 class _Name(str):
@@ -51,25 +49,20 @@ def inventory(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused)
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}
     cluster = {"children": groups, "vars": proposal.model_variable}
-    spare = {machine.name: dict(machine.variables) for machine in proposal.spare}
     content = {"llama_cluster": cluster}
-    if spare:
-        content[SPARE] = {"hosts": {_Name(name): variables for name, variables in spare.items()}}
+    if "spare" in proposal.groups:
+        content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
     written = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
     comments = [line for text in _reasons(proposal, lost, plan) for line in _comment(text)]
     text = "\n".join(["---", *comments, written])
-    expected = proposal.task_vars
-    if _read(text) != (
-        {**expected["groups"], **({SPARE: [*spare]} if spare else {})},
-        {**expected["hostvars"], **spare},
-    ):
-        names = ", ".join(map(validation.show, (*hosts, *spare)))
+    if _read(text) != (proposal.groups, proposal.model_variable, hosts):
+        names = ", ".join(map(validation.show, hosts))
         raise Refusal(f"Ansible would read other hosts than {names} from the inventory: name them by plain names")
     return text
 
 
-def _read(text: str) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]] | None:
-    """Groups and variables of hosts of an inventory; None where Ansible cannot read it."""
+def _read(text: str) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, dict[str, Any]]] | None:
+    """Groups, variables of the cluster and those of hosts of an inventory; None where Ansible cannot read it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hosts.yml"
         path.write_text(text)
@@ -77,19 +70,12 @@ def _read(text: str) -> tuple[dict[str, list[str]], dict[str, dict[str, Any]]] |
             manager = InventoryManager(DataLoader(), sources=[str(path)])
         except AnsibleError:
             return None
-    groups = {
-        name: hosts for name, hosts in manager.get_groups_dict().items() if name.startswith("llama_") or name == SPARE
-    }
-    shared = manager.groups["llama_cluster"].vars if groups else {}
+    groups = {name: hosts for name, hosts in manager.get_groups_dict().items() if name not in ("all", "ungrouped")}
     hosts = {
-        host.name: {
-            name: value
-            for name, value in {**(shared if host.name in groups["llama_cluster"] else {}), **host.vars}.items()
-            if not name.startswith("inventory_")
-        }
+        host.name: {name: value for name, value in host.vars.items() if not name.startswith("inventory_")}
         for host in manager.get_hosts()
     }
-    return groups, hosts
+    return groups, manager.groups["llama_cluster"].vars if groups else {}, hosts
 
 
 def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
@@ -112,10 +98,8 @@ def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) 
         speed = plan.estimate.generation_range
         yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; {speed} tokens per second are predicted"
         if proposal.spare:
-            yield (
-                f"{', '.join(machine.name for machine in proposal.spare)}: spare, since the plan does without them (with all hosts it predicts "
-                f"{proposal.together}). Move them to llama_workers for a model that needs their memory, or with llama_placement: all to use them anyway."
-            )
+            names = ", ".join(machine.name for machine in proposal.spare)
+            yield f"{names}: spare, the cluster is no faster with them. In llama_workers they serve larger models, or this one with llama_placement: all."
 
 
 def _comment(text: str) -> list[str]:

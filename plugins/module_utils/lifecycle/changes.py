@@ -123,16 +123,17 @@ def check_parts(decided: Decision, parts: Collection[str]) -> None:
     """:param parts: of ``build`` and ``services`` those that the run carries out.
     :raises Refusal: a host is away and others would change, or services would change before what they need is installed.
     """
-    if parts and decided.unreached and decided.behind:
+    away, behind = ", ".join(decided.unreached), ", ".join(decided.behind)
+    if parts and away and behind:
         raise Refusal(
-            f"{', '.join(decided.unreached)} could not be reached or failed above, and {', '.join(decided.behind)} would be changed: no service was "
-            "touched. Bring the host back and run the playbook again, or remove it from the inventory"
+            f"{away} could not be reached or failed above, and {behind} would be changed: no service was touched. Bring the host back and run the "
+            "playbook again, or remove it from the inventory"
         )
-    for name, kinds in decided.kinds.items() if "services" in parts and "build" not in parts else ():
-        if missing := [kind for kind in kinds if kind in ("account", "folder", "model", "release")]:
+    for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
+        if missing := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
             raise Refusal(
-                f"{name} needs what --tags build installs ({', '.join(missing)}) before services change: run the playbook with --tags build,services, or "
-                "without --tags and --skip-tags. No service was touched"
+                f"{name} needs what --tags build installs ({missing}) before services change: run the playbook with --tags build,services, or without "
+                "--tags and --skip-tags. No service was touched"
             )
 
 
