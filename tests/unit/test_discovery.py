@@ -320,6 +320,8 @@ def test_what_is_proposed_for_a_system_plans_like_the_inventory_that_somebody_wr
     assert bool(links[0]) == bool(cables)
 
 
+@pytest.mark.programs
+@pytest.mark.timeout(300)
 def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
     hosts = {"here": {**playbook_runs.LOCAL, "llama_host_scope": "user"}, "away": playbook_runs.LOST}
     arguments = (
@@ -337,6 +339,7 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
     assert "here" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("named", [None, "a,10.0.0.0/24", "-oProxyCommand=x", "-l@host"])
 def test_what_names_nobody_is_refused(tmp_path, named):
     given = ("-e", f"llama_discover_hosts={named}") if named else ()

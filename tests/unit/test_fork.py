@@ -55,7 +55,10 @@ def test_the_fork_is_part_of_the_id(local):
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({"llama_server_load_mode": "dio"}, ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none"]),
+        (
+            {"llama_server_load_mode": "dio"},
+            ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none or mmap+mlock or auto"],
+        ),
         (
             {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
             ["has -lm, -lv", "which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp"],

@@ -142,6 +142,7 @@ def test_a_model_without_a_header_is_refused_by_its_place(given, what):
         what_fits.offers_of([], [given])
 
 
+@pytest.mark.programs
 def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     made, make_candidate = [], planner.make_candidate
     monkeypatch.setattr(
