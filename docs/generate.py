@@ -241,7 +241,7 @@ def advisories_table() -> str:
 
 def metrics_table() -> str:
     """Every metric as Prometheus reads it, with a value of 0 and the names of labels as their values."""
-    figures = metrics.Figures(*metrics.COMMON)
+    figures = metrics.Figures()
     for metric in metrics.METRICS:
         figures.add(metric.name, 0, **{label: label for label in metric.labels})
     return figures.text()

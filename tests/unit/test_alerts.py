@@ -88,13 +88,20 @@ for _host in SERVICES:
 def series(key):
     """A series as node exporter and Prometheus label it, of «host metric» or «host metric value»."""
     host, name, *own = key.split(" ")
-    known = {"worker": "cpu", "model": "m", "service": SERVICES[host], "plan": "p", "release": "b1"}
+    known = {
+        "worker": "cpu",
+        "worker_host": host,
+        "model": "m",
+        "service": SERVICES[host],
+        "plan": "p",
+        "release": "b1",
+    }
     known["kind"] = "head" if host == "head" else "worker"
     known.update({OWN[name]: own[0]} if own else {})
     by = "head" if name.startswith("worker_") else host
-    labels = {"host": host, "job": "llamacpp", "instance": f"{by}:9100"}
-    if name in LABELS:
-        labels |= {"cluster": "c", **{label: known[label] for label in LABELS[name]}}
+    role = "head" if by == "head" else "worker"
+    labels = {"host": by, "cluster": "c", "role": role, "job": "llamacpp", "instance": f"{by}:9100"}
+    labels |= {label: known[label] for label in LABELS.get(name, ())}
     shown = ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
     return f"{metrics.PREFIX if name in LABELS else ''}{name}{{{shown}}}"
 
@@ -215,6 +222,26 @@ def test_each_fault_raises_the_alert_that_names_it_and_no_other(tmp_path, name, 
     promtool(tmp_path, case(name, changes, promql_expr_test=[query]))
 
 
+def test_a_worker_speaks_for_no_other_host(tmp_path):
+    """What its node exporter says of the head and of another worker, under the labels of its target."""
+    told = {
+        "worker_awaited": 'worker_host="w2", exported_host="w2", worker="cpu"',
+        "state": 'exported_host="head", state="serving"',
+    }
+    given = case("forged", states("waiting"))
+    given["input_series"] += [
+        {
+            "series": f'llamacpp_cluster_{name}{{cluster="c", host="w1", role="worker", {labels}}}',
+            "values": steady(1),
+        }
+        for name, labels in told.items()
+    ]
+    firing = 'group by (alertname, host) (ALERTS{alertstate="firing"})'
+    raised = [{"labels": '{alertname="LlamaHeadDown", host="head"}', "value": 1}]
+    given["promql_expr_test"] = [{"expr": firing, "eval_time": "5m", "exp_samples": raised}]
+    promtool(tmp_path, given)
+
+
 def test_each_alert_is_raised_by_some_fault():
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert {alert for *_fault, wanted in FAULTS for alert in wanted} == {
@@ -224,7 +251,7 @@ def test_each_alert_is_raised_by_some_fault():
 
 def test_slow_generation_says_how_slow(tmp_path):
     said = "m of c has made 7 tokens per second for a quarter of an hour, less than planned."
-    labels = {"cluster": "c", "host": "head", "instance": "head:9100", "job": "llamacpp", "model": "m"}
+    labels = {"cluster": "c", "host": "head", "instance": "head:9100", "job": "llamacpp", "model": "m", "role": "head"}
     raised = {"exp_labels": {**labels, "severity": "warning"}, "exp_annotations": {"summary": said}}
     query = {"eval_time": "40m", "alertname": "LlamaGenerationSlow", "exp_alerts": [raised]}
     promtool(tmp_path, case("slow", SLOW, alert_rule_test=[query]))

@@ -127,7 +127,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     if state == "waiting":
         assert status["waiting_for"] == [ENDPOINT]
         assert f"waits for worker worker2:cpu ({ENDPOINT})" in seen
-        assert one(found, "worker_awaited", host="worker2") == 1
+        assert one(found, "worker_awaited", worker_host="worker2") == 1
     if state == "fallback":
         assert "it serves without worker2" in terminal
         assert "it serves without worker2" in seen

@@ -24,8 +24,8 @@ from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
 
 cluster = launched.cluster
-LINE = re.compile(r'(\w+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (-?[0-9.e+-]+)')
-"""A sample, as Prometheus's description of its text has it; all of ours have labels."""
+LINE = re.compile(r'(\w+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (-?[0-9.e+-]+)')
+"""A sample, as Prometheus's description of its text has it."""
 
 
 def parsed(text):
@@ -39,7 +39,7 @@ def parsed(text):
             continue
         name, labels, value = LINE.fullmatch(line).groups()
         assert set(kinds[name]) == {"HELP", "TYPE"}
-        named = tuple(sorted(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels)))
+        named = tuple(sorted(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels or "")))
         own = found.setdefault(name.removeprefix(metrics.PREFIX), {})
         assert named not in own
         own[named] = float(value)
@@ -53,22 +53,21 @@ def one(found, name, **labels):
 
 
 def test_text_that_nothing_in_a_label_breaks():
-    figures = metrics.Figures("llama_cluster", 'a"b\\c\nd' + "x" * 200)
+    figures, odd = metrics.Figures(), 'a"b\\c\nd' + "x" * 200
     figures.add("state", True, state="serving")
     figures.add("state", False, state="waiting")
     figures.add("state_since_timestamp_seconds", 12.5)
     figures.add("client_connections", 1 << 60)
-    figures.add("worker_awaited", None, host="other", worker="cpu")
-    figures.add("worker_round_trip_seconds", float("nan"), host="other", worker="cpu")
-    figures.add("worker_connected", True, host="other", worker="cpu")
+    figures.add("worker_awaited", None, worker_host=odd, worker="cpu")
+    figures.add("worker_round_trip_seconds", float("nan"), worker_host=odd, worker="cpu")
+    figures.add("worker_connected", True, worker_host=odd, worker="cpu")
     found = parsed(figures.text())
     assert [*found] == ["state", "state_since_timestamp_seconds", "worker_connected", "client_connections"]
     assert (one(found, "state", state="serving"), one(found, "state", state="waiting")) == (1, 0)
     assert one(found, "client_connections") == 1 << 60
-    ((labels,),) = [found["client_connections"]]
-    assert dict(labels)["host"].startswith('a\\"b\\\\c?dxx')
-    assert len(dict(labels)["host"]) == metrics.LONGEST + 2
-    assert one(found, "worker_connected", host="other") == 1
+    ((labels,),) = [found["worker_connected"]]
+    assert dict(labels)["worker_host"].startswith('a\\"b\\\\c?dxx')
+    assert len(dict(labels)["worker_host"]) == metrics.LONGEST + 2
 
 
 class Exported:
@@ -121,7 +120,7 @@ def test_a_head_says_what_it_knows_and_counts_over_its_starts(exported):
     assert one(found, "planned_prompt_tokens_per_second", model="m") == 3.5
     assert "planned_generation_tokens_per_second" not in found
     exported.when("state", 1, state="serving")
-    found = exported.when("worker_awaited", 0, host="other", worker="cpu")
+    found = exported.when("worker_awaited", 0, worker_host="other", worker="cpu")
     assert one(found, "worker_round_trip_seconds") > 0
     assert one(found, "model_loaded", model="m") == 1
     assert one(found, "worker_retransmissions_total") == one(found, "restarts_total", cause="lost_worker") == 0
@@ -290,9 +289,9 @@ def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
     _file, description, service = exported.describe("llamacpp-server", kind="head")
     (exported.folder / "llamacpp-server.prom").write_text(
-        'llamacpp_cluster_restarts_total{cluster="c",cause="silent"} 7\n'
-        'llamacpp_cluster_restarts_total{cluster="c",cause="colour"} 8\n'
-        'llamacpp_cluster_restarts_total{cluster="c",cause="ended"} 1e9\n'
+        'llamacpp_cluster_restarts_total{service="s",cause="silent"} 7\n'
+        'llamacpp_cluster_restarts_total{service="s",cause="colour"} 8\n'
+        'llamacpp_cluster_restarts_total{service="s",cause="ended"} 1e9\n'
     )
     assert exporter.Exporter(description, service).restarts == dict.fromkeys(metrics.CAUSES["head"], 0) | {"silent": 7}
 
@@ -306,7 +305,7 @@ def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, wa
     told = metrics.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
     record = serving.Record(tmp_path)
     record.set(serving.FALLBACK, without, waiting_for)
-    figures = metrics.Figures("llama_cluster", "head")
+    figures = metrics.Figures()
     exporter._add_record(figures, record, told)
     found = parsed(figures.text())["worker_awaited"]
     assert {dict(labels)["worker"] for labels, value in found.items() if value} == awaited

@@ -50,6 +50,13 @@ def test_rules_and_dashboards_name_metrics_that_are_there():
     assert len([*expressions()]) > 30
 
 
+def test_of_what_a_head_alone_knows_no_worker_is_believed():
+    own = "service_info|updated_timestamp|started_timestamp|restarts|device_memory"
+    of_head = re.compile(rf'{metrics.PREFIX}(?!{own})\w+(?!\w|\{{[^}}]*role="head"|\{{\}})')
+    assert {place: found for place, query in expressions() if (found := of_head.findall(query))} == {}
+    assert 'role="head"' in dashboards.described()["cluster"].where
+
+
 def test_each_metric_is_shown_or_judged():
     """But those that say the same as another one."""
     used = " ".join(query for _place, query in expressions())
@@ -129,9 +136,12 @@ def watch(cluster, addresses=ADDRESSES):
     return files.watch(typed(cluster.plan()), addresses)
 
 
-def test_each_host_is_a_target_by_its_name(plan):
+def test_each_host_is_a_target_and_its_labels_come_from_there(plan):
+    scrapes = [yaml.safe_load(watch(plan)[name])["scrape_configs"] for name in ("scrape.yml", "prometheus.yml")]
+    assert scrapes == [[{"job_name": "llamacpp", "file_sd_configs": [{"files": ["targets-*.json"]}]}]] * 2
     assert json.loads(watch(plan)["targets-llama_cluster.json"]) == [
-        {"targets": [f"{ADDRESSES[name]}:9100"], "labels": {"host": name}} for name in ("head", "worker1", "worker2")
+        {"targets": [f"{ADDRESSES[name]}:9100"], "labels": {"cluster": "llama_cluster", "host": name, "role": role}}
+        for name, role in (("head", "head"), ("worker1", "worker"), ("worker2", "worker"))
     ]
 
 

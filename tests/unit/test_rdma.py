@@ -167,8 +167,8 @@ LOOK = progress.Look(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(connections):
     look = LOOK._replace(rdma=connections)
     head = SimpleNamespace(models=lambda: {"": SimpleNamespace(seen=look)}, seen=None)
-    figures = metrics.Figures("llama_cluster", "head")
+    figures = metrics.Figures()
     exporter._add_connections(figures, head, {ENDPOINT: ("worker1", "cpu")})
-    told = {name: figures.get(f"worker_{name}", host="worker1", worker="cpu") for name in TOLD}
+    told = {name: figures.get(f"worker_{name}", worker_host="worker1", worker="cpu") for name in TOLD}
     assert told == {"connected": 1, **dict.fromkeys(TOLD[1:], None if connections else 100)}
     assert progress.load_of(look, [ENDPOINT], 1.0, None).sent == ({} if connections else {ENDPOINT: 100})

@@ -117,7 +117,7 @@ class Exporter:
 
     def _write(self, told: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
         own = {"service": self.service}
-        figures = metrics.Figures(told.cluster, told.host)
+        figures = metrics.Figures()
         figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
         figures.add("updated_timestamp_seconds", time.time(), **own)
         figures.add("started_timestamp_seconds", self.started, **own)
@@ -159,14 +159,14 @@ def _add_record(figures: metrics.Figures, record: serving.Record, told: metrics.
             figures.add(name, value, model=model)
     for endpoint, (host, worker) in told.workers.items():
         away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
-        figures.add("worker_awaited", bool(away), host=host, worker=worker)
+        figures.add("worker_awaited", bool(away), worker_host=host, worker=worker)
 
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
     """What the kernel says of connections to workers and from clients."""
     looks = [watched.seen for watched in head.models().values() if watched.seen]
     for endpoint, (host, worker) in workers.items() if looks else ():
-        names = {"host": host, "worker": worker}
+        names = {"worker_host": host, "worker": worker}
         links = [
             (link, look.traffic.get(link.inode)) for look in looks for link in look.links if link.remote == endpoint
         ]

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 PREFIX = "llamacpp_cluster_"
 GAUGE, COUNTER = "gauge", "counter"
-COMMON = ("cluster", "host")
-"""Labels of every metric: name of the cluster's group, and in the inventory of the host that the figure is about."""
 HEAD, WORKER = "head", "worker"
 CAUSES = {
     HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned", "killed"),
@@ -25,6 +23,8 @@ CAUSES = {
 What ran when its launcher was killed, or the host lost power, was killed."""
 LEAST_SECONDS = 0.001
 """For which a rate makes sense."""
+OF_WORKER = ("worker_host", "worker")
+"""Labels of what a head says of a worker."""
 LONGEST = 128
 """Characters of a label's value."""
 
@@ -35,7 +35,7 @@ class Metric(NamedTuple):
     kind: str
     help: str
     labels: tuple[str, ...] = ()
-    """Beside the common ones."""
+    """Beside those of the target, which Prometheus adds: nobody names another host than its own."""
 
 
 def _planned(what: str, of: str) -> tuple[Metric, ...]:
@@ -65,15 +65,13 @@ METRICS = (
     Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
     *_planned("generation", "an answer"),
     *_planned("prompt", "a prompt of 512 tokens"),
-    Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", ("worker",)),
-    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", ("worker",)),
-    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", ("worker",)),
-    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", ("worker",)),
-    Metric(
-        "worker_needless_retransmissions_total", COUNTER, "Of these, segments that had arrived already", ("worker",)
-    ),
-    Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", ("worker",)),
-    Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", ("worker",)),
+    Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", OF_WORKER),
+    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", OF_WORKER),
+    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", OF_WORKER),
+    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", OF_WORKER),
+    Metric("worker_needless_retransmissions_total", COUNTER, "Of these, segments that had arrived already", OF_WORKER),
+    Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", OF_WORKER),
+    Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", OF_WORKER),
     Metric("prompt_tokens_total", COUNTER, "Tokens of prompts that were computed", ("model",)),
     Metric("prompt_seconds_total", COUNTER, "Time that these took", ("model",)),
     Metric("generated_tokens_total", COUNTER, "Tokens of answers", ("model",)),
@@ -120,15 +118,14 @@ class Description(NamedTuple):
 class Figures:
     """What is measured at one moment."""
 
-    def __init__(self, cluster: str, host: str) -> None:
-        self.common = {"cluster": cluster, "host": host}
+    def __init__(self) -> None:
         self.found: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in METRICS}
         """Metric → values of its labels → figure."""
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Nothing where it is not known.
 
-        :param labels: those of the metric, and the host where it is not the one that measures.
+        :param labels: those of the metric.
         """
         if value is not None and math.isfinite(value):
             self.found[name][self._key(name, labels)] = value
@@ -138,8 +135,7 @@ class Figures:
         return self.found[name].get(self._key(name, labels))
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        named = {**self.common, **labels}
-        return tuple(_plain(named[label]) for label in (*COMMON, *BY_NAME[name].labels))
+        return tuple(_plain(labels[label]) for label in BY_NAME[name].labels)
 
     def text(self) -> str:
         lines = []
@@ -147,8 +143,7 @@ class Figures:
             name, found = PREFIX + metric.name, self.found[metric.name]
             if found:
                 lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-                labels = (*COMMON, *metric.labels)
-                lines += [f"{name}{{{_pairs(labels, key)}}} {_number(value)}" for key, value in found.items()]
+                lines += [f"{name}{_shown(metric.labels, key)} {_number(value)}" for key, value in found.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -161,9 +156,10 @@ def _plain(value: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in value[:LONGEST])
 
 
-def _pairs(labels: Iterable[str], values: Iterable[str]) -> str:
+def _shown(labels: Sequence[str], values: Iterable[str]) -> str:
     escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped))
+    pairs = ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped))
+    return f"{{{pairs}}}" if labels else ""
 
 
 def _number(value: float) -> str:

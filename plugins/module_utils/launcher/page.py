@@ -135,7 +135,7 @@ def _connection(shown: Shown, endpoint: str) -> str:
     host, worker = shown.told.workers[endpoint]
 
     def figure(name: str) -> float | None:
-        return shown.figures.get(name, host=host, worker=worker)
+        return shown.figures.get(name, worker_host=host, worker=worker)
 
     away, connected = figure("worker_awaited"), figure("worker_connected")
     state, look = ("away", "bad") if away else ("connected", "good") if connected else ("not connected", "quiet")

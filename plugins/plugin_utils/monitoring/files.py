@@ -40,8 +40,14 @@ def watch(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
         raise Refusal(
             f"Other hosts do not reach {local[0]} at {addresses[local[0]]}: set its ansible_host to a numeric IPv4 address of their network."
         )
-    targets = [{"targets": [f"{addresses[name]}:{PORT}"], "labels": {"host": name}} for name in plan.hosts]
-    scrape = {"job_name": JOB, "honor_labels": True, "file_sd_configs": [{"files": ["targets-*.json"]}]}
+    targets = [
+        {
+            "targets": [f"{addresses[name]}:{PORT}"],
+            "labels": {"cluster": plan.cluster, "host": name, "role": "head" if name == plan.head.host else "worker"},
+        }
+        for name in plan.hosts
+    ]
+    scrape = {"job_name": JOB, "file_sd_configs": [{"files": ["targets-*.json"]}]}
     whole = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"{names.LOOPBACK}:9093"]}]}]},
