@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible import constants
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bundle
 
@@ -84,20 +86,25 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _bundle(self, path: str, found: Mapping[str, Any]) -> dict:
-        text = bundle.make(found, self._secrets([*found["reports"]]))
+        shown = json.dumps([found["plan"], found["facts"]], ensure_ascii=False)
+        text = bundle.make(found, self._secrets([*found["reports"]], shown))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
         return {"changed": False}
 
-    def _secrets(self, hosts: list[str]) -> dict[str, str]:
-        """Secret → its kind: of variables, and those that the operator typed."""
+    def _secrets(self, hosts: list[str], shown: str) -> dict[str, str]:
+        """Secret → its kind: of variables, and those that the operator typed.
+
+        :param shown: as bundle.secrets_of takes it.
+        """
+        known = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
         typed = (self._play_context.password, self._play_context.become_pass)
         found = {str(word): "Ansible password" for word in typed if word}
         for name in hosts:
             own, variables = self.variables["hostvars"][name], {}
             for variable in own:
-                if variable.startswith("llama_") or bundle.SECRET_NAME.search(variable):
+                if variable not in known:
                     with suppress(AnsibleError):
                         variables[variable] = own[variable]
-            found.update(bundle.secrets_of(variables))
+            found.update(bundle.secrets_of(variables, known, shown))
         return found

@@ -1,8 +1,12 @@
 """The bug bundle: no secret is in it."""
 
+import base64
+import html
 import json
 import os
+import shlex
 import tarfile
+import urllib.parse
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
+from conftest import complete
 from support import actions, playbook_runs
 from test_status import answers_of, run
 
@@ -34,6 +40,17 @@ PLANTED = {
     "616c6c20706c616e74656420": "$ANSIBLE_VAULT;1.1;AES256\n          {}",
     "0123456789abcdef0123456789abcdef": "cluster1:{}",
     "****plan": "srv  init: api_keys: {}",
+    "pl anted$$\\x20systemd": 'Environment="DB_PWD={}"',
+    "pl anted 'shell": "export WIFI_PSK='{}'",
+    'pl\\"anted json': '{{"passphrase_backup": "{}", "n": 1}}',
+    "cGxhbnRlZDpCYXNpYw==": "Authorization: Basic {}",
+    "cGxhbnRlZDpwcm94eQ==": "sends Basic {} to the proxy",
+    "cGxhbnRlZFdpcmVndWFyZA=": "PrivateKey = {}",
+    "T0/B0/plantedHook1": "POST https://hooks.slack.com/services/{} failed",
+    "plantedHook2": "POST http://192.0.2.5:8123/api/webhook/{}",
+    "plantedHook3": r"https:\/\/discord.com\/api\/webhooks\/1\/{}",
+    "planted31337": "user_pin: {}",
+    "ghp_plantedplanted": "git clone with {}",
 }
 """Secret → line of a log with it."""
 LOG = "\n".join(line.format(secret) for secret, line in PLANTED.items())
@@ -57,6 +74,8 @@ def test_a_secret_is_taken_out_once(secret, line):
         '"checksum": "sha256:776ce936131df94a62e1aca7964a458f37bf73ad4d5e114fc381cbb5aa9be7dd"',
         "see https://github.com/ggml-org/llama.cpp/pull/13194#issuecomment-2868343055",
         "git@github.com:ggml-org/llama.cpp.git, 127.0.0.1:8080",
+        "reads https://huggingface.co/ggml-org/models/resolve/main/x.gguf, listens on http://127.0.0.1:8080",
+        "kv  14: tokenizer.ggml.model str = gpt2, max_tokens: 16, verify passed: 3, PSK identities: 1 retrieved",
     ],
 )
 def test_what_is_no_secret_stays(line):
@@ -67,6 +86,33 @@ def test_known_secrets_are_found_as_texts_write_them():
     known = {BECOME: "Ansible password", KEY: "API key", "abc": "too short"}
     text = redaction.redact(f"abc {json.dumps([BECOME])} {BECOME} ?k=pl-anted%2Fkey%2B1", known)
     assert text == 'abc ["<removed: Ansible password>"] <removed: Ansible password> ?k=<removed: API key>'
+
+
+WRITERS = {
+    "JSON": json.dumps,
+    "JSON in JSON": lambda secret: json.dumps(json.dumps(secret)),
+    "a shell": shlex.quote,
+    "a shell, in JSON": lambda secret: json.dumps(shlex.quote(secret)),
+    "a URL": urllib.parse.quote,
+    "a form": urllib.parse.quote_plus,
+    "HTML": html.escape,
+    "a unit's command": lambda secret: definitions.systemd_command([secret]),
+    "a unit's environment": lambda secret: definitions.systemd_environment({"A": secret}),
+    "supervisor": lambda secret: definitions.supervisor_command([secret]),
+    "Python": repr,
+    **{f"Basic, behind {user}": lambda secret, user=user: basic(f"{user}:{secret}") for user in ("", "a", "ab")},
+}
+
+
+def basic(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_known_secret_is_found_however_it_is_written(writer):
+    secret = "a'b\"c$d%e fä\\z"
+    text = redaction.redact(f"x {WRITERS[writer](secret)} y", {secret: "K"})
+    assert "<removed: K>" in text
 
 
 @pytest.fixture
@@ -131,9 +177,15 @@ def found(pair, reported):
     return {"plan": plan, "status": status, "reports": reports, **asked}
 
 
-def bundled(found, path, **others):
+def bundled(found, path, own=(), **others):
     """Name → text of each file."""
-    own = {"ansible_become_password": BECOME, "my_vault": {"deep": [VAULTED]}, "llama_server_port": 8080, "other": 1}
+    own = {
+        **dict(own),
+        "ansible_become_password": BECOME,
+        "my_vault": {"deep": [VAULTED]},
+        "llama_server_port": 8080,
+        "other": 1,
+    }
     made = actions.made(action, path=str(path), bundle=found, **others)
     made._play_context = mock.Mock(password=None, become_pass="")
     made.run(task_vars={"hostvars": dict.fromkeys(found["reports"], own)})
@@ -154,6 +206,32 @@ def test_no_secret_is_in_the_bundle(found, tmp_path):
     assert [json.loads(texts[f"{name}.json"]) for name in ("plan", "status", "facts")]
     assert texts["worker1/a.log"] == "\\x1b[2J    <removed: Ansible password>\n"
     assert "<removed: value of my_vault>" in texts["worker1/b.log"]
+
+
+def test_of_what_operators_set_only_what_is_known_is_shown(found, pair, tmp_path):
+    """A name that says nothing, and a value that looks like nothing."""
+    given = {"LIGHT": "pl-anted environment", "CUDA_VISIBLE_DEVICES": "0,1", "LAMP": "17"}
+    pair.set(
+        "head", llama_server_environment=given, llama_server_extra_args=["--hook", "pl-anted option", "--temp", "1"]
+    )
+    found["plan"] = complete(pair.plan())
+    found["facts"]["head"]["wifi_psk"] = "pl-anted fact"
+    found["status"]["cluster"]["detail"] = "started as LIGHT=pl-anted\\x20environment: pl-anted option"
+    own = {
+        "heating": ["pl-anted deep", {"db_pwd": 9753}],
+        "ansible_ssh_common_args": "-o pl-anted",
+        "lan": "192.0.2.10",
+    }
+    found["reports"]["worker1"]["report"]["a.log"] = "9753 pl-anted deep -o pl-anted 192.0.2.10"
+    texts = bundled(found, tmp_path / "bundle", own)
+    assert {name for name, text in texts.items() if "pl-anted" in text or "9753" in text} == set()
+    plan = json.loads(texts["plan.json"])
+    assert plan["head"]["environment"] == {**found["plan"]["head"]["environment"], "LIGHT": "<removed: value of LIGHT>"}
+    assert "--hook '<removed: value of --hook>' --temp 1" in texts["plan.txt"]
+    assert {file.get("content", "<removed: ")[:10] for host in plan["hosts"].values() for file in host["files"]} == {
+        "<removed: "
+    }
+    assert texts["worker1/a.log"].split(" ")[-1] == "192.0.2.10\n"
 
 
 def test_a_refused_plan_and_check_mode(found, pair, tmp_path):

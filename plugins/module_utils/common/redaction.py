@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import re
-from collections.abc import Mapping
-from urllib.parse import quote
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote, quote_plus
 
 SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
 SECRET_ADDRESS = re.compile(
@@ -23,28 +25,44 @@ SECRET_PARAMETER = re.compile(
 )
 SHORTEST = 4
 """Characters of a known secret: a shorter one is part of many words."""
-NUMBER = r"-?\d[\d.e+-]*(?![\w.])"
-QUOTE = r"\\?[\"']"
-"""Also within JSON."""
+NAME = re.compile(
+    r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|(?:private|preshared|access|api)[_-]?keys?"
+    r"|(?:^|(?<=[\W_]))(?:pass|pwd|auth|pin(?!\w)|token)(?![a-z])",
+    re.IGNORECASE,
+)
+"""What the name of a secret has in it."""
+OTHERS = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
+"""Names of files, and counts of tokens."""
+LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
+"""The rest of a line, however it is quoted. Where it begins with a quote, the next letter counts."""
 PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
     ("value of Ansible Vault", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
-    ("Hugging Face token", r"\b(?P<secret>hf_[A-Za-z0-9]{8,})", 0),
-    ("password in a URL", r"https?://(?P<secret>[^/@\s\"'<]+)@", re.IGNORECASE),
-    ("password in a URL", r"://[^/@:\s\"']*:(?P<secret>[^/@\s\"'<]+)@", 0),
+    ("token", r"\b(?P<secret>(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|eyJ)[\w.-]{8,})", 0),
     ("token in a URL", rf"{SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
-    ("API key", r"\bapi_keys?: (?P<secret>\*+\w+)", 0),  # llama-server shows the end of one
-    ("API key", r"\bbearer\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
-    ("API key", rf"--(?:api-key|hf-token)(?:=|\s+|{QUOTE},\s*{QUOTE})(?P<secret>[^\s\"',<\\]+)", 0),
     ("key of stunnel", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:passw(?:or)?d|passphrase|secret|api[_-]?key|[_-]token|[_-]pass)(?:{QUOTE})?\s*[:=]\s*(?:{QUOTE})?"
-        rf"(?P<secret>(?!(?:null|true|false)\b|{NUMBER})[^\s\"',;}}<\\]{{4,}})",
+        rf"(?:{NAME.pattern}){OTHERS}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{LINE}",
         re.IGNORECASE,
     ),
+    (
+        "password, token or key",
+        rf"--[\w-]{{0,60}}(?:key|token|pass(?:word|phrase)?|secret)[\"'\\]*[\s,][\s\"'\\]*{LINE}",
+        re.IGNORECASE,
+    ),
+    ("API key", r"\b(?:bearer|basic(?=\s+[A-Za-z+/]*(?-i:[A-Z0-9=])))\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
 )
-"""Kind, expression and flags. No secret begins with «<», as what stands in its place does."""
+"""Kind, expression and flags. No secret begins as what stands in its place does."""
+URL = re.compile(
+    r"(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}:(?:\\?/){2})(?P<user>[^\s/\"'<>\\]*@)?(?P<host>[^\s/?#\"'<>@\\]*)(?P<path>[^\s?#\"'<>]*)(?P<more>[^\s\"'<>]*)",
+    re.IGNORECASE,
+)
+SHOWN_HOSTS = re.compile(
+    r"(?:[\w-]+\.)*(?:github\.com|huggingface\.co|hf\.co|modelscope\.cn|pypi\.org|pythonhosted\.org|debian\.org|ubuntu\.com)|",
+    re.ASCII,
+)
+"""Whose paths name what everybody may read; and no host. That of another one may be a webhook."""
 
 
 def has_secret(text: str) -> bool:
@@ -61,21 +79,49 @@ def has_secret(text: str) -> bool:
 def redact(text: str, known: Mapping[str, str] = {}) -> str:
     """The text with ``<removed: KIND>`` in the place of each secret.
 
-    :param known: secret → its kind. It is found as it is, in JSON and in a URL.
+    :param known: secret → its kind. It is found as shells, service managers, JSON, HTML, URLs and base64 write it.
     """
     for secret in sorted(known, key=len, reverse=True):
-        forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe="")}
-        for form in sorted(forms, key=len, reverse=True) if len(secret) >= SHORTEST else ():
-            text = text.replace(form, _marker(known[secret]))
+        if len(secret) >= SHORTEST:
+            for form in sorted({*_forms(secret)}, key=len, reverse=True):
+                text = text.replace(form, marker(known[secret]))
+    text = URL.sub(_shown_url, text)
     for kind, expression, flags in PATTERNS:
 
         def mark(found: re.Match[str], kind: str = kind) -> str:
             start, end = (place - found.start() for place in found.span("secret"))
-            return found[0][:start] + _marker(kind) + found[0][end:]
+            return found[0][:start] + marker(kind) + found[0][end:]
 
         text = re.sub(expression, mark, text, flags=flags)
     return text
 
 
-def _marker(kind: str) -> str:
+def marker(kind: str) -> str:
     return f"<removed: {kind}>"
+
+
+def _shown_url(found: re.Match[str]) -> str:
+    """Scheme and host, and the path where that is no secret."""
+    shown = found["scheme"] + found["host"]
+    if found["user"] or not SHOWN_HOSTS.fullmatch(found["host"]):
+        return shown + marker("rest of a URL") * bool(found["user"] or found["path"].strip("/\\") or found["more"])
+    more = found["more"] if found["more"].startswith("#") else marker("rest of a URL") * bool(found["more"])
+    return shown + found["path"] + more
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """A secret as texts write it."""
+    data = secret.encode("utf-8", "surrogateescape")
+    urls = [quote(data, safe=safe) for safe in ("", "/")] + [quote_plus(data)]
+    yield from [re.sub("%..", lambda found: found[0].lower(), url) for url in urls]
+    shells = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
+    plain = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
+    doubled = [form.replace("%", "%%") for form in plain]
+    for form in {*plain, *doubled, *(form.replace("$", "$$") for form in doubled)}:
+        yield form
+        for text in (json.dumps(form, ensure_ascii=False)[1:-1], json.dumps(form)[1:-1]):
+            yield from (text, json.dumps(text)[1:-1])
+    yield from (data.hex(), "".join(f"\\x{byte:02x}" if byte < 33 or byte > 126 else chr(byte) for byte in data))
+    for before in range(3):  # where it begins within three bytes
+        coded = base64.b64encode(bytes(before) + data).decode()[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
+        yield from (coded, coded.replace("+", "-").replace("/", "_"))
