@@ -2,11 +2,7 @@
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    gguf,
-    known_answer,
-    projector,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source

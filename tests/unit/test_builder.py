@@ -15,12 +15,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
-    builder,
-    installer,
-    manifest,
-    store,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, manifest, store
 from support import builds
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]

@@ -10,11 +10,7 @@ import threading
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import (
-    download,
-    download_record,
-    model_files,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, download_record, model_files
 from ansible_collections.llamacpp.cluster.plugins.modules import model
 from conftest import fill_disk
 from model_server import DATA, SHA, SIZE, answer, below, parsed, planned

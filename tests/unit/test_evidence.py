@@ -13,11 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Exits,
-    Handshakes,
-    Health,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Handshakes, Health
 from conftest import typed
 from support import llama_server
 from support.verification import several, subject

@@ -6,27 +6,13 @@ from pathlib import Path
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    gguf,
-    header_summary,
-    known_answer,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
-from support.model_sources import (
-    PREFIX,
-    REPO,
-    looked_up,
-    on_huggingface,
-    play,
-    repo,
-    request_of,
-    run,
-    server,
-)
+from support.model_sources import PREFIX, REPO, looked_up, on_huggingface, play, repo, request_of, run, server
 
 MODULE = model_info
 __all__ = ["repo", "server"]

@@ -6,10 +6,7 @@ import sys
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import verify as verify_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
-    processes,
-    state,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServiceFallback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge

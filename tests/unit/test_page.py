@@ -12,9 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import report as report
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
-    html_page,
-)
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
 from conftest import typed
 from support import actions, playbook_runs
 from support.clusters import strix_halos

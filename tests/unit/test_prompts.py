@@ -5,15 +5,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
 from conftest import typed
 from support import models
-from support.clusters import (
-    CARD,
-    FORK,
-    cards_of,
-    head_with_cards,
-    model,
-    strix_halo_head,
-    strix_halos,
-)
+from support.clusters import CARD, FORK, cards_of, head_with_cards, model, strix_halo_head, strix_halos
 
 WINDOWS = {
     **{"architecture": "gemma3", "heads": 32, "kv_heads": 16, "key_dimension": 128, "value_dimension": 128},

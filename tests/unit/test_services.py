@@ -6,11 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    commands,
-    service_managers,
-    typed_json,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
