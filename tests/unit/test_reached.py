@@ -151,7 +151,8 @@ def test_addresses_are_those_that_python_reads(octets, end):
         return
     assert re.fullmatch(validation.NETWORK, text)
     many = read.ip.is_multicast or read.ip.is_reserved or read.ip in ipaddress.IPv4Network("0.0.0.0/8")
-    assert bool(re.fullmatch(validation.ONE_HOST, text)) == ("/" not in text and not many)
+    form = validation.INTERFACE if "/" in text else validation.ONE_HOST
+    assert bool(re.fullmatch(form, text)) != many
 
 
 @pytest.mark.parametrize("character", ["\ufffe", "\uffff", "\U0001fffe", "\U0010ffff", "\ufdd0", "\ud800", "\u2028"])

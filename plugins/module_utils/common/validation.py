@@ -18,18 +18,17 @@ LARGEST = 1 << 53
 """Whole numbers up to here are the same in JSON everywhere."""
 SHOWN = 60
 """Characters of a value in a message."""
-
-
 OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
 """Any IPv4 address, as ``ipaddress`` reads one."""
-INTERFACE = f"{IPV4}/(3[0-2]|[12]?[0-9])"
-"""An address with the length of its network's prefix."""
-NETWORK = f"({IPV4}|{INTERFACE})"
+PREFIX = "/(3[0-2]|[12]?[0-9])"
+NETWORK = f"{IPV4}({PREFIX})?"
 ENDPOINT = f"{IPV4}:{PORT}"
 ONE_HOST = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
 """An address that one host has: not every address, and none of many hosts."""
+INTERFACE = f"{ONE_HOST}{PREFIX}"
+"""Such an address with the length of its network's prefix."""
 
 
 def show(value: Any) -> str:
@@ -48,7 +47,7 @@ def is_plain(text: str) -> bool:
 
 
 def _is_control(character: str) -> bool:
-    """Or none at all for ever, as U+FFFE and U+FDD0, which YAML does not take."""
+    """Also of what Unicode keeps from ever being a character, like U+FFFE, which YAML does not take."""
     number = ord(character)
     return unicodedata.category(character) in CONTROL or number & 0xFFFE == 0xFFFE or 0xFDD0 <= number <= 0xFDEF
 
