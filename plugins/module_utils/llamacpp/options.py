@@ -237,15 +237,12 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
+    Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
     Option(
-        "every-output",
-        (
-            _in(MAINLINE, "--embedding --embeddings --rerank --reranking", form=SWITCH),
-            _in(IK_LLAMA, "--embedding --embeddings --reranking", form=SWITCH),
-        ),
+        "reranking",
+        (*_both("--reranking", form=SWITCH), _in(MAINLINE, "--rerank", form=SWITCH)),
         memory="every_output",
     ),
-    Option("pooling", _both("--pooling"), memory="every_output"),
     Option("full-window", (_in(MAINLINE, "--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
@@ -370,7 +367,7 @@ ALIASES = """
 -lcd --lookup-cache-dynamic, -n --predict --n-predict, -cms --checkpoint-min-step, -e --escape, -r --reverse-prompt, -sp --special, -s --seed,
 --sampler-seq --sampling-seq, --temp --temperature, --top-nsigma --top-n-sigma, --typical --typical-p, -l --logit-bias, -j --json-schema,
 -jf --json-schema-file, -bs --backend-sampling, -dt --defrag-thold, -cb --cont-batching -nocb, --mmproj-auto --no-mmproj, -mg --main-gpu,
--fitt --fit-target, -fitc --fit-ctx, -ag --agent -no-ag, --embedding --embeddings, --rerank --reranking, -rea --reasoning,
+-fitt --fit-target, -fitc --fit-ctx, -ag --agent -no-ag, -rea --reasoning,
 -sps --slot-prompt-similarity, -v --verbose --log-verbose, --spec-draft-threads -td --threads-draft, --spec-draft-threads-batch -tbd --threads-batch-draft,
 --spec-draft-cpu-mask -Cd --cpu-mask-draft, --spec-draft-cpu-range -Crd --cpu-range-draft, --spec-draft-cpu-strict --cpu-strict-draft,
 --spec-draft-prio --prio-draft, --spec-draft-poll --poll-draft, --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft,

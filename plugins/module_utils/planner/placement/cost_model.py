@@ -363,12 +363,6 @@ def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> fl
 
 COPY_S_PER_GB = 0.3
 """Seconds that llama-server takes to fetch a GB of the cache from a device, besides the link (docs/performance.md)."""
-
-
-def fetch_s_per_gb(link: Link | None) -> float:
-    return COPY_S_PER_GB + (8 / link.gbit if link else 0.0)
-
-
 DISK_GB_PER_S = 0.8
 """A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
 SEND_S_PER_GB = {False: 3.1, True: 0.75}

@@ -266,10 +266,9 @@ def _checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) ->
         return 0.0
     cells = min(tokens, kv_cache.window_size(summary) or 1)
     sizes = kv_cache.sizes(summary, settings._replace(context=cells, parallel=1), case.release.build)[0]
-    each: dict[str, int] = {}
-    for buffer, size, counts in zip(case.placed.buffer_of_layers(), sizes, kept):
-        each[buffer] = each.get(buffer, 0) + size * counts
-    fetched = sum(each.get(work.device, 0) * cost_model.fetch_s_per_gb(work.link) for work in works) / 1e6
+    s_per_gb = {work.device: cost_model.COPY_S_PER_GB + (8 / work.link.gbit if work.link else 0) for work in works}
+    layers = zip(case.placed.buffer_of_layers(), sizes, kept)
+    fetched = sum(size * s_per_gb.get(buffer, 0) for buffer, size, counts in layers if counts) / 1e6
     return cost_model.token_ms(works) + fetched * (1 + (tokens > settings.tokens))
 
 
