@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from conftest import ROOT
 
 MANAGER = """
@@ -45,7 +46,7 @@ def install(tmp_path):
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
                 "ansible_package_use": "ansible.legacy.manager",
-                "__llama_host_facts": {"distribution": {"family": family}},
+                "__llama_host_facts": {"distribution": {"family": family}, "prefix": str(tmp_path / "prefix")},
                 "__llama_host_lacking": lacking,
                 "__llama_host_optional": optional,
             },
@@ -73,6 +74,8 @@ def test_what_is_lacking_is_installed(install, tmp_path, optional):
     assert result.returncode == 0, result.stdout
     assert sorted(json.loads((tmp_path / "installed").read_text())) == ["cmake", "g++"]
     assert "goes on without" not in result.stdout
+    assert sorted((tmp_path / "prefix" / names.PACKAGES).read_text().split()) == ["cmake", "g++"], "for a teardown"
+    assert (tmp_path / "prefix" / names.FOLDER_MARK).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -116,4 +119,5 @@ def test_without_a_network_what_is_optional_is_gone_on_without_a_scare(install, 
         in result.stdout
     )
     assert '"msg": "and goes on"' in result.stdout
+    assert not (tmp_path / "prefix").exists()
     assert not any(word in result.stdout + result.stderr for word in ("ERROR", "fatal", "FAILED"))

@@ -195,6 +195,18 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     ]
 
 
+def test_packages_that_runs_installed_stay_and_are_named(tmp_path, remove):
+    prefix = tmp_path / "llamacpp"
+    (prefix / names.FOLDER_MARK).mkdir(parents=True)
+    (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
+    said = (
+        "Packages that site.yml installed on here stay, with accounts and folders of their own, \\x1b, ccache, stunnel4: "
+        "remove by hand what nothing else uses."
+    )
+    assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
+    assert not prefix.exists()
+
+
 def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     for name in ("models", *names.INSTALLED[:-1]):
         (tmp_path / "prefix" / name).mkdir(parents=True)

@@ -33,6 +33,8 @@ NOT_OURS = ", which this collection did not make: move it away or rename it, and
 """What is said of what somebody else has under one of our names."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
+PACKAGES = "packages"
+"""File below the prefix with the distribution's packages that runs have installed, a line each."""
 CACHED_FACTS = "facts.json"
 """File below the prefix of the head with the facts from which the last plan was made."""
 CLUSTER_LOCK = "cluster.lock"
@@ -86,6 +88,7 @@ INSTALLED = (
     "venv",
     "links",
     "lingering",
+    PACKAGES,
     CACHED_FACTS,
     MEASURED_SPEED,
     VERIFIED,

@@ -36,14 +36,23 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
         return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
+    packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
     beside = _take_metrics_back(place, check)
     for steps in [] if check else installed:
         _remove(prefix.joinpath(*steps))
     if not rest and not check:
         with suppress(OSError):  # a link, or a disk is mounted there
             os.rmdir(prefix)
-    left = f"{prefix} on {name} stays with {', '.join(map(validation.printable, rest))}: remove by hand what nothing else uses."
-    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], [left] if rest else []
+    stay = {
+        f"{prefix} on {name} stays with": rest,
+        f"Packages that site.yml installed on {name} stay, with accounts and folders of their own,": packages,
+    }
+    left = [
+        f"{what} {', '.join(map(validation.printable, those))}: remove by hand what nothing else uses."
+        for what, those in stay.items()
+        if those
+    ]
+    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], left
 
 
 def _remove(path: Path) -> None:
