@@ -60,6 +60,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
     "architecture-unknown": {"who": "build *build*"},
+    "user-scope": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }

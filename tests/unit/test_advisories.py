@@ -96,6 +96,9 @@ def through_a_tunnel(cluster):
     return cluster
 
 
+USER = {"scope": "user", "service_manager": "systemd_user"}
+
+
 def with_unknown_variables(cluster, meant="llama_backend"):
     for host in cluster.hosts.values():
         host["unknown_variables"] = {} if meant is None else {"llama_backends": meant}
@@ -146,7 +149,7 @@ CASES = [
     ),
     (
         "unprotected-worker",
-        lambda: cluster_of(facts={"scope": "user", "service_manager": "systemd_user"}, workers=1),
+        lambda: cluster_of(facts=USER, workers=1, llama_host_scope="user"),
         {"set llama_host_scope of {hosts}": being(scope="system", service_manager="systemd", units_filter=True)},
         ["systemd_user does not filter addresses", "llama_host_scope of worker1"],
     ),
@@ -229,8 +232,8 @@ CASES = [
     (
         "graphics-memory-limit",
         lambda: with_model(
-            cluster_of(1, {**strix_halo(63488), "scope": "user", "service_manager": "systemd_user"}),
-            accepted=("slower-than-one-host", "unprotected-worker"),
+            cluster_of(1, {**strix_halo(63488), **USER}),
+            accepted=("slower-than-one-host", "unprotected-worker", "user-scope"),
             **model(100),
         ),
         {"boot {hosts} with the": lends_all},
@@ -241,6 +244,17 @@ CASES = [
         lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": "6.17.12-300.fc43.x86_64"})),
         {"install kernel {first} or": being("worker1", kernel="6.18.4")},
         ["worker1 (6.17.12-300.fc43.x86_64)", "6.18.4"],
+    ),
+    (
+        "user-scope",
+        lambda: with_model(cluster_of(1, USER), accepted=("slower-than-one-host", "unprotected-worker"), **model(1)),
+        {
+            "set llama_host_scope to system": being("worker1", scope="system", service_manager="systemd"),
+            "set llama_host_scope to user": setting("worker1", llama_host_scope="user"),
+        },
+        [
+            "On worker1 all is installed for the connecting user alone: this run may not use sudo there without a password."
+        ],
     ),
     (
         "external-worker",

@@ -78,6 +78,8 @@ class Host(NamedTuple):
     """``llama_transport`` of its workers. On the head, whether it has ends of tunnels."""
     rdma: bool = False
     """Whether it reaches workers, or its own are reached, by RDMA."""
+    scope: str = "auto"
+    """``llama_host_scope``, as it is asked for."""
 
 
 class Server(NamedTuple):

@@ -18,6 +18,11 @@ STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 
 
+def user_scope(context: AdvisoryContext) -> Cases:
+    hosts = context.cluster.hosts.items()
+    return [(name, {}) for name, host in hosts if (host.scope, host.facts.scope) == ("auto", "user")]
+
+
 def unused_accelerators(context: AdvisoryContext) -> Cases:
     """Hosts with the same builds, and devices for the same backends, share their remedies."""
     cases: Cases = []

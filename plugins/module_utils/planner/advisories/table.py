@@ -176,6 +176,17 @@ ADVISORIES = (
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
+        "user-scope",
+        "warning",
+        hardware.user_scope,
+        "On {where} all is installed for the connecting user alone: this run may not use sudo there without a password.",
+        (
+            "set llama_host_scope to system, and run the playbook with --ask-become-pass",
+            "set llama_host_scope to user where that is meant",
+        ),
+        "docs/operating.md",
+    ),
+    Advisory(
         "accelerator-unused",
         "warning",
         hardware.unused_accelerators,

@@ -188,8 +188,8 @@ def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[
         raise Refusal(f"{lacks}: run brew install {' '.join(sorted(of_missing))} there, then run the playbook again")
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{lacks}, and this run has no root access there (llama_host_scope is user): let an administrator install {', '.join(of_missing)}, then run the "
-            "playbook again"
+            f"{lacks}, and this run has no root access there: set llama_host_scope to system and run the playbook with --ask-become-pass, or let an "
+            f"administrator install {', '.join(of_missing)}, then run it again"
         )
     return {tool: packages[tool] for tool in needs.wanted if tool in packages}
 

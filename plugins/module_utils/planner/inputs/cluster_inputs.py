@@ -232,6 +232,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         unknown_variables=dict(given["unknown_variables"]),
         metrics=_metrics(name, variables),
         transport=variables["llama_transport"],
+        scope=variables["llama_host_scope"],
     )
 
 
