@@ -258,8 +258,3 @@ def test_a_summary_of_a_projector_that_cannot_be():
     assert (
         f"not as this version of the collection reads it ({said})" in with_both(cards_of(10), mmproj=summary).reason()
     )
-
-
-def test_an_auxiliary_summary_that_is_none():
-    for given, said in (([], "it is a list"), (PROJECTOR, "layers is missing")):
-        assert model_source.report_of({"auxiliary": {"draft": given}}).problem == said

@@ -224,6 +224,11 @@ def test_words_that_belong_to_options(local):
         ({"llama_server_parallel": 5000}, "llama_server_parallel is 5000: use 1024 or less"),
         ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
+        ({"llama_server_fallback": True, "llama_server_fallback_after": 0}, "llama_server_fallback_after is 0"),
+        (
+            {"llama_server_fallback": True, "llama_server_fallback_after": 10**7},
+            "llama_server_fallback_after is 10000000",
+        ),
         ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),

@@ -193,12 +193,6 @@ def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
     assert set(wanted["hosts"]["head"]["services"][-1]["devices"]) > set(devices)
 
 
-@pytest.mark.parametrize("seconds", [0, 10**7])
-def test_seconds_that_cannot_be(pair, seconds):
-    pair.hosts["head"]["variables"].update(llama_server_fallback=True, llama_server_fallback_after=seconds)
-    assert f"llama_server_fallback_after is {seconds}" in pair.reason()
-
-
 def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     plan = pair.plan()
     part = plan_text.plan_parts(typed(plan))["While a worker is away"]

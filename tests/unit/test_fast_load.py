@@ -5,14 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
-from conftest import CATALOGUE, RELEASE
+from conftest import RELEASE
 
 IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4840}
 BINARY = {"source": "binary", "path": "/b.tar.gz", "checksum": "sha256:" + "b" * 64, "build": 11063}
@@ -71,12 +69,6 @@ def test_releases_without_a_patch_are_refused_with_what_to_do(local, release, sa
     assert "remove llama_build_fast_load, or use a release with RPC protocol 7.0.0" in reason
 
 
-def test_hosts_that_differ_are_refused(pair):
-    pair.hosts["worker1"]["variables"]["llama_build_fast_load"] = True
-    with pytest.raises(Refusal, match="llama_build_fast_load of worker1 differs from that of the head"):
-        release_variables(cluster_inputs.read("llama_cluster", pair.hosts), CATALOGUE)
-
-
 @pytest.mark.parametrize("value", [True, {}, "x"])
 def test_an_operator_cannot_ask_for_it_in_the_release(local, value):
     release = {**local.hosts["here"]["variables"]["llama_release"], "fast_load": value}
@@ -87,14 +79,6 @@ def test_an_operator_cannot_ask_for_it_in_the_release(local, value):
 def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
     assert "llama_release is 'newest', which is not a valid form" in asked(local, llama_release="newest").reason()
     assert "llama_release is {'path': '/x'}, which" in asked(local, llama_release={"path": "/x"}).reason()
-
-
-def test_programs_with_and_without_it_are_not_of_the_same_source():
-    request = release_request.request_of(RELEASE)
-    plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
-    assert fast.loads_fast
-    assert not plain.loads_fast
-    assert not releases.same_source(plain, fast)
 
 
 def test_loads_are_predicted_as_they_were_measured():

@@ -145,9 +145,10 @@ def test_an_address_that_no_other_host_reaches(pair, name, address, said):
     assert f"ansible_host of {name} is '{address}'{said}" in pair.reason()
 
 
-def test_a_release_of_one_host_alone_is_refused(pair):
-    pair.hosts["worker1"]["variables"]["llama_release"] = "b8700"
-    with pytest.raises(Refusal, match="llama_release of worker1 differs from that of the head head"):
+@pytest.mark.parametrize("variable, value", [("llama_release", "b8700"), ("llama_build_fast_load", True)])
+def test_a_release_of_one_host_alone_is_refused(pair, variable, value):
+    pair.hosts["worker1"]["variables"][variable] = value
+    with pytest.raises(Refusal, match=f"{variable} of worker1 differs from that of the head head"):
         release_variables(entry.read("test", pair.hosts), CATALOGUE)
 
 
@@ -351,11 +352,6 @@ def test_a_host_that_cannot_build_or_start_services(local, facts, said):
 def test_a_compiler_that_is_new_enough(local, version):
     local.hosts["here"]["facts"]["toolchain"]["c++"] = version
     assert not local.plan()["refused"]
-
-
-def test_a_host_of_which_nothing_is_known(pair):
-    pair.hosts["worker2"]["facts"] = None
-    assert "worker2" in pair.reason()
 
 
 def test_two_hosts_with_one_address(pair):
