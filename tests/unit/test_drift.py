@@ -184,7 +184,7 @@ def test_the_known_answer_model_is_compared_by_its_size_and_time(planned):
 def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=False):
     """The host with systemd, and with a firewall, links or kernel parameters that differ."""
     planned.change(service_manager="systemd", links=(LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True),))
-    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: firewall)
+    monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: firewall)
     monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
     monkeypatch.setattr(state.kernel_parameters, "differ", lambda _parameters, _system: tuned)
 
@@ -298,7 +298,7 @@ def test_every_kind_of_difference_is_found():
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
-    monkeypatch.setattr(state.firewalls, "differs", lambda manager, rules, system: False)
+    monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: False)
     monkeypatch.setattr(state.configuration, "_of_links", lambda *_arguments: ["eth0 carries the connection"])
     with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()

@@ -117,7 +117,6 @@ NONE = [
     "999.1.1.1",
     "01.2.3.4",
     "1.2.3",
-    "1.2.3.4\n",
     "::1",
 ]
 
@@ -130,7 +129,7 @@ def test_what_a_host_says_is_an_address_of_one_host(pair, address):
             facts.facts_of({**pair.hosts["worker1"]["facts"], **said})
 
 
-@pytest.mark.parametrize("address", [one for one in NONE if one not in ("1.2.3.4/24", "1.2.3.4\n")])
+@pytest.mark.parametrize("address", [NONE[0], *NONE[2:]])
 def test_no_operators_address_of_many_or_no_hosts_gets_into_a_plan(pair, address):
     pair.hosts["worker1"].update(ansible_host=address)
     assert f"ansible_host of worker1 is '{address}'" in pair.reason()
