@@ -56,7 +56,7 @@ from typing import NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import applying, configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
@@ -72,7 +72,7 @@ def main():
     system, check = System(), module.check_mode
     lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.reported(module), lock:
-        before, after = configuration.apply(arguments.links, check, system)
+        before, after = applying.apply(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
     module.exit_json(
         changed=before != after,

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import CommandError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import applying, configuration, inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import link as link_module
@@ -109,7 +109,7 @@ class Machine:
 
     def apply(self, *wanted, check=False):
         self.commands.clear()
-        return configuration.apply(list(wanted), check, self.system)
+        return applying.apply(list(wanted), check, self.system)
 
     def differs(self, *wanted):
         return configuration.differs(list(wanted), self.system)
@@ -140,8 +140,8 @@ MANAGERS = ["networkd", "NetworkManager"]
 def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(commands, "find", lambda program: None)
-    monkeypatch.setattr(configuration, "CONFIGURE_SECONDS", 0.1)
-    monkeypatch.setattr(configuration, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(applying, "CONFIGURE_SECONDS", 0.1)
+    monkeypatch.setattr(applying, "POLL_SECONDS", 0.001)
     return Machine(tmp_path)
 
 
@@ -385,5 +385,5 @@ def test_the_module_takes_the_links_of_a_plan(monkeypatch, call):
     given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
     cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
     links = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
-    monkeypatch.setattr(configuration, "apply", lambda wanted, _check, _system: ("", repr(wanted)))
+    monkeypatch.setattr(applying, "apply", lambda wanted, _check, _system: ("", repr(wanted)))
     assert call(module=link_module, links=links)["changed"]

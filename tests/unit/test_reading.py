@@ -42,7 +42,7 @@ firewall/rules.foreign_names firewall/steps.steps_of host/cache_prefill._give ho
 host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.remove host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.look_at
-launcher/server.keys_of links/configuration._is_unplugged links/configuration._matching links/inspection._interfaces links/inspection._number
+launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
 links/inspection._protected model/gguf.File.__init__ model/known_answer_file.write models/download._complete models/download._problem_of
 models/download._write_record models/web.answer status/host_report.read verify/evidence._asked_again verify/server_client.Client.__init__
 verify/server_client.first_key

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import (
     NETWORK_MANAGER,
@@ -27,16 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-CONFIGURE_SECONDS = 15
-"""How long an interface may take until it has what its file says."""
-POLL_SECONDS = 0.3
 FILES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
 """Manager → its file for an interface."""
-MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
-STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 MARK = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
 START = """# Written by llamacpp.cluster, which overwrites what is changed here.
 # link {interface} {address}
@@ -78,8 +73,43 @@ never-default=true
 }
 
 
+class Comparison(NamedTuple):
+    """What a host has of its managed links, and what it is to have."""
+
+    manager: str
+    former: Mapping[str, str]
+    """interface → address, of files that are there"""
+    files: Mapping[str, str]
+    """path → text"""
+    planned: Mapping[LinkPlan, tuple[str, str]]
+    """path and text of the file of each link"""
+    lines: Sequence[str]
+    """what each interface has"""
+
+    @property
+    def goals(self) -> list[str]:
+        return [_line(link) for link in self.planned]
+
+    def shown(self) -> tuple[str, str]:
+        """Files and interfaces before and after, as text."""
+        return _text(self.files, self.lines), _text(dict(self.planned.values()), self.goals)
+
+
 def managed(links: Sequence[LinkPlan]) -> list[LinkPlan]:
     return [link for link in links if link.manage]
+
+
+def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
+    """:raises Refusal: the links must not be configured."""
+    wanted, found, old = managed(links), inspection.inspect(system), _installed(system)
+    former = {name: address for text in old.values() for name, address in MARK.findall(text)}
+    refusals = [*_of_leaving(wanted, former, found), *_of_links(wanted, former, found, system)]
+    if refusals:
+        raise Refusal(" ".join(refusals))
+    manager = str(found.manager)
+    return Comparison(
+        manager, former, old, {link: _planned(link, manager) for link in wanted}, live(wanted, found, system)
+    )
 
 
 def differs(links: Sequence[LinkPlan], system: System) -> bool:
@@ -89,49 +119,8 @@ def differs(links: Sequence[LinkPlan], system: System) -> bool:
     """
     if not managed(links) and not _installed(system):
         return False
-    before, after = apply(links, True, system)
+    before, after = compare(links, system).shown()
     return before != after
-
-
-def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
-    """Gives the managed links their addresses and takes back what no link wants any more.
-
-    :param check: change nothing.
-    :returns: files and interfaces before and after, as text.
-    :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
-    """
-    wanted, found, old = managed(links), inspection.inspect(system), _installed(system)
-    former = {name: address for text in old.values() for name, address in MARK.findall(text)}
-    refusals = [*_of_leaving(wanted, former, found), *_of_links(wanted, former, found, system)]
-    if refusals:
-        raise Refusal(" ".join(refusals))
-    manager = str(found.manager)
-    files = {link: _planned(link, manager) for link in wanted}
-    new, lines, goals = dict(files.values()), _live(wanted, found, system), [_line(link) for link in wanted]
-    before, after = _text(old, lines), _text(new, goals)
-    if check or before == after:
-        return before, after
-    for path in set(old) - set(new):
-        system.path(path).unlink()
-    for path, text in new.items():
-        system.path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(system.path(path), text, MODES[manager])
-    changed = [
-        link
-        for link, line, goal in zip(wanted, lines, goals)
-        if line != goal or old.get(files[link][0]) != files[link][1]
-    ]
-    _reload(found.manager, changed, system)
-    _take_back({name: address for name, address in former.items() if (name, address) not in _ends(wanted)}, system)
-    end = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := _live(wanted, inspection.inspect(system), system)) != goals:
-        if time.monotonic() > end:
-            raise Refusal(
-                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[manager]}`, whether another file "
-                "configures the interface, and whether it supports that MTU."
-            )
-        time.sleep(POLL_SECONDS)
-    return before, after
 
 
 def foreign_files(system: System) -> list[str]:
@@ -164,54 +153,29 @@ def _planned(link: LinkPlan, manager: str) -> tuple[str, str]:
     return _path(link, manager), text
 
 
-def _ends(links: Sequence[LinkPlan]) -> set[tuple[str, str]]:
-    return {(str(link.interface), link.address) for link in links}
-
-
 def _line(link: LinkPlan, has: inspection.Interface | None = None) -> str:
     """What an interface has; without it, what it is to have."""
     addresses, mtu = (has.addresses, has.mtu) if has else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
-def _live(links: Sequence[LinkPlan], found: Inspection, system: System) -> list[str]:
+def live(links: Sequence[LinkPlan], found: Inspection, system: System) -> list[str]:
     lines = []
     for link in links:
         has = found.interfaces[str(link.interface)]
         good = link.address in has.addresses and link.mtu in (None, has.mtu)
         # NetworkManager gives the address as soon as the other end is connected.
-        waits = found.manager == NETWORK_MANAGER and _is_unplugged(link, system)
+        waits = found.manager == NETWORK_MANAGER and is_unplugged(link, system)
         lines.append(_line(link, None if good or waits else has))
     return lines
 
 
-def _is_unplugged(link: LinkPlan, system: System) -> bool:
+def is_unplugged(link: LinkPlan, system: System) -> bool:
     return text_of(of_interface(str(link.interface), system) / "carrier").strip() == "0"
 
 
 def _text(files: Mapping[str, str], lines: Sequence[str]) -> str:
     return "".join([*(f"{line}\n" for line in lines), *(f"--- {path}\n{files[path]}" for path in sorted(files))])
-
-
-def _reload(manager: str | None, links: Sequence[LinkPlan], system: System) -> None:
-    """Lets the manager read its files and bring up these interfaces, with NetworkManager where the other end is connected."""
-    if manager == NETWORK_MANAGER:
-        system.run(["nmcli", "connection", "reload"])
-        for link in links:
-            if not _is_unplugged(link, system):
-                up = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
-                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up])
-    if manager == NETWORKD:
-        system.run(["networkctl", "reload"])
-        for link in links:
-            system.run(["networkctl", "reconfigure", str(link.interface)])
-
-
-def _take_back(former: Mapping[str, str], system: System) -> None:
-    """Takes away addresses that the manager left. An MTU stays until the next boot."""
-    for name, interface in inspection.inspect(system).interfaces.items():
-        if former.get(name) in interface.addresses:
-            system.output("ip", "address", "del", former[name], "dev", name)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -1,0 +1,83 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Gives managed links their files and addresses, and takes back what no link wants any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.configuration import (
+    compare,
+    is_unplugged,
+    live,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import NETWORK_MANAGER, NETWORKD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+
+CONFIGURE_SECONDS = 15
+"""How long an interface may take until it has what its file says."""
+POLL_SECONDS = 0.3
+MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
+STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
+
+
+def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
+    """
+    :param check: change nothing.
+    :returns: files and interfaces before and after, as text.
+    :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
+    """
+    found = compare(links, system)
+    before, after = found.shown()
+    if check or before == after:
+        return before, after
+    wanted, new, goals = [*found.planned], dict(found.planned.values()), found.goals
+    for path in set(found.files) - set(new):
+        system.path(path).unlink()
+    for path, text in new.items():
+        system.path(path).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(system.path(path), text, MODES[found.manager])
+    changed = [
+        link
+        for (link, (path, text)), line, goal in zip(found.planned.items(), found.lines, goals)
+        if line != goal or found.files.get(path) != text
+    ]
+    _reload(found.manager, changed, system)
+    ends = {(str(link.interface), link.address) for link in wanted}
+    _take_back({name: address for name, address in found.former.items() if (name, address) not in ends}, system)
+    end = time.monotonic() + CONFIGURE_SECONDS
+    while (lines := live(wanted, inspection.inspect(system), system)) != goals:
+        if time.monotonic() > end:
+            raise Refusal(
+                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[found.manager]}`, whether another file "
+                "configures the interface, and whether it supports that MTU."
+            )
+        time.sleep(POLL_SECONDS)
+    return before, after
+
+
+def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
+    """Lets the manager read its files and bring up these interfaces, with NetworkManager where the other end is connected."""
+    if manager == NETWORK_MANAGER:
+        system.run(["nmcli", "connection", "reload"])
+        for link in links:
+            if not is_unplugged(link, system):
+                up = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
+                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up])
+    if manager == NETWORKD:
+        system.run(["networkctl", "reload"])
+        for link in links:
+            system.run(["networkctl", "reconfigure", str(link.interface)])
+
+
+def _take_back(former: Mapping[str, str], system: System) -> None:
+    """Takes away addresses that the manager left. An MTU stays until the next boot."""
+    for name, interface in inspection.inspect(system).interfaces.items():
+        if former.get(name) in interface.addresses:
+            system.output("ip", "address", "del", former[name], "dev", name)
