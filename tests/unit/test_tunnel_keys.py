@@ -42,24 +42,18 @@ def test_what_another_account_could_read_or_write_is_no_key(tmp_path):
     assert tunnel_keys.identities(path, None) == (NEW_ID, OLD_ID)
 
 
-@pytest.mark.parametrize("form", ["line of a secret", "", "0" * 16 + ":" + "0" * 63, tunnel_keys.line_of(OLD).upper()])
-def test_what_has_not_the_form_of_a_key_is_none_and_is_not_kept(tmp_path, form):
-    path = tmp_path / "192.0.2.11"
-    path.write_text(form + "\n")
-    path.chmod(0o600)
+@pytest.mark.parametrize("form", ["line of a secret", f"{OLD_ID}:{OLD[1:]}", f"{OLD_ID}:{OLD}".upper(), "link", "pipe"])
+def test_what_is_no_key_is_neither_read_nor_followed_nor_kept(tmp_path, form):
+    secret, path = tmp_path / "secret", tmp_path / "192.0.2.11"
+    for place, text in ((secret, tunnel_keys.line_of(OLD)), (path, form + "\n")):
+        place.write_text(text)
+        place.chmod(0o600)
+    if form in ("link", "pipe"):
+        path.unlink()
+        path.symlink_to(secret) if form == "link" else os.mkfifo(path, 0o600)
+    assert tunnel_keys.identities(path, None) == ()
     tunnel_keys.add(path, NEW, None, True, check=False)
     assert path.read_text() == tunnel_keys.line_of(NEW)
-
-
-def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path):
-    secret, path = tmp_path / "secret", tmp_path / "192.0.2.11"
-    tunnel_keys.add(secret, OLD, None, False, check=False)
-    for place in (lambda: path.symlink_to(secret), lambda: os.mkfifo(path, 0o600)):
-        place()
-        assert tunnel_keys.identities(path, None) == ()
-        tunnel_keys.add(path, NEW, None, True, check=False)
-        assert path.read_text() == tunnel_keys.line_of(NEW)
-        path.unlink()
     assert secret.read_text() == tunnel_keys.line_of(OLD)
 
 
