@@ -243,7 +243,7 @@ def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
 def test_a_launcher_shows_it_by_the_names_of_its_host(exported):
     extra, port = exported.describe("llamacpp-server", kind="head", planned={"m": {}}), free_port()
     exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"])
-    exported.when("state", 1, state="serving")
+    until(lambda: fetched(port)[0])
     own = ["here", socket.gethostname(), f"127.0.0.1:{port}"]
     assert [fetched(port, host=host)[0] for host in [*own, "evil.example"]] == [200, 200, 200, 421]
 
