@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED, Request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 REPETITIONS = 5
-FILES = "benchmark-"
-"""How the names of files begin in which programs write."""
 SAME_VALUES = {
     "-rpc": "rpc",
     "-ngl": "gpu-layers",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.command_line import FILES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.command_line import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import (
+    FILES,
     Program,
     Result,
     Row,

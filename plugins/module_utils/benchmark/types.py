@@ -7,6 +7,9 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
 
+FILES = "benchmark-"
+"""How the names of files begin in which programs write."""
+
 SCHEMA = 1
 SLOWEST, FASTEST = 1e-4, 10**9
 """Tokens per second."""
