@@ -100,7 +100,7 @@ unit-long: dev ## Run the unit tests that start programs or wait for something
 	@$(PYTEST_UNIT) -m programs
 
 integration: dev ## Run the playbooks on real llama.cpp
-	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 --numprocesses 3 --dist loadfile --durations 30 -m "$(TESTS)" --deselect tests/integration/test_demo.py tests/integration
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 30 -m "$(TESTS)" --deselect tests/integration/test_demo.py tests/integration
 
 molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
