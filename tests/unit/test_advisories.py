@@ -1,5 +1,7 @@
 """Every advisory is met where it must be, says what to do, and is silent once that was done and on healthy plans."""
 
+from functools import partial
+
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import Cluster, known_answer_of
@@ -103,10 +105,6 @@ def with_unknown_variables(cluster, meant="llama_backend"):
     for host in cluster.hosts.values():
         host["unknown_variables"] = {} if meant is None else {"llama_backends": meant}
     return cluster
-
-
-def knows_all(cluster):
-    with_unknown_variables(cluster, None)
 
 
 ALL_QUANTS_OFF = {"GGML_CUDA_FA_ALL_QUANTS": "OFF"}
@@ -316,15 +314,15 @@ CASES = [
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1)),
         {
-            "rename {variable} to {similar}": knows_all,
-            "use a name from": knows_all,
+            "rename {variable} to {similar}": partial(with_unknown_variables, meant=None),
+            "use a name from": partial(with_unknown_variables, meant=None),
         },
         ["llama_backends is set for head, worker1", "llama_backends to llama_backend"],
     ),
     (
         "variable-unknown",
         lambda: with_unknown_variables(cluster_of(1), ""),
-        {"use a name from": knows_all},
+        {"use a name from": partial(with_unknown_variables, meant=None)},
         ["Similar name: none."],
     ),
     (

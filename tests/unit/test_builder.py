@@ -214,18 +214,6 @@ def command_of(pid):
         return ["ended"]
 
 
-def test_a_lock_that_another_process_keeps_names_it(tmp_path, tree, monkeypatch):
-    one = builder_of(tmp_path, pack(tree, tmp_path))
-    one.log.parent.mkdir(parents=True)
-    monkeypatch.setattr(builder, "LOCK_SECONDS", 0.2)
-    with (
-        locks.hold(store.lock_path(one.cache)),
-        pytest.raises(Refusal, match=rf"^process {os.getpid()} on this host holds .* for more than 0.2 s: wait"),
-    ):
-        one.install()
-    assert one.install().id == "tiny-cpu-0123abcd"
-
-
 @pytest.fixture
 def public():
     """A folder that every account may enter; each start of pytest closes those that it makes itself."""

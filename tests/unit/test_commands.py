@@ -13,10 +13,6 @@ def identity():
     return os.getuid(), os.getgroups()
 
 
-def end():
-    os._exit(1)
-
-
 class Pickled:
     """What root would run, if it took a pickle for an answer."""
 
@@ -38,7 +34,7 @@ def test_root_works_as_another_account():
     with pytest.raises(Refusal, match="the account no-such-account is missing"):
         accounts.work_as("no-such-account", identity)
     with pytest.raises(Refusal, match="the process that works as nobody has ended"):
-        accounts.work_as("nobody", end)
+        accounts.work_as("nobody", lambda: os._exit(1))
     with pytest.raises(Refusal, match="the process that works as nobody has ended"):
         accounts.work_as("nobody", Pickled)
 

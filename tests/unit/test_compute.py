@@ -65,33 +65,26 @@ def test_the_buffers_of_the_field_notes_are_within_the_bound():
 
 
 @pytest.mark.parametrize(
-    "summary, wanted, expected",
+    "summary, wanted, more, expected",
     [
-        (model(), "on", True),
-        (model(), "off", False),
-        (model(), None, True),
-        (model(), "auto", True),
-        (model(key_dimension=192, value_dimension=192), None, False),
-        (model(key_dimension=192, value_dimension=128), None, False),
-        (model("deepseek2", **MLA), "auto", True),
-        (model("deepseek2", **MLA), "on", True),
-        (model("grok"), "on", False),
+        (model(), "on", {}, True),
+        (model(), "off", {}, False),
+        (model(), None, {}, True),
+        (model(), "auto", {}, True),
+        (model(), "auto", {"type_k": "q8_0"}, False),
+        (model(), "on", {"type_k": "q8_0"}, True),
+        (model(key_dimension=192, value_dimension=192), None, {}, False),
+        (model(key_dimension=192, value_dimension=128), None, {}, False),
+        (model("deepseek2", **MLA), "auto", {}, True),
+        (model("deepseek2", **MLA), "on", {}, True),
+        (model("deepseek2", **MLA), None, FORK, True),
+        (model("grok"), "on", {}, False),
     ],
 )
-def test_flash_attention_counts_where_it_is_sure(summary, wanted, expected):
-    """Where nothing is said, newer builds use it if the backend can; each can for the usual sizes of heads."""
-    settings = kv_cache.Settings(4096, flash_attention=wanted)
+def test_flash_attention_counts_where_it_is_sure(summary, wanted, more, expected):
+    """Where nothing is said, newer builds use it if the backend can; each can for the usual sizes of heads, and of types that are the same."""
+    settings = kv_cache.Settings(4096, flash_attention=wanted, **more)
     assert compute_buffers.uses_flash(summary, settings) is expected
-
-
-def test_types_of_keys_and_values_that_differ_are_not_sure_of_flash_attention():
-    for wanted, expected in (("auto", False), ("on", True)):
-        settings = kv_cache.Settings(4096, type_k="q8_0", flash_attention=wanted)
-        assert compute_buffers.uses_flash(model(), settings) is expected
-
-
-def test_flash_attention_is_the_default_of_ik_llama():
-    assert compute_buffers.uses_flash(model("deepseek2", **MLA), kv_cache.Settings(4096, **FORK))
 
 
 def test_ik_llama_computes_scores_in_pieces_of_its_attention_batch():

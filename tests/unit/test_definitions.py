@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import definition
+from support.clusters import accelerator
 
 
 def environment_of_supervisor(line):
@@ -89,16 +90,20 @@ def test_systemd_itself_reads_every_character_of_a_path(tmp_path):
         assert ("x.service" not in checked.stderr) is found, checked.stderr
 
 
+DEVICES = {
+    "cpu": [],
+    "hip": [accelerator("hip", "x", "gfx1151", 9999)],
+    "cuda": [accelerator("cuda", "x", "8.6", 9999)],
+}
+DEVICES.update({backend: [accelerator(backend, "x", "", 9999)] for backend in ("vulkan", "sycl")})
+
+
 @pytest.mark.parametrize(
     "facts, lines, others",
     [
         ({}, ["PrivateDevices=true", "MemoryDenyWriteExecute=true", "User=llamacpp"], ["DeviceAllow"]),
         (
-            {
-                "accelerators": [
-                    {"backend": "hip", "name": "x", "architecture": "gfx1151", "memory_mib": 9999, "unified": False}
-                ]
-            },
+            {"accelerators": DEVICES["hip"]},
             ["DevicePolicy=closed", "DeviceAllow=/dev/kfd rw", "DeviceAllow=char-drm rw"],
             ["PrivateDevices", "MemoryDenyWriteExecute"],
         ),
@@ -204,13 +209,6 @@ def test_who_may_reach_the_head_is_a_network(pair, value):
 
 WORST_EXPOSURE = 16
 """As systemd-analyze security --threshold takes it: 1.6. 0.2 of it is pidfd_getfd, see docs/security.md."""
-DEVICES = {
-    "cpu": [],
-    "hip": [{"backend": "hip", "name": "x", "architecture": "gfx1151", "memory_mib": 9999, "unified": False}],
-    "cuda": [{"backend": "cuda", "name": "x", "architecture": "8.6", "memory_mib": 9999, "unified": False}],
-    "vulkan": [{"backend": "vulkan", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}],
-    "sycl": [{"backend": "sycl", "name": "x", "architecture": "", "memory_mib": 9999, "unified": False}],
-}
 
 
 def exposed(text, name, folder, worst=WORST_EXPOSURE):

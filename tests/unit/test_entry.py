@@ -41,24 +41,6 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
         assert character not in reason
 
 
-@pytest.mark.parametrize(
-    "variable, value, said",
-    [
-        ("llama_server_environment", {"A\x1b": 1}, r"llama_server_environment has the name 'A\x1b': use letters"),
-        ("llama_build_cmake_options", {"A\r": 1}, r"llama_build_cmake_options has the name 'A\r': use letters"),
-        ("llama_release", {None: 1}, "llama_release has the name 'None': use letters"),
-        ("llama_build_cmake_options", {1: 2}, "llama_build_cmake_options has the name '1': use letters"),
-        ("llama_release", {"source": "pypi", "version": datetime.date(2026, 1, 2)}, "llama_release.version is a date"),
-        ("llama_model_gguf_summary", {"context": 10**5000}, "llama_model_gguf_summary.context is a number of 16610"),
-        ("llama_server_extra_args", ["x" * 70000], "llama_server_extra_args[0] has 70000 characters: use 65536"),
-        ("llama_release", json.loads("[" * 40 + "]" * 40), "has more than 32 levels: shorten it"),
-    ],
-)
-def test_what_no_plan_can_hold(local, variable, value, said):
-    local.hosts["here"]["variables"][variable] = value
-    assert said in local.reason()
-
-
 def test_letters_of_all_languages_may_be_there(local):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--alias", "Größe 大きい ñ"]
     assert local.plan()["head"]["argv"][-1] == "Größe 大きい ñ"
@@ -84,6 +66,8 @@ def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
         cluster_inputs.checked_hosts("a\x1bb", local.hosts)
     assert refused("a\x1bb", raised.value).cluster == r"a\x1bb"
+    with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
+        inventory.hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
 
 
 def test_ansibles_messages_repeat_no_control_character():
@@ -93,11 +77,6 @@ def test_ansibles_messages_repeat_no_control_character():
         inventory.hosts(task_vars)
     assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
     assert "\x1b" not in str(raised.value)
-
-
-def test_a_cluster_group_is_shown_without_control_characters():
-    with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
-        inventory.hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
 
 
 SECRETS = [
@@ -225,19 +204,23 @@ def test_words_that_belong_to_options(local):
         ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
         ({"llama_server_fallback": True, "llama_server_fallback_after": 0}, "llama_server_fallback_after is 0"),
-        (
-            {"llama_server_fallback": True, "llama_server_fallback_after": 10**7},
-            "llama_server_fallback_after is 10000000",
-        ),
+        ({"llama_server_fallback": True, "llama_server_fallback_after": 10**7}, "fallback_after is 10000000"),
         ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
+        ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),
+        ({"llama_build_cmake_options": {"A\r": 1}}, r"llama_build_cmake_options has the name 'A\r': use letters"),
+        ({"llama_build_cmake_options": {1: 2}}, "llama_build_cmake_options has the name '1': use letters"),
+        ({"llama_release": {"source": "pypi", "version": datetime.date(2026, 1, 2)}}, "release.version is a date"),
+        ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a number of 16610"),
+        ({"llama_server_extra_args": ["x" * 70000]}, "llama_server_extra_args[0] has 70000 characters: use 65536"),
+        ({"llama_release": json.loads("[" * 40 + "]" * 40)}, "has more than 32 levels: shorten it"),
     ],
 )
-def test_numbers_that_cannot_be(local, variables, said):
+def test_what_no_plan_can_hold(local, variables, said):
     local.hosts["here"]["variables"].update(variables)
     assert said in local.reason()
 

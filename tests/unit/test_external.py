@@ -36,17 +36,8 @@ def test_a_worker_that_others_run_is_planned_with_and_never_changed(mixed):
     share = shares["gaming-pc"]
     assert (share["endpoint"], share["worker"], share["capacity_mib"]) == ("192.0.2.77:50052", "external0", 24000)
     assert share["exact"] == ["kv_mib"]
-    assert plan["external_workers"] == [
-        {
-            "name": "external0",
-            "host": "gaming-pc",
-            "endpoint": "192.0.2.77:50052",
-            "backend": "cuda",
-            "memory_mib": 24000,
-            "protocol": "7.0.0",
-            "used": True,
-        }
-    ]
+    known = {name: value for name, value in WINDOWS.items() if name != "architecture"}
+    assert plan["external_workers"] == [{**known, "name": "external0", "used": True}]
     argv = plan["head"]["argv"]
     assert "192.0.2.77:50052" in argv[argv.index("--rpc") + 1].split(",")
     assert "192.0.2.77:50052" in plan["head"]["launcher"]
@@ -75,22 +66,13 @@ def test_several_on_one_host(mixed):
         ],
         ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
         ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),
-        (
-            {"protocol": "8.0.0"},
-            "has the protocol 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with the release",
-        ),
+        ({"protocol": "8.0.0"}, "has the protocol 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with"),
         ({"protocol": "7.1.0"}, "has the protocol 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
         ({"backend": "opencl"}, "has the backend 'opencl': use one of cpu, vulkan"),
         ({"host": "a host"}, "has the host 'a host': use letters"),
-        (
-            {"host": "worker1"},
-            "has the host worker1, which this cluster has itself: declare the worker in llama_worker",
-        ),
+        ({"host": "worker1"}, "has the host worker1, which this cluster has itself: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
-        (
-            {"endpoint": "127.0.0.1:8080"},
-            "ends on port 8080 of the head, which llama_server_port has: end it on another",
-        ),
+        ({"endpoint": "127.0.0.1:8080"}, "ends on port 8080 of the head, which llama_server_port has: end it on"),
     ],
 )
 def test_what_cannot_be_planned_with(mixed, values, said):

@@ -2,7 +2,6 @@
 integration tests."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from support.clusters import GPU, IK_LLAMA
 
 ACCEPTED = ["rpc-remote-code-execution"]
@@ -39,16 +38,12 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
     release = {"source": "git", "repository": repository, "ref": IK_LLAMA["ref"], "build": 12000}
     local.hosts["here"]["variables"].update(llama_release=release, llama_accept_advisories=ACCEPTED)
     assert local.plan()["release"].get("fork") == told
+    ids = set()
     for said, expected in (("llama.cpp", None), ("ik_llama.cpp", "ik_llama.cpp")):
         local.hosts["here"]["variables"]["llama_release"] = {**release, "fork": said}
-        assert local.plan()["release"].get("fork") == expected
-
-
-def test_the_fork_is_part_of_the_id(local):
-    ids = set()
-    for fork in ("llama.cpp", "ik_llama.cpp"):
-        local.hosts["here"]["variables"]["llama_release"] = {**IK_LLAMA, "build": 12000, "fork": fork}
-        ids.add(local.plan()["release"]["id"])
+        planned = local.plan()["release"]
+        assert planned.get("fork") == expected
+        ids.add(planned["id"])
     assert len(ids) == 2
 
 
@@ -85,25 +80,9 @@ def test_flash_attention_is_compiled_for_what_the_cache_needs(fork, kind, expect
     assert options["GGML_IQK_FA_ALL_QUANTS"] == expected
 
 
-def with_device(cluster, backend, tool, architecture):
-    """A host on paper with one device of this backend and the toolkit for it."""
-    facts = cluster.hosts["here"]["facts"]
-    facts["accelerators"] = [{**GPU, "backend": backend, "architecture": architecture}]
-    facts["toolchain"][tool] = "7.2"
-    cluster.hosts["here"]["variables"]["llama_worker_endpoints"] = []
-    return cluster
-
-
 def test_rocm_is_refused(fork):
-    said = ("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")
-    with_device(fork, "hip", "hipconfig", "gfx1151").reason(*said)
-
-
-def test_buffers_of_its_log():
-    log = (
-        "llm_load_tensors: RPC0[127.0.0.1:51052] buffer size =     4.03 MiB\n"
-        "llama_kv_cache_init: RPC0[127.0.0.1:51052] KV buffer size =    32.00 MiB\n"
-        "llama_init_from_model:        CPU  output buffer size =     0.00 MiB\n"
-        "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
-    )
-    assert start_log.buffers(log) == {"RPC0[127.0.0.1:51052]": {"model": 4.03, "KV": 32.0, "compute": 12.25}}
+    facts = fork.hosts["here"]["facts"]
+    facts["accelerators"] = [{**GPU, "backend": "hip", "architecture": "gfx1151"}]
+    facts["toolchain"]["hipconfig"] = "7.2"
+    fork.set("here", llama_worker_endpoints=[])
+    fork.reason("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")

@@ -106,15 +106,12 @@ def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch)
     assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
 
 
-def test_what_a_unit_tries_succeeds_where_nothing_filters():
-    assert subprocess.run([sys.executable, "-I", "-S", "-c", firewall.SEND], check=False).returncode == 0
-
-
-def test_what_a_unit_tries_knows_a_refusal():
+def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
     refused = firewall.SEND.replace("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto", "refuse")
     stub = "def refuse(*_arguments): raise PermissionError\n"
-    ended = subprocess.run([sys.executable, "-c", stub + refused], check=False)
-    assert ended.returncode == firewall.REFUSED
+    argv = [sys.executable, "-I", "-S", "-c"]
+    ended = [subprocess.run([*argv, text], check=False).returncode for text in (firewall.SEND, stub + refused)]
+    assert ended == [0, firewall.REFUSED]
 
 
 def test_whether_accounts_can_be_created(tmp_path):
@@ -158,13 +155,10 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
     assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
     (tmp_path / "lock").touch()
     assert not host.packaged("", "llama.cpp-tools", tmp_path)["listed"]
+    known = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
+    assert host.packaged(known, "llama.cpp-tools", tmp_path)["listed"], "a list that goes does not change a plan"
     (tmp_path / "deb.example_dists_trixie_main_binary-amd64_Packages.lz4").touch()
     assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
-
-
-def test_a_version_that_is_known_needs_no_list(tmp_path):
-    policy = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
-    assert host.packaged(policy, "llama.cpp-tools", tmp_path)["listed"], "a list that goes does not change a plan"
 
 
 def test_facts_that_the_last_run_left(tmp_path):

@@ -185,8 +185,7 @@ def pack(tmp_path):
 
 def receive(tmp_path, archive):
     """What another host installs."""
-    packed = installer.PackedRelease(str(archive), installer.sha256(installer.Path(archive)))
-    return installer.Installer(str(tmp_path / "other"), builds.BUILD, None).receive(packed)
+    return installer.Installer(str(tmp_path / "other"), builds.BUILD, None).receive(builds.packed_of(archive))
 
 
 def test_a_release_goes_to_another_host(tmp_path, built):

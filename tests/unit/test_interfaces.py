@@ -55,12 +55,6 @@ def card(root, name, driver="virtio_net", device="0000:01:00.0", **files):
         (folder / file).write_text(text + "\n")
 
 
-def router(root, name, generation):
-    folder = root / "sys/bus/thunderbolt/devices" / name
-    folder.mkdir(parents=True)
-    (folder / "generation").write_text(f"{generation}\n")
-
-
 @pytest.mark.parametrize(
     "device, routers, kind",
     [
@@ -80,7 +74,9 @@ def test_interfaces_of_linux(tmp_path, monkeypatch, device, routers, kind):
     card(tmp_path, "enp9s0", "igc", "0000:04:00.0")
     (tmp_path / "sys/class/net/veth7").mkdir()
     for name, generation in routers.items():
-        router(tmp_path, name, generation)
+        folder = tmp_path / "sys/bus/thunderbolt/devices" / name
+        folder.mkdir(parents=True)
+        (folder / "generation").write_text(f"{generation}\n")
     assert interfaces.interfaces(tmp_path, lambda argv: IP) == [
         {"name": "enp1s0", "kind": "ethernet", "addresses": ["192.0.2.11", "192.0.2.99"]},
         {"name": "ib0", "kind": "infiniband", "addresses": ["198.51.100.9"]},

@@ -2,11 +2,9 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
-from jinja2.nativetypes import NativeEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,20 +25,6 @@ def test_hosts_of_one_cluster_with_defaults():
     assert hosts["a"]["variables"]["llama_release"]["version"] == "0.3.36"
     assert hosts["a"]["ansible_host"] == "a"
     assert hosts["a"]["facts"] is None
-
-
-@pytest.mark.parametrize(
-    "variable",
-    [
-        *(f"llama_model_{source}" for source in ("path", "huggingface", "url", "ollama", "copy")),
-        "llama_models",
-    ],
-)
-def test_the_demo_serves_its_own_model_unless_another_one_is_named(variable):
-    told = yaml.safe_load((ROOT / "inventories" / "local" / "hosts.yml").read_text())["llama_cluster"]["vars"]
-    template = NativeEnvironment().from_string(told["llama_model_known_answer"])
-    assert template.render() == {}
-    assert template.render({variable: "given"}) is None
 
 
 def test_another_cluster_of_the_same_inventory():
@@ -65,6 +49,9 @@ def test_the_known_answer_model_has_a_default_size():
             r"llama_worker_endpoints\.prot is not known, use one of backend, .*, tunnel\. docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
+        ({"llama_server_port": True}, "llama_server_port is true or false, but must be a number"),
+        ({"llama_worker_endpoints": [{"name": "one"}, {"threads": False}]}, "endpoints.threads is true or false, but"),
+        ({"llama_model_known_answer": {"layers": True}}, "llama_model_known_answer.layers is true or false, but must"),
         ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),
         (
             {"llama_models": [{"name": "m", "huggingface": [{}, 1]}]},
@@ -136,19 +123,6 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     assert "b of group llama_cluster are in neither llama_head nor llama_workers" in " ".join(
         capsys.readouterr().err.split()
     )
-
-
-@pytest.mark.parametrize(
-    "variable, value, named",
-    [
-        ("llama_server_port", True, "llama_server_port"),
-        ("llama_worker_endpoints", [{"name": "one"}, {"threads": False}], "llama_worker_endpoints.threads"),
-        ("llama_model_known_answer", {"layers": True}, "llama_model_known_answer.layers"),
-    ],
-)
-def test_true_and_false_are_not_numbers(variable, value, named):
-    with pytest.raises(Refusal, match=f"{named} is true or false, but must be a number"):
-        inventory.hosts(task_vars(GROUPS, **{variable: value}))
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,6 @@ from support.launched import a_worker, children, lines_until, until
 
 cluster = launched.cluster
 KEY, OTHER = "0a" * 32, "0b" * 32
-needs_stunnel = [
-    pytest.mark.skipif(not (tunnel.program() and progress.ON_LINUX), reason="stunnel is not installed"),
-    pytest.mark.programs,
-]
 
 
 def test_a_file_of_keys_names_a_key_without_telling_it():
@@ -128,14 +124,9 @@ def ends(cluster, tmp_path):
     return Ends(cluster, tmp_path)
 
 
-def stunnel_of(process):
-    (found,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
-    return found
-
-
+@pytest.mark.programs
+@pytest.mark.skipif(not (tunnel.program() and progress.ON_LINUX), reason="stunnel is not installed")
 class TestRealTunnels:
-    pytestmark = needs_stunnel
-
     def test_a_head_reaches_its_worker_and_nobody_else_does(self, ends):
         ends.share_a_key()
         ends.start()
@@ -173,7 +164,8 @@ class TestRealTunnels:
         ends.share_a_key()
         worker, client = ends.start(), ends.client()
         for process in (worker, client):
-            os.kill(stunnel_of(process), signal.SIGKILL)
+            (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
+            os.kill(own, signal.SIGKILL)
             lines_until(process, "stunnel ended by signal 9: it is started again")
             assert until(lambda: ends.state() == "ok")
 

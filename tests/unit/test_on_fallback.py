@@ -59,22 +59,15 @@ def launch(tmp_path):
         process.stdout.close()
 
 
-def state_of(tmp_path, service):
-    return state.service_state(service, processes.of_account(str(tmp_path), None), processes.sockets())
-
-
-@pytest.mark.parametrize("argument, fallback", [("--small", "worker1:cpu"), ("--full", None)])
-def test_a_planned_fallback_runs_as_planned(tmp_path, service, launch, argument, fallback):
+@pytest.mark.parametrize(
+    "argument, expected, fallback",
+    [("--small", "running", "worker1:cpu"), ("--full", "running", None), ("--other", "waiting", None)],
+)
+def test_the_plan_or_a_planned_fallback_runs_and_nothing_else(tmp_path, service, launch, argument, expected, fallback):
     process = launch(service, argument)
-    found = state_of(tmp_path, service)
-    assert (found.state, found.fallback) == ("running", fallback)
-    assert found.pid != process.pid
-
-
-def test_what_is_neither_the_plan_nor_a_fallback_does_not_count(tmp_path, service, launch):
-    launch(service, "--other")
-    found = state_of(tmp_path, service)
-    assert (found.state, found.fallback) == ("waiting", None)
+    found = state.service_state(service, processes.of_account(str(tmp_path), None), processes.sockets())
+    assert (found.state, found.fallback) == (expected, fallback)
+    assert (found.pid != process.pid) == (expected == "running")
 
 
 @pytest.fixture

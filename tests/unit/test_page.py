@@ -28,12 +28,7 @@ CHECKS = {
     "checks": [
         {"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "it answers"},
         {"name": "link", "subject": "strix1", "status": "not tested", "evidence": "not measured yet"},
-        {
-            "name": "answer",
-            "subject": "http://127.0.0.1:8080",
-            "status": "failed",
-            "evidence": "it says something else",
-        },
+        {"name": "answer", "subject": "http://127.0.0.1:8080", "status": "failed", "evidence": "it says no"},
     ],
 }
 VERIFIED = typed_json.parse(Report, CHECKS)
@@ -199,12 +194,6 @@ def test_a_page_is_printed_whole(browser, pages, name):
     assert (OUTPUT / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def run_action(tmp_path, **variables):
-    """playbooks/report.yml, as an operator runs it."""
-    options = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
-    return playbook_runs.run(tmp_path, ROOT / "playbooks/report.yml", "localhost,", *options)
-
-
 @pytest.fixture
 def files(tmp_path, plan):
     """What other playbooks leave on the controller."""
@@ -219,13 +208,14 @@ def files(tmp_path, plan):
 @pytest.mark.timeout(180)
 def test_report_yml_writes_a_page_of_files(files, plan, example):
     page = files / "report.html"
-    status, printed = run_action(
-        files,
-        llama_report_path=page,
-        llama_plan_path=files / "plan.json",
-        llama_verify_path=files / "verified.json",
-        llama_benchmark_path=files / "before",
-    )
+    given = {
+        "report": page,
+        "plan": files / "plan.json",
+        "verify": files / "verified.json",
+        "benchmark": files / "before",
+    }
+    options = [word for name, path in given.items() for word in ("-e", f"llama_{name}_path={path}")]
+    status, printed = playbook_runs.run(files, ROOT / "playbooks/report.yml", "localhost,", *options)
     assert status == 0, printed
     assert "changed=0" in printed
     assert page.read_text() == html_page.page(typed(plan), (), VERIFIED, example)

@@ -44,11 +44,6 @@ def test_the_default_context_is_that_of_the_variable():
     assert cluster.plan()["head"]["context"] == 4096
 
 
-def capacities(cluster):
-    plan = cluster.accepted()
-    return {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
-
-
 @pytest.mark.parametrize(
     "variables, expected",
     [
@@ -60,7 +55,8 @@ def capacities(cluster):
     ],
 )
 def test_the_operator_says_what_devices_of_the_head_hold(variables, expected):
-    found = capacities(head_with_cards(gib=30, llama_placement="all", **variables))
+    plan = head_with_cards(gib=30, llama_placement="all", **variables).accepted()
+    found = {entry["device"]: entry["capacity_mib"] for entry in plan["placement"]}
     assert found == dict(zip(("CUDA0", "CUDA1"), expected))
 
 

@@ -1,6 +1,5 @@
 """What clusters that owners publish need of planning."""
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head, strix_halos
 
@@ -57,15 +56,6 @@ def test_tables_and_devices_share_the_memory_of_the_head():
     facts.update(memory_mib=40000, accelerators=[{**facts["accelerators"][0], "memory_mib": 30000}])
     assert entry["capacity_mib"] > 100000
     assert "the model does not fit: " in cluster.reason()
-
-
-def test_architectures_of_which_it_is_not_known_whether_a_build_has_them():
-    """Of builds that are newer than the one that was read nothing is said."""
-    lacks = capabilities.lacks_architecture
-    assert [lacks(build, "not-yet") for build in (11063, 11064)] == [True, False]
-    assert not lacks(11063, "minimax-m2")
-    cluster = cards_of(20, summary={"architecture": "not-yet"}, llama_release={**TREE, "build": 11063})
-    assert "Set llama_release to a newer build that knows it" in cluster.reason()
 
 
 def test_devices_of_different_memory_do_not_share_evenly():

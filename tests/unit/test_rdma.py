@@ -48,6 +48,7 @@ def test_nothing_else_of_the_plan_follows_from_it(rdma):
         for key in ("firewall", "port_probes"):
             assert by_rdma["hosts"][name][key] == host[key]
     assert "rdma" not in str(plain)
+    assert not checks(judged(typed(plain), with_server(healthy(typed(plain)), rdma=0)), "rdma")
 
 
 def of(name, part, **values):
@@ -66,19 +67,10 @@ def released(release):
     "change, said",
     [
         (of("worker1", "facts", rdma=[]), "no RDMA device of worker1 has its address 192.0.2.11, and /sys/class/infin"),
-        (
-            of("head", "facts", rdma=["10.9.0.1"]),
-            "device of head has its address 192.0.2.10, and there are 10.9.0.1: name",
-        ),
-        (
-            of("head", "facts", scope="user", service_manager="systemd_user"),
-            "and head has none: set llama_host_scope of head",
-        ),
+        (of("head", "facts", rdma=["10.9.0.1"]), "device of head has its address 192.0.2.10, and there are 10.9.0.1"),
+        (of("head", "facts", scope="user", service_manager="systemd_user"), "and head has none: set llama_host_scope"),
         (of("worker1", "facts", service_manager="supervisor"), "only units of systemd, as root sets them up, may lock"),
-        (
-            of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]),
-            "has a tunnel, which ends RDMA",
-        ),
+        (of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]), "tunnel, which ends RDMA"),
         (released(FORK), "use source: pypi, git or archive of llama.cpp, or set"),
         (released({**TREE, "source": "binary", "build": 11063}), "but llama_release of head does not compile it"),
     ],
@@ -114,11 +106,6 @@ def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
     assert (f"planned: {ENDPOINT}" in found.evidence) == (status == "failed")
 
 
-def test_who_plans_no_rdma_is_not_asked_for_it(pair):
-    plan = typed(pair.plan())
-    assert not checks(judged(plan, with_server(healthy(plan), rdma=0)), "rdma")
-
-
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
     """A folder whose open files count as RDMA devices: one is open."""
@@ -128,7 +115,7 @@ def devices(tmp_path, monkeypatch):
 
 
 def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
-    assert progress.rdma_connections(os.getpid()) == 1
+    assert progress.rdma_connections(os.getpid()) == progress.look_at(os.getpid(), set(), set()).rdma == 1
     devices.close()
     assert progress.rdma_connections(os.getpid()) == 0
     assert progress.rdma_connections(1 << 30) == 0
@@ -151,10 +138,6 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
     models = several(typed(plan), "one", "two").head.models
     asked = [alone, *(alone._replace(head=alone.head._replace(models=(one,))) for one in models)]
     assert [evidence._rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
-
-
-def test_this_is_part_of_what_the_kernel_says_of_a_process(devices):
-    assert progress.look_at(os.getpid(), set(), set()).rdma == 1
 
 
 HELD = progress.Link("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "held")

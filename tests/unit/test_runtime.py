@@ -49,15 +49,18 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluste
     second.listener.close()
 
 
-def test_asked_to_stop_it_ends_the_server_and_says_success(cluster):
+def test_the_server_ends_with_its_launcher_however_that_ends(cluster):
+    """Where it is asked to, the launcher says success when its server has ended."""
     _server, endpoint = a_worker()
-    process = cluster.head("answers", [endpoint])
-    lines_until(process, "model buffer size")
-    (child,) = children(process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
-    assert not os.path.exists(f"/proc/{child}")
-    assert not (cluster.state / runtime.ENDS).exists()
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
+        process = cluster.head("answers", [endpoint])
+        lines_until(process, "model buffer size")
+        (child,) = children(process)
+        process.send_signal(number)
+        assert process.wait() == status
+        assert status or not os.path.exists(f"/proc/{child}")
+        until(lambda child=child: not os.path.exists(f"/proc/{child}"))
+        assert not (cluster.state / runtime.ENDS).exists()
 
 
 def test_asked_to_stop_while_it_waits(cluster):
@@ -65,17 +68,6 @@ def test_asked_to_stop_while_it_waits(cluster):
     lines_until(process, "refused")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
-def test_the_server_does_not_outlive_a_killed_launcher(cluster):
-    _server, endpoint = a_worker()
-    process = cluster.head("answers", [endpoint])
-    lines_until(process, "model buffer size")
-    (child,) = children(process)
-    process.kill()
-    process.wait()
-    until(lambda: not os.path.exists(f"/proc/{child}"))
 
 
 def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):

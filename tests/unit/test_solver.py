@@ -58,7 +58,7 @@ def by_trying_everything(places, first):
         counted = [
             counts
             for counts in every_placement(len(places), units - first)
-            if not whole or units - last_count(counts) < units - 1
+            if not whole or units - next(count for count in reversed(counts) if count) < units - 1
         ]
         needed = used(places, counted, first, 0)
         kept_free = max((part for part in range(17) if used(places, counted, first, part) == needed), default=0)
@@ -73,21 +73,15 @@ def used(places, counted, first, kept_free):
     return max((-(cost // solver.MUST) for cost, _full in possible), default=None)
 
 
-def is_shared(places, group):
-    return sum(device.group == group and device.capacity > 0 for device in places) > 1
-
-
-def last_count(counts):
-    return next(count for count in reversed(counts) if count)
-
-
 def rank_of(places, counts, first):
     cost, full = judged(places, counts, first, 0)
     groups = sorted({device.group for device in places})
     return (
         cost,
         *(
-            (max(full.get(group, [0])), -min(full.get(group, [0]))) if is_shared(places, group) else ()
+            (max(full.get(group, [0])), -min(full.get(group, [0])))
+            if sum(device.group == group and device.capacity > 0 for device in places) > 1
+            else ()
             for group in groups
         ),
     )

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from model_server import answer
 from support.builds import planned_source
-from support.sources import cache, resolve
+from support.sources import cache, kept, resolve
 
 __all__ = ["cache"]
 
@@ -22,10 +22,6 @@ def release(**values):
     return planned_source("archive", "b1", **{"checksum": f"sha256:{SHA}", **values})
 
 
-def kept(cache):
-    return [path.name for path in cache.iterdir() if path.name != ".lock"]
-
-
 def test_a_file_of_the_controller(tmp_path, cache):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
     (fetched,) = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
@@ -33,7 +29,7 @@ def test_a_file_of_the_controller(tmp_path, cache):
     assert fetched.path.read_bytes() == CONTENT
     (tmp_path / "a.tar.gz").unlink()
     assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched._replace(changed=False)]
-    assert sorted(kept(cache)) == [f"{SHA[:16]}.json", f"{SHA[:16]}.tar.gz"]
+    assert kept(cache) == [f"{SHA[:16]}.json", f"{SHA[:16]}.tar.gz"]
 
 
 def test_a_wrong_checksum_names_both_and_leaves_nothing(tmp_path, cache):
@@ -113,10 +109,7 @@ def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
             f"Got *{'1' * 64}",
         ),
         ("ERROR: No matching distribution found", "check its version"),
-        (
-            "/usr/bin/python3: No module named pip",
-            "use source: archive. pip says: /usr/bin/python3: No module named pip",
-        ),
+        ("/usr/bin/python3: No module named pip", "source: archive. pip says: /usr/bin/python3: No module named pip"),
     ],
 )
 def test_pip_that_fails(monkeypatch, stderr, said):

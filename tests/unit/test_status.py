@@ -132,13 +132,6 @@ def of_head(answers, **changes):
     return answers
 
 
-def of_service(plan, answers, drifted, managed):
-    """The head's service, as the comparison with the plan and as the service manager have it."""
-    answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
-    answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
-    return answers
-
-
 SILENT = {"healthy": False, "detail": "[Errno 111] Connection refused"}
 WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
 
@@ -157,7 +150,8 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
-    of_service(plan, answers, drifted, managed)
+    answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
+    answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
     serving = None if told is None else {**TOLD, **told}
     of_head(answers, health=health, serving=serving, waits_for=["it waits for worker 192.0.2.11:50052: refused"])
     found, error, shown = written(plan, answers, tmp_path)

@@ -14,7 +14,6 @@ from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, make, refused, typed
@@ -84,25 +83,13 @@ def planned_of(task_vars, answers=None):
         {"llama_model_url": "https://example.org/x.gguf"},
         {"llama_model_ollama": "gpt-oss:20b"},
         {"llama_model_copy": "x.gguf"},
+        {"llama_models": [{"name": "x", "path": "/models/x.gguf"}]},
         {},
     ],
 )
 def test_a_model_that_is_named_for_the_demo_takes_the_place_of_the_known_answer(extra):
     _cluster, hosts = inventory.hosts(variables_of("local", extra))
-    request = model_inputs.request_of(hosts["localhost"]["variables"])
-    assert (request.known_answer is None) == bool(extra)
-    assert [request.source.variable] == [*extra] if extra else request.source is None
-
-
-PLAIN = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
-
-
-def with_a_type(kind):
-    """The model of strix_halo_pair, with one tensor of this type."""
-    extra = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
-    row = {"name": "output.weight", "type": kind, "shape": [64], "bytes": 36, "layers": None}
-    extra["llama_model_gguf_summary"]["tensors"] = [row]
-    return extra
+    assert (hosts["localhost"]["variables"]["llama_model_known_answer"] is None) == bool(extra)
 
 
 def accepted(planned):
@@ -148,16 +135,16 @@ def written(data, **extra):
     return planned_of({"groups": groups, "hostvars": hostvars, **extra})
 
 
-def test_llama_cpp_does_not_get_a_file_with_types_of_the_fork():
-    said = reason(plan("cuda_triple", llama_release="b11434", llama_server_extra_args=[]))
-    assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
-    assert "set llama_release to a release of ik_llama.cpp" in said
-
-
-def test_the_variable_of_the_release_that_serves_is_named():
-    said = reason(plan("cuda_triple", llama_release_cuda="b11434", llama_server_extra_args=[]))
-    assert "set llama_release_cuda to a release of ik_llama.cpp" in said
-    said = reason(plan("strix_halo_pair", llama_release=IK_LLAMA, **with_a_type("NVFP4"), **PLAIN))
+def test_a_file_with_types_that_the_program_does_not_have_is_refused_by_the_variable_of_the_release():
+    for variable in ("llama_release", "llama_release_cuda"):
+        said = reason(plan("cuda_triple", llama_server_extra_args=[], **{variable: "b11434"}))
+        assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+        assert f"set {variable} to a release of ik_llama.cpp" in said
+    model = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
+    row = {"name": "output.weight", "type": "NVFP4", "shape": [64], "bytes": 36, "layers": None}
+    model["llama_model_gguf_summary"]["tensors"] = [row]
+    plain = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
+    said = reason(plan("strix_halo_pair", llama_release=IK_LLAMA, **model, **plain))
     assert "types that only llama.cpp has (NVFP4)" in said
 
 
@@ -465,7 +452,6 @@ RECORDED = {
     "cuda_triple": ("cuda_triple", {}),
     "spark_trio": (CLUSTERS / "spark_trio.yml", {**of_file("models/qwen3_5_397b.yml"), "llama_placement": "all"}),
     "mac_and_linux": (CLUSTERS / "mac_and_linux.yml", dense(56)),
-    "bc250_pair": (CLUSTERS / "bc250_pair.yml", of_file("models/qwen3_coder_30b.yml")),
 }
 """What is recorded → inventory and extra variables."""
 
@@ -569,17 +555,13 @@ def commands():
 COMMANDS = list(commands())
 
 
-def of_command(name, given):
+@pytest.mark.parametrize("name, given", COMMANDS)
+def test_the_commands_of_a_readme_are_planned(name, given):
     extra = {}
     for word in given.split("-e ")[1:]:
         file, _equals, value = word.strip().partition("=")
         extra.update(of_file(file[len("@inventories/") :]) if file.startswith("@") else {file: value})
-    return plan(name, **extra)
-
-
-@pytest.mark.parametrize("name, given", COMMANDS)
-def test_the_commands_of_a_readme_are_planned(name, given):
-    planned = of_command(name, given)
+    planned = plan(name, **extra)
     assert not planned["refused"], planned["reasons"]
     check_placement(planned, own_split="cuda_cpu_workers" in given)
 

@@ -207,12 +207,6 @@ def test_a_compiler_that_the_operator_names(machine, prefix, name):
     assert build["environment"] == expected
 
 
-def only(version):
-    return lambda facts: facts.update(
-        toolchains=[toolchain for toolchain in facts["toolchains"] if toolchain["version"] == version]
-    )
-
-
 def with_architecture(architecture):
     return lambda facts: [device.update(architecture=architecture) for device in facts["accelerators"]]
 
@@ -239,7 +233,7 @@ REFUSALS = [
     ),
     refusal(
         *(RTX, "here has CUDA 12.6", "too old for compute capability 12.0", "install CUDA 12.8 or newer"),
-        change=only("12.6"),
+        change=lambda facts: facts.update(toolchains=[one for one in facts["toolchains"] if one["version"] == "12.6"]),
     ),
     refusal(
         *(RTX, "CUDA 13.0", "no longer compiles for compute capability 6.1", "install CUDA older than 13.0"),

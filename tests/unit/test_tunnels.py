@@ -37,16 +37,13 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
     (link, _other) = plan["estimate"]["links"]
     assert (link["kind"], link["measured"]) == ("tunnel", False)
     assert "127.0.0.1:60052" in "\n".join(plan_text.plan_parts(typed(plan))["Topology"])
+    first, *_others = checks(judged(typed(plan)), "closed")
+    assert first == ("closed", "127.0.0.1:60052", "passed", "listens on loopback only")
 
 
 def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
     tunnelled.hosts["worker1"]["variables"]["llama_links"] = [{"address": "10.0.0.2/24", "interface": "eth1"}]
     assert tunnelled.plan()["links"] == []
-
-
-def test_a_port_that_only_a_tunnel_reaches_is_closed(tunnelled):
-    first, *_others = checks(judged(typed(tunnelled.plan())), "closed")
-    assert first == ("closed", "127.0.0.1:60052", "passed", "listens on loopback only")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +99,9 @@ def test_a_worker_behind_stunnel_is_reached_where_it_was_and_listens_on_loopback
     assert head["services"][-1]["argv"][: len(plan["head"]["launcher"])] == plan["head"]["launcher"]
     assert {"192.0.2.11", "192.0.2.12"} < set(head["services"][-1]["allow"])
     assert plan["head"]["argv"][2] == "127.128.2.11:50052,192.0.2.12:50052"
+    port_probes = plan["hosts"]["worker2"]["port_probes"]
+    assert "192.0.2.11:50052" in port_probes
+    assert not any(endpoint.startswith("127.") for endpoint in port_probes)
 
 
 def test_a_plain_transport_leaves_no_trace_in_the_plan(pair):
@@ -127,12 +127,6 @@ def test_without_root_stunnel_has_to_be_there(encrypted):
     encrypted.hosts["worker1"]["facts"].update(scope="user", service_manager="systemd_user")
     encrypted.hosts["worker1"]["facts"]["toolchain"]["stunnel"] = None
     assert "worker1 lacks stunnel, and this run has no root access there" in encrypted.reason()
-
-
-def test_others_try_the_end_of_the_tunnel_that_is_open_to_the_network(encrypted):
-    port_probes = encrypted.plan()["hosts"]["worker2"]["port_probes"]
-    assert "192.0.2.11:50052" in port_probes
-    assert not any(endpoint.startswith("127.") for endpoint in port_probes)
 
 
 def test_stunnel_costs_a_token_its_share(pair):

@@ -284,10 +284,15 @@ def test_buffers_of_a_log():
         "0.03 I llama_kv_cache: RPC0[127.0.0.1:50052] KV buffer size =     2.25 MiB\n"
         "0.03 I llama_memory_recurrent: RPC0[127.0.0.1:50052] RS buffer size =   0.50 MiB\n"
         "0.03 I sched_reserve: RPC0[127.0.0.1:50052] compute buffer size =     4.29 MiB\n"
+        # As ik_llama.cpp writes it.
+        "llm_load_tensors: RPC0[127.0.0.1:51052] buffer size =     4.03 MiB\n"
+        "llama_kv_cache_init: RPC0[127.0.0.1:51052] KV buffer size =    32.00 MiB\n"
+        "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
     )
     assert start_log.buffers(log) == {
         "CPU": {"model": 0.07},
         WORKER: {"model": 2.98, "KV": 2.75, "compute": 4.29},
+        "RPC0[127.0.0.1:51052]": {"model": 4.03, "KV": 32.0, "compute": 12.25},
     }
     for odd in ("1.2.3", "...", "1e9", "-1", "9" * 400):
         assert start_log.buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}

@@ -1,5 +1,7 @@
 """Releases and builds as a plan holds them, and what the controller copies to a host."""
 
+from pathlib import Path
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
@@ -35,7 +37,7 @@ def place(prefix, build, script, *source):
 
 
 def packed_of(archive):
-    return installer.PackedRelease(str(archive), sha256(archive))
+    return installer.PackedRelease(str(archive), sha256(Path(archive)))
 
 
 def manifest_of(files):

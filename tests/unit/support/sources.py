@@ -14,3 +14,8 @@ def cache(tmp_path, monkeypatch):
     """The folder of the controller's cache in which archives are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "llamacpp" / "sources"
+
+
+def kept(cache):
+    """Names of the files in that folder."""
+    return sorted(path.name for path in cache.iterdir() if path.name != ".lock") if cache.exists() else []

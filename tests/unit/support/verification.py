@@ -50,14 +50,7 @@ def unhealthy(detail="refused", **changes):
 def healthy(plan, completion=RIGHT):
     """The evidence of a server that does what was planned."""
     endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
-    buffers = {
-        entry.device: {
-            "model": entry.weights_mib,
-            "KV": entry.kv_mib,
-            "compute": 1.0,
-        }
-        for entry in plan.placement
-    }
+    buffers = {one.device: {"model": one.weights_mib, "KV": one.kv_mib, "compute": 1.0} for one in plan.placement}
     handshakes = Handshakes(dict.fromkeys(endpoints, ANSWER))
     server = ServerEvidence(buffers, 0, completion)
     return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=server)
