@@ -33,9 +33,13 @@ from support.rollbacks import completed
             "llama_model_mmproj is '/-p.gguf', which does not end in a name",
         ),
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
-        ({"huggingface": {"repo": "a/b", "quantisation": "Q4", "file": "x.gguf"}}, "keep one of them"),
+        ({"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
-        ({"huggingface": {"repo": "a/b", "file": "../x.gguf"}}, "has the file '../x.gguf': use its name"),
+        ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
+        (
+            {"huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
+            "has x.gguf and y.gguf, which are not parts of one model",
+        ),
         ({"url": "ftp://h/m.gguf"}, "is 'ftp://h/m.gguf': use the http:// or https:// address"),
         ({"url": "http://h/"}, "use the http:// or https:// address of a GGUF file"),
         (
@@ -127,7 +131,7 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
     requests = [
         on_huggingface(quantisation="Q4_K_M"),
         on_huggingface(quantisation="Q4_K_M", revision="v2"),
-        on_huggingface(file="Q4_K_M.gguf"),
+        on_huggingface(files=["Q4_K_M.gguf"]),
         request_of(llama_model_url="http://h/m.gguf"),
         request_of(llama_model_url="http://h/m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
         request_of(llama_model_ollama="m:1"),
@@ -165,7 +169,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
     own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
     assert "the names of its files are not known" in pair.reason()
-    own["llama_model_huggingface"] = {"repo": REPO, "file": "x/m-00002-of-00002.gguf"}
+    own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
     plan = pair.plan()
     model = plan["model"]
     assert [file["name"] for file in model["files"]] == ["x/m-00001-of-00002.gguf", "x/m-00002-of-00002.gguf"]

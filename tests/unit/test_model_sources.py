@@ -48,9 +48,9 @@ def answer_listing(server, body):
             {"quantisation": "UD-Q2_K_XL"},
             [f"UD-Q2_K_XL/some-model-UD-Q2_K_XL-0000{index}-of-00003.gguf" for index in (1, 2, 3)],
         ),
-        ({"file": "some-model-Q4_K_M.gguf"}, ["some-model-Q4_K_M.gguf"]),
+        ({"files": ["some-model-Q4_K_M.gguf"]}, ["some-model-Q4_K_M.gguf"]),
         (
-            {"file": "Q8_0/some-model-Q8_0-00002-of-00002.gguf"},
+            {"files": ["Q8_0/some-model-Q8_0-00002-of-00002.gguf"]},
             [f"Q8_0/some-model-Q8_0-0000{index}-of-00002.gguf" for index in (1, 2)],
         ),
     ],
@@ -73,11 +73,11 @@ def test_a_repository_with_one_model_needs_no_quantisation(server):
 
 
 def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smallest_first(repo):
-    """Two files of one quantisation need ``file``, another model is no remedy, and one without all parts cannot be loaded."""
+    """Two files of one quantisation need ``files``, another model is no remedy, and one without all parts cannot be loaded."""
     for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):
         (repo / name).write_bytes(gguf_files.model() + bytes(4096))
     (repo / "some-model-Q6_K-00001-of-00002.gguf").write_bytes(gguf_files.model())
-    offered = looked_up(on_huggingface(file="some-model-Q4_K_M.gguf")).offered
+    offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).offered
     assert {one.name for one in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
     assert [one.bytes for one in offered] == sorted(one.bytes for one in offered)
     assert all(looked_up(on_huggingface(quantisation=one.name)).files for one in offered)
@@ -89,7 +89,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
         ({}, "has 4 models: name one of its quantisations "),
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: it has "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: it has "),
-        ({"file": "some-model-Q5_K_M.gguf"}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
+        ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
         ({"revision": "v2"}, "has no revision 'v2': see "),
     ],
 )

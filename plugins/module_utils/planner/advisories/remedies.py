@@ -128,6 +128,6 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     found = smaller[count - 1]
     named = source.huggingface and source.huggingface.files
     return [
-        f"set quantisation in {source.variable} to {found.name}{' and remove file from it' if named else ''}, the largest of its repository that fits "
+        f"set quantisation in {source.variable} to {found.name}{' and remove files from it' if named else ''}, the largest of its repository that fits "
         f"({found.bytes / (1024 * MIB):.2f} GiB; its layers are assumed to be those of this file in proportion)"
     ]

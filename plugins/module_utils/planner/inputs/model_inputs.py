@@ -102,7 +102,8 @@ def _auxiliary(role: str, text: str | None) -> ModelSource | None:
     kind = next(kind for kind in KINDS if match[kind])
     value: Any = match[kind]
     if kind == "huggingface":
-        value = {"repo": value, "quantisation": match["quantisation"], "file": match["file"]}
+        files = [match["file"]] * bool(match["file"])
+        value = {"repo": value, "quantisation": match["quantisation"], "files": files}
     return _source(role, variable, kind, value)
 
 
@@ -129,11 +130,11 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
 
 
 def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
-    repo, file = str(given["repo"]), given.get("file")
+    repo, files = str(given["repo"]), tuple(given.get("files") or ())
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
-    if given.get("quantisation") and file:
-        raise Refusal(f"{variable} has quantisation and file: keep one of them, file for a name as it is there")
+    if given.get("quantisation") and files:
+        raise Refusal(f"{variable} has quantisation and files: keep one of them, files for names as they are there")
     revision = given.get("revision") or "main"
     for key, value, form in (
         ("quantisation", given.get("quantisation"), QUANTISATION),
@@ -141,10 +142,23 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     ):
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(f"{variable} has the {key} {validation.show(value)}: use its name as the repository has it")
-    if file and download_record.problem_of_name(file):
-        raise Refusal(f"{variable} has the file {validation.show(file)}: use its name as the repository has it")
-    files = tuple(split_files.siblings(file)) if file else ()
-    return HuggingFace(repo, given.get("quantisation") or None, files, revision)
+    for name in files:
+        if download_record.problem_of_name(name):
+            raise Refusal(f"{variable} has {validation.show(name)} in files: use names as the repository has them")
+    return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
+
+
+def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of files as a whole model has them, its parts in their order.
+
+    :raises Refusal: they are not of one model.
+    """
+    whole = split_files.siblings(names[0]) if names else []
+    if not set(names) <= set(whole):
+        raise Refusal(
+            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: give one file of it"
+        )
+    return tuple(whole)
 
 
 def _url(variable: str, url: str) -> str:

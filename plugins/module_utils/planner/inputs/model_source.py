@@ -204,7 +204,7 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[Mod
     if not named:
         raise Refusal(
             f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
-            f"llama_model_gguf_summary, or give it a path, an address or a file"
+            f"llama_model_gguf_summary, or give it a path, an address or files"
         )
     return [ModelFilePlan(name, source.role) for name in named]
 
