@@ -99,7 +99,7 @@ def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) 
         yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; {speed} tokens per second are predicted"
         if proposal.spare:
             names = ", ".join(machine.name for machine in proposal.spare)
-            yield f"{names}: spare, the cluster is no faster with them. In llama_workers they serve larger models, or this one with llama_placement: all."
+            yield f"{names}: spare: the cluster is not faster with them. In llama_workers they serve larger models, or this one with llama_placement: all."
 
 
 def _comment(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,26 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     return _variables(name, task_vars["hostvars"][name])
 
 
+OF_ONE_RUN = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure"}
+"""They change nothing of what serves."""
+KEPT_LENGTH = 4096
+
+
 def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
-    """The variables of a host that are not their defaults → value, as JSON.
+    """The variables of a host that are not their defaults → value, as JSON; of a very long one its beginning and a digest.
 
     :param release: what llama_release was found to be.
     """
     defaults, given = specification(), variables_of(task_vars, name)
-    found = {key: value for key, value in given.items() if value is not None and value != defaults[key].get("default")}
-    texts = {key: json.dumps(value, sort_keys=True) for key, value in found.items()}
+    kept = (
+        key
+        for key, value in given.items()
+        if key not in OF_ONE_RUN and value not in (None, defaults[key].get("default"))
+    )
+    texts = {key: json.dumps(given[key], sort_keys=True) for key in kept}
+    for key, text in texts.items():
+        if len(text) > KEPT_LENGTH:
+            texts[key] = f"{text[:KEPT_LENGTH]}… {sha256(text.encode()).hexdigest()[:8]}"
     return {**texts, "llama_release": release_request.declaration(release)}
 
 

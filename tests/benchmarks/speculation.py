@@ -1,5 +1,5 @@
-"""Tokens per second without speculation, with n-grams and with a draft model, on two workers with ``-ts``, over loopback and
-through the proxy that benchmark.yml delays with: of text that repeats itself and of random text, with the share of predicted tokens that were accepted.
+"""Tokens per second without speculation, with n-grams and with a draft model, on two workers with ``-ts``, over loopback: of text that
+repeats itself and of random text, with the share of predicted tokens that were accepted.
 
 All are asked in turns. Prints one JSON object; the figures in docs/performance.md come from it.
 
@@ -16,7 +16,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import runner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from fast_load import WORKER_PROGRAMS
 from first_run import machine
@@ -24,8 +23,6 @@ from gpu_speed import asked
 from worker_speed import process
 
 PORT = 53380
-LINKS = {"loopback": 0.0, "1 ms round trip": 0.0005}
-"""Seconds that each direction takes longer."""
 DRAFT = ["--model-draft", "{draft}", "--device-draft", "none", "--spec-type", "draft-simple"]
 KINDS = {"none": [], "ngram-mod": ["--spec-type", "ngram-mod"], "draft-simple": DRAFT}
 TEXTS = {
@@ -34,19 +31,15 @@ TEXTS = {
 }
 
 
-def measured(options: argparse.Namespace, folder: Path, link: str, kind: str) -> dict[str, dict]:
+def measured(options: argparse.Namespace, folder: Path, kind: str) -> dict[str, dict]:
     """Text → tokens per second of each answer, and the share that was accepted."""
     own = {"LD_LIBRARY_PATH": str(options.programs), "GOMP_SPINCOUNT": "1000"}
     program = next(options.programs / name for name in WORKER_PROGRAMS if (options.programs / name).exists())
     ends = [f"127.0.0.1:{PORT + 1 + index}" for index in range(2)]
-    proxies = []
-    if LINKS[link]:
-        log = runner.Log(sys.stderr)
-        proxies = [runner.Proxy(end, runner.Latency([LINKS[link]]), log) for end in ends]
     argv = [str(options.programs / "llama-server"), "-m", str(folder / "model.gguf"), "-c", "4096", "-np", "1"]
     argv += [
         "--rpc",
-        ",".join(proxy.endpoint for proxy in proxies) or ",".join(ends),
+        ",".join(ends),
         "--device",
         "RPC0,RPC1",
         "-ngl",
@@ -75,8 +68,6 @@ def measured(options: argparse.Namespace, folder: Path, link: str, kind: str) ->
             share = sum(one.get("draft_n_accepted", 0) for one in told) / drafted if drafted else None
             speeds = [one["predicted_per_second"] for one in told[1:]]
             found[text] = {"speeds": speeds, "accepted": share, "drafted": drafted}
-    for proxy in proxies:
-        proxy.close()
     return found
 
 
@@ -90,25 +81,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--more", default="", help="further arguments of llama-server")
     options = parser.parse_args()
-    rows: dict[tuple[str, str, str], dict] = {}
+    rows: dict[tuple[str, str], dict] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         known_answer_file.write(folder / "model.gguf", options.layers, options.width, "f16")
         known_answer_file.write(folder / "draft.gguf", 2, 128, "f16")
-        for link, _round, kind in ((link, n, kind) for link in LINKS for n in range(options.rounds) for kind in KINDS):
-            for text, found in measured(options, folder, link, kind).items():
-                row = rows.setdefault((link, text, kind), {**found, "speeds": []})
+        for kind in options.rounds * list(KINDS):
+            for text, found in measured(options, folder, kind).items():
+                row = rows.setdefault((text, kind), {**found, "speeds": []})
                 row["speeds"] += found["speeds"]
-                print(link, text, kind, found, file=sys.stderr, flush=True)
+                print(text, kind, found, file=sys.stderr, flush=True)
     figures = [
         {
-            **{"link": link, "text": text, "kind": kind, "accepted": row["accepted"]},
+            **{"text": text, "kind": kind, "accepted": row["accepted"]},
             **{
                 "median": round(statistics.median(row["speeds"]), 1),
                 "spread": [min(row["speeds"]), max(row["speeds"])],
             },
         }
-        for (link, text, kind), row in rows.items()
+        for (text, kind), row in rows.items()
     ]
     print(json.dumps({"machine": machine(), "more": options.more, "rows": figures}))
 

@@ -174,7 +174,7 @@ def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
     assert [groups[name] for name in ("llama_cluster", "llama_workers", "spare")] == [["b"], [], ["a", "c"]]
     assert [advisory["id"] for advisory in plan["advisories"]] == []
     assert plan["hosts"]["b"]["links"] == []
-    assert "a, c: spare, the cluster is no faster with them. In llama_workers they serve larger models" in done.text
+    assert "a, c: spare: the cluster is not faster with them. In llama_workers they serve larger models" in done.text
     assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
 
 

@@ -217,7 +217,7 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
     assert message.endswith("To stay, set what differs: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
-    assert same.endswith("No variable differs: what hosts have, or the collection, does.")
+    assert same.endswith("No variable differs; hardware, software or the collection do.")
     assert "was begun and never served" in other_plan(head={**old, "served": False})
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import json
 import re
@@ -83,7 +84,7 @@ def redact(text: str, known: Mapping[str, str] = {}) -> str:
     """
     for secret in sorted(known, key=len, reverse=True):
         if len(secret) >= SHORTEST:
-            for form in sorted({*_forms(secret)}, key=len, reverse=True):
+            for form in _longest_first(secret):
                 text = text.replace(form, marker(known[secret]))
     text = URL.sub(_shown_url, text)
     for kind, expression, flags in PATTERNS:
@@ -107,6 +108,11 @@ def _shown_url(found: re.Match[str]) -> str:
         return shown + marker("rest of a URL") * bool(found["user"] or found["path"].strip("/\\") or found["more"])
     more = found["more"] if found["more"].startswith("#") else marker("rest of a URL") * bool(found["more"])
     return shown + found["path"] + more
+
+
+@functools.cache
+def _longest_first(secret: str) -> tuple[str, ...]:
+    return tuple(sorted({*_forms(secret)}, key=len, reverse=True))
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import platform
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,7 +101,8 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
         mbit = int(speed) if speed.isdigit() else None
         main, sees = name in found.protected, tuple(sorted(seen.get(name, ())))
         if interface.mac:
-            ends.append(LinkInterface(name, kind, interface.mac, mbit, interface.addresses, main, sees))
+            own = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
+            ends.append(LinkInterface(name, kind, interface.mac, mbit, own, main, sees))
     return tuple(ends)
 
 

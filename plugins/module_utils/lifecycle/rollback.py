@@ -206,7 +206,7 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
     ways = (
         f"To stay, set what differs: {'; '.join(found)}."
         if found
-        else "No variable differs: what hosts have, or the collection, does."
+        else "No variable differs; hardware, software or the collection do."
     )
     return validation.printable(
         f"The inventory plans release {plan.release.ref} (plan {plan.id}), but on {', '.join(sorted(others))} plan {other.id} with release "
