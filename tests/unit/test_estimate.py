@@ -30,6 +30,7 @@ def test_what_was_measured_is_used(pair):
     assert [(link["one_way_ms"], link["measured"]) for link in given["links"]] == [(0.25, True), (0.15, False)]
     assert [link["gbit_per_s"] for link in given["links"]] == [0.94, 2.5]
     assert given["network_ms_per_token"] > before["network_ms_per_token"] + 0.2 - 0.01
+    assert estimate_of(pair, worker1={"round_trip_ms": 50, "mbit_per_second": 1, "requested": False}) == before
 
 
 END = "198.51.100.2:50052"

@@ -68,7 +68,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     found = collect(1, api_key_file=str(tmp_path / "key"))
     assert found.health == (True, "ok")
     assert found.exits == (1, "with status 1", ("one", "two"))
-    assert found.links == {"worker1": (9400, None, ""), "worker2": None}
+    assert found.links == {"worker1": (9400, None, "", False), "worker2": None}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     assert found.handshakes == ({}, None)
     assert found.drift.differences == ()

@@ -246,12 +246,15 @@ def test_what_was_measured_of_links(tmp_path):
     folder = tmp_path / "links"
     folder.mkdir()
     (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
+    (folder / "worker0.json").write_text('{"mbit_per_second": 940, "requested": true}')
     odd = ["{", "[]", '{"round_trip_ms": "slow"}', '{"round_trip_ms": 1e999}', "[" * 9999, " " * (host.LINK_BYTES + 1)]
     for number, text in enumerate(odd, 2):
         (folder / f"worker{number}.json").write_text(text)
     os.mkfifo(folder / "worker9.json")
-    measured = {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": ""}
-    assert host.measured_links(str(tmp_path)) == {"worker1": measured}
+    assert host.measured_links(str(tmp_path)) == {
+        "worker0": {"mbit_per_second": 940.0, "round_trip_ms": None, "detail": "", "requested": True},
+        "worker1": {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": "", "requested": False},
+    }
 
 
 def test_the_size_of_a_disk_is_rounded_so_that_it_stays_the_same(tmp_path):

@@ -46,6 +46,8 @@ def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
         plans[mbit] = cluster.plan()
     assert [argument(plan, "--cache-ram") for plan in plans.values()] == ["8192", "0"]
     assert "Conversations that left their slot are not kept." in pages(plans[50])
+    cluster.hosts["head"]["facts"]["measured"]["gpu1"].update(mbit_per_second=100000, requested=False)
+    assert argument(cluster.plan(), "--cache-ram") == "0"
 
 
 def test_what_is_asked_for_is_taken_from_the_memory_of_layers():

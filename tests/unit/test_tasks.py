@@ -133,14 +133,14 @@ IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in 
 @pytest.mark.parametrize(
     "lacking, sent, pinged, measured",
     [
-        ([], {"rc": 0, "stdout": IPERF3}, {"stdout": PING}, (14390, 0.066, "")),
+        ([], {"rc": 0, "stdout": IPERF3}, {"stdout": PING}, (14390, 0.066, "", True)),
         (
             [],
             {"rc": 1, "stdout": "{}"},
             {"stdout": PING},
-            (None, 0.066, "not measured: iperf3 from a to 10.0.0.2 failed"),
+            (None, 0.066, "not measured: iperf3 from a to 10.0.0.2 failed", True),
         ),
-        (["b"], {"skipped": True}, {}, (None, None, "iperf3 is not installed on b")),
+        (["b"], {"skipped": True}, {}, (None, None, "iperf3 is not installed on b", False)),
     ],
 )
 def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
@@ -149,6 +149,7 @@ def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
     found = {"results": [{"item": name, "rc": 2} for name in lacking]}
     known.update(__llama_link_iperf3=found, __llama_link_sent=sent, __llama_link_pinged=pinged)
     known.update(__llama_link_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
+    known.update({"llama_link_measure": "true"} if measured[-1] else {})
     kept = {key: trust_as_template(value) for key, value in text["__llama_link_measured"].items()}
     assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
 

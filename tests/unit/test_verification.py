@@ -236,10 +236,14 @@ def test_the_port_of_a_worker(monkeypatch):
 def test_links(plan):
     without_iperf = "iperf3 is not installed on head"
     cases = [
-        (LinkMeasurement(9412, 0.214, ""), "passed", "9412 Mbit/s, round trip 0.21 ms"),
-        (LinkMeasurement(None, 0.2, without_iperf), "passed", f"round trip 0.20 ms, {without_iperf}"),
+        (LinkMeasurement(9412, 0.214, "", True), "passed", "9412 Mbit/s, round trip 0.21 ms"),
         (
-            LinkMeasurement(None, None, without_iperf),
+            LinkMeasurement(None, 0.2, without_iperf, False),
+            "passed",
+            f"round trip 0.20 ms, {without_iperf}, the plan counts with it after -e llama_link_measure=true",
+        ),
+        (
+            LinkMeasurement(None, None, without_iperf, False),
             "not tested",
             f"{without_iperf}, the head's ping had no answer: it is measured again with -e llama_link_measure=true",
         ),

@@ -142,7 +142,8 @@ def measured_links(prefix: str) -> dict:
             found = reading.read_object(path, LINK_BYTES)
             numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            links[path.stem] = {**numbers, "detail": validation.printable(found.get("detail", ""))}
+            detail = validation.printable(found.get("detail", ""))
+            links[path.stem] = {**numbers, "detail": detail, "requested": found.get("requested") is True}
     return links
 
 

@@ -51,6 +51,8 @@ class MeasuredLink(NamedTuple):
 
     round_trip_ms: Figure = None
     mbit_per_second: Figure = None
+    requested: bool = True
+    """Whether an operator asked for it. A plan counts with nothing that a run measured by itself: the next run would change what serves."""
 
 
 class Interface(NamedTuple):

@@ -303,6 +303,8 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
         texts.append(measured.detail)
     if measured.round_trip_ms is None:
         texts.append("the head's ping had no answer: it is measured again with -e llama_link_measure=true")
+    elif not measured.requested:
+        texts.append("the plan counts with it after -e llama_link_measure=true")
     return _check("link", host, measured.round_trip_ms is not None or None, ", ".join(texts))
 
 

@@ -109,6 +109,8 @@ class LinkMeasurement(NamedTuple):
     round_trip_ms: Optional[float]
     detail: Line
     """why one of them is missing"""
+    requested: bool
+    """whether the plan counts with it"""
 
 
 class ServedFallback(NamedTuple):

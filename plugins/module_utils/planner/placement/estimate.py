@@ -65,7 +65,8 @@ def link_of(endpoint: str, host: Host, hosts: Mapping[str, Host]) -> cost_model.
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     facts = next((other.facts for other in hosts.values() if other.is_head), host.facts)
-    round_trip, mbit = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+    measured = (facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+    round_trip, mbit = measured[:2] if measured.requested else (None, None)
     assumed = cost_model.LINKS[kind]
     gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
     gbit = mbit / 1000 if mbit else gbit or assumed.gbit
