@@ -106,8 +106,11 @@ def enter() -> list[str]:
 
 
 def leave() -> None:
+    """Ends the mount namespace, unless hosts of another scenario are still in it."""
     process = keeper()
     if process:
+        if subprocess.run([*enter(), "podman", "ps", "--quiet"], capture_output=True, text=True, check=False).stdout:
+            return
         os.kill(process, 9)
     KEEPER.unlink(missing_ok=True)
 
