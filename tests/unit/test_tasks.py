@@ -140,6 +140,7 @@ IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in 
             {"stdout": PING},
             (None, 0.066, "not measured: iperf3 from a to 10.0.0.2 failed", True),
         ),
+        ([], {"rc": 0, "stdout": ""}, {}, (None, None, "not measured: iperf3 from a to 10.0.0.2 failed", False)),
         (["b"], {"skipped": True}, {}, (None, None, "iperf3 is not installed on b", False)),
     ],
 )
