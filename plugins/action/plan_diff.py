@@ -53,12 +53,9 @@ class ActionModule(Action):
                 raise Refusal(
                     f"{name} has {manager}, which the collection {lacking} drives: run ansible-galaxy collection install {lacking}, and the playbook again"
                 )
+        lacking = changes.missing_tools(plan, tools, decided.builders)
         if arguments.page:
             unasked = {name: answer.why for name, answer in answers.items() if answer.why}
-            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked)
+            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked, lacking)
             output.show_plan(plan, changed, arguments.report)
-        return {
-            "changed": False,
-            **decided._asdict(),
-            "lacking": changes.missing_tools(plan, tools, decided.builders),
-        }
+        return {"changed": False, **decided._asdict(), "lacking": lacking}

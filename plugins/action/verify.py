@@ -167,7 +167,9 @@ class ActionModule(Action):
         if asleep:
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
         else:
-            display.display("\n".join(["  The server answers. Ask it:", *plan_text.request_lines(plan), ""]))
+            display.display(
+                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *plan_text.request_lines(plan), ""])
+            )
         return {"changed": False, "report": typed_json.dump(report)}
 
 

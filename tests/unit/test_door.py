@@ -157,7 +157,7 @@ def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
 
 
 def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
-    curl = """curl -s {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
+    curl = """curl -sS {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
     assert plan_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
     asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())

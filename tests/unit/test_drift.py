@@ -258,6 +258,11 @@ SPOILED = [
     ("release", "release gone is not installed", lambda p, m: p.change(builds=(build_plan("gone"),))),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").unlink()),
+    (
+        "file",
+        "2 files of /no/such are missing",
+        lambda p, m: p.change(files=[FilePlan(f"/no/such/{n}", 1) for n in "ab"]),
+    ),
     ("model", "of the model is missing", lambda p, m: Path(with_model(p)).unlink()),
     ("definition", "llamacpp-worker-x is not defined as planned", lambda p, m: p.definition().write_text("y")),
     ("definition", "is not defined as planned", lambda p, m: p.definition().write_bytes(b"\xff" + DEFINED.encode())),

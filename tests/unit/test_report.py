@@ -159,10 +159,13 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
 
 
+LACKING = {"worker1": {"required": {"cmake": "cmake", "cc": "g++", "c++": "g++"}, "optional": {"ccache": "ccache"}}}
+
+
 def changed(plan, found, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
     changes = decide(plan, asked)
-    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked))
+    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked, LACKING))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):
@@ -177,14 +180,16 @@ def test_what_would_change_is_told_like_a_difference(pair):
             *({"kind": "folder", "subject": f"{n}", "text": f"folder {n} is missing"} for n in range(20)),
         ],
     )
+    found["worker1"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
     text = changed(plan, found, worker2="it could not be reached")
-    assert text.splitlines()[:2] == ["  head", "    ! would be started: llamacpp-server"]
+    assert text.splitlines()[:2] == ["  head", "    ! llamacpp-server would be restarted"]
     for part in (
         "    - runs b6110-cpu-12345678",
         f"    + {identity} would be installed",
+        "    + packages would be installed: ccache, cmake, g++",
         "    ~ folder 11 is missing",
         "    ~ and 8 more",
-        "    ! would be started: llamacpp-worker-cpu",
+        "    ! llamacpp-worker-cpu would be started",
         "  worker2  was not compared: it could not be reached",
     ):
         assert part in text.splitlines()

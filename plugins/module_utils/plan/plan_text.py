@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     AdvisoryPlan,
     AuxiliaryModelPlan,
@@ -176,7 +176,7 @@ def request_lines(plan: Plan) -> list[str]:
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
     return command_lines(
-        ["curl", "-s", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
+        ["curl", "-sS", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
     )
 
 
@@ -560,12 +560,14 @@ def changes_of(
     restarts: Mapping[str, Sequence[str]],
     drifts: Mapping[str, Drift],
     unasked: Mapping[str, str],
+    lacking: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> list[str]:
-    """What an apply would change: each host's releases, differences and restarts.
+    """What an apply would change: each host's releases, packages, differences and restarts.
 
     :param restarts: host → services that have to be restarted.
     :param drifts: hosts that were compared → how they differ.
     :param unasked: host → why it was not compared.
+    :param lacking: as changes.missing_tools returns it.
     """
     lines = []
     for name, drift in drifts.items():
@@ -576,13 +578,17 @@ def changes_of(
         planned = {build.id for build in plan.hosts[name].builds}
         lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
+        packages = {package for tools in lacking.get(name, {}).values() for package in tools.values()}
+        if packages:
+            lines += _wrapped("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
         rest = [difference.text for difference in drift.differences if difference.kind != "release"]
         for text in rest[:SHOWN_DIFFERENCES]:
             lines += _wrapped("    ~ ", text)
         if len(rest) > SHOWN_DIFFERENCES:
             lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
-        if restarts[name]:
-            lines += _wrapped("    ! ", f"would be started: {', '.join(restarts[name])}")
+        for service in restarts[name]:
+            verb = "started" if drift.services[service].state == STOPPED else "restarted"
+            lines += _wrapped("    ! ", f"{service} would be {verb}")
     for name, reason in unasked.items():
         lines += _wrapped("  ", f"{name}  was not compared: {reason}")
     return lines

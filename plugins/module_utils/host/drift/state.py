@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import grp
+import itertools
 import os
 import pwd
 import stat
@@ -199,6 +200,16 @@ def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
+def _files(changed: Iterable[str]) -> Iterator[Difference]:
+    """Those of one folder together, as the launcher's are."""
+    for folder, paths in itertools.groupby(changed, os.path.dirname):
+        path, *more = paths
+        if more:
+            yield Difference("file", folder, f"{1 + len(more)} files of {folder} are missing or have different content")
+        else:
+            yield Difference("file", path, f"{path} is missing or has different content")
+
+
 def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
     """Id of each planned build → its manifest; None where it is not installed, not intact or of another builder."""
     releases = Path(planned.prefix) / "releases"
@@ -251,7 +262,7 @@ def drift(planned: HostPlan) -> Drift:
             *_accounts(planned.accounts),
             *_folders(planned.folders),
             *_each("release", missing, "release {} is not installed"),
-            *_each("file", changed_files, "{} is missing or has different content"),
+            *_files(changed_files),
             *_models(models),
             *_each("definition", redefined, "{} is not defined as planned"),
             *_each("boot", sorted(place.not_at_boot(here, services)), "{} is not started at boot"),
