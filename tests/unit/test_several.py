@@ -8,6 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
@@ -310,5 +311,10 @@ def test_a_person_reads_what_each_model_takes():
     assert ">They take turns: a request" in html
     assert html.count('<table class="stack">') == len(plan.head.models)
     assert "head, two</h3>" in html
-    asked = " ".join("".join(plan_text.request_lines(plan)).replace("\\", " ").split())
-    assert json.loads(asked.partition("-d '")[2].rstrip("'"))["model"] == "one"
+    first, *others = plan.head.models
+    for known, prompt in ((None, "Once upon a time"), (KnownAnswerPlan(2, 64, "F32"), "")):
+        models = (first._replace(model=first.model._replace(known_answer=known)), *others)
+        lines = plan_text.request_lines(plan._replace(head=plan.head._replace(models=models)))
+        asked = " ".join("".join(lines).replace("\\", " ").split())
+        question = json.loads(asked.partition("-d '")[2].rstrip("'"))
+        assert (question["model"], question["prompt"]) == ("one", prompt)

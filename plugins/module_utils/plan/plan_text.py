@@ -171,7 +171,7 @@ def request_lines(plan: Plan) -> list[str]:
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     question |= (
         {"prompt": "", "temperature": 0}
-        if plan.model.known_answer
+        if plan.each()[0].model.known_answer
         else {"prompt": "Once upon a time", "max_tokens": 32}
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
