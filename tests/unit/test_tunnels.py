@@ -184,7 +184,8 @@ def test_the_open_end_of_stunnel_is_judged_by_who_could_connect(encrypted, sourc
     plan = typed(encrypted.plan())
     report = judged(plan, probes={"192.0.2.11:50052": source})
     first, *_others = checks(report, "closed")
-    assert first == ("closed", "127.128.2.11:50052", status, text)
+    assert first == ("closed", "192.0.2.11:50052", status, text)
+    assert {check.evidence.partition(", encrypted to ")[2] for check in checks(report, "handshake")} >= {first.subject}
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,6 @@ def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
     plan = typed(encrypted.plan())
     assert not plan.refused
     first, *_others = checks(judged(plan, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")
-    assert first == ("closed", END, "not tested", "open to the network: its key alone lets in")
+    assert first == ("closed", "192.0.2.11:50052", "not tested", "open to the network: its key alone lets in")
     ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
     assert "not closed to others by this collection beside the key of its tunnel" in ports

@@ -247,7 +247,7 @@ def _attempts(plan: Plan, observed: Observed, owner: str, end: str) -> Iterator[
 def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
-            yield _check("closed", worker.endpoint, *_judge_port(plan, observed, name, host, worker))
+            yield _check("closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observed, name, host, worker))
     for external in plan.external_workers:
         text = f"{external.host} runs it by itself: only a look there can tell"
         yield _check("closed", external.endpoint, None, text)
@@ -350,8 +350,10 @@ def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
     workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:
-            judged = _judge_handshake(handshakes, worker.endpoint, needed.get(worker.endpoint, 0))
-            yield _check("handshake", worker.endpoint, *judged)
+            passed, text = _judge_handshake(handshakes, worker.endpoint, needed.get(worker.endpoint, 0))
+            tunnel = worker.tunnel if isinstance(worker, WorkerPlan) else None
+            through = f", encrypted to {tunnel}" if passed and tunnel else ""
+            yield _check("handshake", worker.endpoint, passed, f"{text}{through}")
         else:
             yield _check("handshake", worker.endpoint, None, "the head does not use it")
 
