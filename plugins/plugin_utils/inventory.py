@@ -253,6 +253,6 @@ def _refuse_who_left(kept: Any, known: Collection[str], retired_group: str) -> N
     left = [validation.printable(str(name)) for name in kept if name not in known] if isinstance(kept, Mapping) else []
     if left:
         raise Refusal(
-            f"{', '.join(left)} had a part in this cluster's last plan and is in none of its groups now: check the spelling of the groups, or put it into "
+            f"None of the cluster's groups has {', '.join(left)}, with a part in its last plan: check the spelling of the groups, or put what is gone into "
             f"the group {retired_group}, and site.yml removes what runs there."
         )

@@ -128,7 +128,7 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
 @pytest.mark.parametrize(
     "retired, kept, refused",
     [
-        ([], {"a": {}, "gone": {}}, "gone had a part in this cluster's last plan"),
+        ([], {"a": {}, "gone": {}}, "None of the cluster's groups has gone, with a part in its last plan"),
         (["gone"], {"a": {}, "gone": {}}, ""),
         ([], {"a": {}}, ""),
         ([], ["gone"], ""),
