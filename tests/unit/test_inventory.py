@@ -132,7 +132,7 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
         (["gone"], {"a": {}, "gone": {}}, ""),
         ([], {"a": {}}, ""),
         ([], ["gone"], ""),
-        ([], {"a\x1b[2J": {}}, r"a\x1b[2J had a part"),
+        ([], {"a\x1b[2J": {}}, r"a\x1b[2J, with a part"),
     ],
 )
 @pytest.mark.parametrize("cluster, group", [("llama_cluster", "llama_retired"), ("night", "llama_retired_night")])
