@@ -127,7 +127,7 @@ def check_parts(decided: Decision, parts: Collection[str]) -> None:
     if parts and away and behind:
         raise Refusal(
             f"{away} could not be reached or failed above, and {behind} would be changed: no service was touched. Bring the host back and run the "
-            "playbook again, or remove it from the inventory"
+            "playbook again, or move it to the group llama_retired"
         )
     for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
         if missing := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):

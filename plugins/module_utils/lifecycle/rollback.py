@@ -111,7 +111,7 @@ def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collecti
     if absent:
         raise Refusal(
             f"Plan {target.id} (release {target.release}) needs {', '.join(absent)}, which did not answer or does not keep it: bring the host back and "
-            f"run the playbook again. If it stays away, remove it from the inventory, set llama_release: {target.declared} and run site.yml. {UNTOUCHED}."
+            f"run the playbook again. If it stays away, move it to the group llama_retired, set llama_release: {target.declared} and run site.yml. {UNTOUCHED}."
         )
     gone = [
         f"{name} lacks {', '.join([*found.drift.missing_builds, *found.missing])}"
