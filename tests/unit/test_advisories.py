@@ -5,16 +5,7 @@ from functools import partial
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import Cluster, known_answer_of
-from support.clusters import (
-    FORK,
-    GPU,
-    TOOLS,
-    TREE,
-    accelerator,
-    model,
-    strix_halo,
-    strix_halos,
-)
+from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos
 
 MI50 = accelerator("hip", "MI50", "gfx906", 32752)
 
@@ -190,10 +181,7 @@ CASES = [
     (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("binary"),
-        {
-            "set both to q8_0": setting("head", llama_server_cache_type_v="q8_0"),
-            "set {variables} to a": NEWER,
-        },
+        {"set both to q8_0": setting("head", llama_server_cache_type_v="q8_0"), "set {variables} to a": NEWER},
         ["q8_0", "q4_0", "llama_release"],
     ),
     (

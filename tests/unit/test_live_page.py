@@ -207,25 +207,8 @@ def served(current, **door):
     return port
 
 
-STRANGERS = [
-    "evil.example",
-    "head.evil.example",
-    "127.0.0.1.evil.example",
-    "localhost.evil.example:80",
-    "",
-    "[",
-    "head@evil",
-]
-OWN = [
-    "127.0.0.1",
-    "192.0.2.9:8081",
-    "[fd00::1]:8081",
-    "localhost",
-    "LocalHost.:8081",
-    "HEAD:8081",
-    "head.local",
-    "nas.lan",
-]
+STRANGERS = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[", "head@evil"]
+OWN = ["127.0.0.1", "192.0.2.9:8081", "[fd00::1]:8081", "LocalHost.:8081", "HEAD:8081", "head.local", "nas.lan"]
 
 
 @pytest.mark.programs

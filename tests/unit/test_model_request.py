@@ -3,20 +3,12 @@
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    header_summary,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelSource
 from conftest import identity, typed
-from support.model_sources import (
-    PREFIX,
-    REPO,
-    on_huggingface,
-    refusal,
-    request_of,
-)
+from support.model_sources import PREFIX, REPO, on_huggingface, refusal, request_of
 from support.models import as_json
 from support.rollbacks import completed
 
@@ -28,10 +20,7 @@ from support.rollbacks import completed
         ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep one"),
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
-        (
-            {"path": "/m.gguf", "mmproj": "/-p.gguf"},
-            "llama_model_mmproj is '/-p.gguf', which does not end in a name",
-        ),
+        ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', which does not end in a name"),
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
         ({"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),

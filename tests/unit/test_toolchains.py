@@ -86,11 +86,7 @@ def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
     assert not [backend for backend in BACKENDS if "openssl" in toolkits.libraries(backend)]
 
 
-ROCM = {
-    "HIPCXX": "/opt/rocm-7.2.0/llvm/bin/clang",
-    "HIP_PATH": "/opt/rocm-7.2.0",
-    "ROCM_PATH": "/opt/rocm-7.2.0",
-}
+ROCM = {"HIPCXX": "/opt/rocm-7.2.0/llvm/bin/clang", "HIP_PATH": "/opt/rocm-7.2.0", "ROCM_PATH": "/opt/rocm-7.2.0"}
 
 
 def cuda(version):
@@ -117,12 +113,7 @@ SYCL = {
     "machine, backend, targets, environment",
     [
         ("constructed/strix_halo", "hip", "gfx1151", ROCM),
-        (
-            "constructed/rdna3",
-            "hip",
-            "gfx1036;gfx1100",
-            {"HIPCXX": "/usr/lib/llvm-21/bin/clang", "HIP_PATH": "/usr"},
-        ),
+        ("constructed/rdna3", "hip", "gfx1036;gfx1100", {"HIPCXX": "/usr/lib/llvm-21/bin/clang", "HIP_PATH": "/usr"}),
         ("constructed/rdna4", "hip", "gfx1201", {key: value.replace("7.2.0", "6.4.2") for key, value in ROCM.items()}),
         ("constructed/rtx_3060_3090", "cuda", "86-real", cuda("12.4")),
         ("constructed/rtx_5090", "cuda", "120a-real;61-real", cuda("12.9")),
@@ -252,9 +243,7 @@ REFUSALS = [
         *(GTX, "llama_hardware of here has the architecture 'sm_86'", "like 8.6"), change=with_architecture("sm_86")
     ),
     refusal("constructed/intel_arc", "lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"),
-    refusal(
-        *("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain"),
-    ),
+    refusal(*("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain")),
     refusal(
         *(STRIX, "here has ROCm 7.2.0 in /opt/rocm-7.2.0 without hipblas, rocblas: install", "llama_build_toolchain"),
         change=without("hipblas", "rocblas"),
@@ -377,11 +366,7 @@ def test_vulkan_serves_where_oneapi_is_not_whole():
 
 @pytest.mark.parametrize(
     "installed, chosen",
-    [
-        (["2024.2", "2025.3", "2025.10"], "2025.3"),
-        (["2025.1", "2025.2", "2026.0"], "2025.2"),
-        (["2024.2"], None),
-    ],
+    [(["2024.2", "2025.3", "2025.10"], "2025.3"), (["2025.1", "2025.2", "2026.0"], "2025.2"), (["2024.2"], None)],
 )
 def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkeypatch, installed, chosen):
     machine = Machine("constructed/arc_a770", tmp_path).stand_in(monkeypatch)
