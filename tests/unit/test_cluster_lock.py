@@ -101,6 +101,9 @@ def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypa
     sleeper.wait()
     assert action.has_ended(other)
     assert not action.has_ended(other._replace(machine="another"))
+    with monkeypatch.context() as patched:
+        patched.setattr(action.Path, "read_text", lambda path: "boot-2")
+        assert not action.has_ended(other), "a controller of the same name"
     monkeypatch.setattr(action.os, "readlink", lambda path: "pid:[2]")
     assert not action.has_ended(other), "in another container its number says nothing"
 

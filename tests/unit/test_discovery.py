@@ -274,6 +274,7 @@ END = LinkInterface("{{ x }}", "ethernet", "02:00:00:00:00:01", None, (), False,
         {"models": [a_model("/models/{{ lookup('pipe', 'id') }}.gguf")]},
         {"models": [a_model("/models/x.gguf\nllama_head: {}")]},
         {"interfaces": [END]},
+        {"interfaces": [{**END, "name": "x", "addresses": ["1.2.3.4/99"]}]},
     ],
 )
 def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):

@@ -6,6 +6,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import inte
 IP = """\
 1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
 2: enp1s0    inet 192.0.2.11/24 brd 192.0.2.255 scope global dynamic enp1s0\\       valid_lft 3000sec preferred_lft 3000sec
+2: enp1s0    inet 0.0.0.0/24 scope global secondary enp1s0\\       valid_lft forever preferred_lft forever
 2: enp1s0    inet 192.0.2.99/24 scope global secondary enp1s0\\       valid_lft forever preferred_lft forever
 3: thunderbolt0    inet 169.254.205.206/16 scope link noprefixroute thunderbolt0\\       valid_lft forever preferred_lft forever
 4: veth7@if2    inet 172.17.0.1/16 scope global veth7\\       valid_lft forever preferred_lft forever
@@ -88,7 +89,7 @@ def test_interfaces_of_linux(tmp_path, monkeypatch, device, routers, kind):
 def test_addresses_of_rdma_devices(tmp_path):
     """As a kernel with soft-RoCE shows them, and another port, at which RPC does not look."""
     for port, entries in (
-        (1, ("fe80:0000:0000:0000:5054:00ff:fe12:3456", IPV4 + "0a09:0001", "0" * 39)),
+        (1, ("fe80:0000:0000:0000:5054:00ff:fe12:3456", IPV4 + "0a09:0001", IPV4 + "e000:0001", "0" * 39)),
         (2, (IPV4 + "0a09:0002",)),
     ):
         for index, entry in enumerate(entries):

@@ -7,12 +7,14 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection as reached
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS, known_answer_of
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.hosts import service_plan
 
 LISTING = """1: lo    inet 127.0.0.1/8 scope host lo
 1: lo    inet6 ::1/128 scope host
@@ -115,9 +117,18 @@ def test_no_operators_address_of_many_or_no_hosts_gets_into_a_plan(pair, address
     assert "llama_links[0].address of worker1" in pair.reason()
 
 
+def test_what_is_no_address_is_no_part_of_a_plan():
+    rules = FirewallRule(1, ("1.2.3.4/99",), "1.2.3.4"), FirewallRule(1, (), "٣.٣.٣.٣")
+    services = service_plan(["x"], "1.2.3.4:1", allow=("1.2.3.4/99",)), service_plan(["x"], "1.2.3.4:99999")
+    for part, place in zip((*rules, *services), ("sources", "address", "allow", "listens")):
+        with pytest.raises(typed_json.Mismatch, match=place):
+            typed_json.parse(type(part), typed_json.dump(part))
+
+
 OCTETS = st.integers(0, 300).map(str) | st.sampled_from(["", "٣", "01", " 1", "1 ", "-1", "1/24", "0x1"])
 
 
+@settings(deadline=None)
 @given(st.lists(OCTETS, min_size=4, max_size=4), st.sampled_from(["", "/0", "/24", "/33", "/٣", "/", "\n"]))
 @example(["0"] * 4, "")
 def test_addresses_are_those_that_python_reads(octets, end):

@@ -1,5 +1,6 @@
 """What tasks of roles and playbooks do that no run on hosts tells apart: order, hostile texts, refused runs."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def flat(items):
 def tasks_of(path):
     content = yaml.safe_load(path.read_text())
     return [*flat(content)] if isinstance(content, list) else []
+
+
+def holds(conditions, known):
+    templar = Templar(DataLoader(), known)
+    return all(templar.evaluate_conditional(trust_as_template(condition)) for condition in conditions)
 
 
 def test_what_others_say_is_shown_without_control_characters():
@@ -123,8 +129,24 @@ def test_which_links_are_measured(name, facts, kinds, asked, measured):
         "hostvars": {"head": {"__llama_facts": {"facts": facts} if facts else {}}},
         **{key: trust_as_template(value) for key, value in task["vars"].items()},
     }
-    templar = Templar(DataLoader(), {**known, "inventory_hostname": name, "llama_link_measure": asked})
-    assert all(templar.evaluate_conditional(trust_as_template(condition)) for condition in task["when"]) == measured
+    assert holds(task["when"], {**known, "inventory_hostname": name, "llama_link_measure": asked}) == measured
+
+
+def test_the_unit_that_comes_with_stunnel_is_not_left_enabled():
+    unit = "ansible.builtin.systemd_service"
+    (task,) = (task for task in tasks_of(ROOT / "roles/llama_host/tasks/packages.yml") if unit in task)
+    assert task[unit] == {"name": "stunnel.target", "enabled": False, "state": "stopped"}
+
+    def is_run(installed, lacking, family):
+        known = {
+            "__llama_host_by_module": {"changed": installed},
+            "__llama_host_lacking": {lacking: lacking},
+            "__llama_host_facts": {"distribution": {"family": family}, "service_manager": "systemd"},
+        }
+        return holds(task["when"], {**known, "ansible_check_mode": False})
+
+    cases = itertools.product((True, False), ("stunnel", "cmake"), ("debian", "suse"))
+    assert [case for case in cases if is_run(*case)] == [(True, "stunnel", "debian")]
 
 
 IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in ("iperf3.json", "ping.txt"))
