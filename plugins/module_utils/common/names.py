@@ -14,14 +14,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import ser
 
 CLUSTER_GROUP = "llama_cluster"
 """Group of the hosts of a cluster, where llama_cluster_group names no other one."""
-ROOT = "llamacpp"
-"""How names begin that the collection gives, and as which services run: a host belongs to one cluster."""
-SERVER, WORKERS = f"{ROOT}-server", f"{ROOT}-worker-"
+NAME = "llamacpp"
+"""How names begin that the collection gives: a host belongs to one cluster."""
+SERVER, WORKERS = f"{NAME}-server", f"{NAME}-worker-"
 """Service of the head, and how those of workers begin."""
-BUILD_ACCOUNT = "llamacpp-build"
-"""Compiles."""
-BUILD_HOME = f"/opt/{ROOT}"
-"""Home of that account."""
+ACCOUNT, BUILD_ACCOUNT = NAME, f"{NAME}-build"
+"""The account as which services run, and the one that compiles."""
+BUILD_HOME = f"/opt/{NAME}"
+"""Home of the account that compiles."""
 SERVICE = re.compile(rf"{SERVER}|{WORKERS}.+")
 SYSTEM = "/usr"
 """Prefix of what the distribution brings."""
@@ -126,7 +126,7 @@ def service(part: str) -> str:
 
     :param part: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
     """
-    return f"{ROOT}-{part}"
+    return f"{NAME}-{part}"
 
 
 def is_head(name: str) -> bool:
@@ -169,10 +169,10 @@ def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str
     """
     home = environment["HOME"]
     if scope == "system":
-        prefix, cache = f"/opt/{ROOT}", f"/var/cache/{ROOT}"
+        prefix, cache = f"/opt/{NAME}", f"/var/cache/{NAME}"
     else:
-        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", ROOT)
-        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", ROOT)
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", NAME)
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", NAME)
     return {
         "prefix": prefix,
         "cache": cache,

@@ -216,7 +216,7 @@ def facts(
         "tools": _installed(tools, packages),
         "user": user,
         "uid": os.geteuid(),
-        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.ROOT)},
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.NAME)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],

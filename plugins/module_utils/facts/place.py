@@ -126,7 +126,7 @@ def is_own_definition(definition: Path) -> bool:
 def defined_services(manager: str, units: str) -> list[str]:
     """Names of services whose definition this collection has written."""
     services = []
-    for path in Path(units).glob(f"{names.ROOT}-*") if os.path.isdir(units) else []:
+    for path in Path(units).glob(f"{names.NAME}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
         if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
             services.append(service)

@@ -28,4 +28,4 @@ def foreign_files(system: System) -> list[str]:
 
 
 def _file(system: System) -> str:
-    return f"/etc/modprobe.d/{names.ROOT}.conf"
+    return f"/etc/modprobe.d/{names.NAME}.conf"

@@ -74,7 +74,7 @@ def _take_metrics_back(place: Place, check: bool) -> list[str]:
         for path in paths:
             _remove(path)
         for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
-            System().output("setfacl", "--remove", f"user:{names.ROOT}", folder)
+            System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
     return [str(path) for path in paths]
 
 

@@ -50,14 +50,14 @@ def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
         raise Refusal(
             f"{name} belongs to the cluster {known.cluster}, and not to {cluster}: leave it out of the groups of {cluster}"
         )
-    system, homes = known.scope == "system", {names.ROOT: known.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    system, homes = known.scope == "system", {names.ACCOUNT: known.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     accounts = [
         name for name, home in known.accounts.items() if homes.get(name) == home and name in known.made_accounts
     ]
     return {
         **facts,
         **NOTHING,
-        "account": names.ROOT if system else None,
+        "account": names.ACCOUNT if system else None,
         "firewall_manager": known.firewall if system else None,
         "unplanned": list(known.defined),
         "accounts": accounts if system else [],

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Endpoint, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker, WorkerRequest
 
 SHARE_OF_DISK = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
@@ -35,7 +35,7 @@ GIB = 1024 * MIB
 def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
-        return sum(row.bytes * row.number for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
+        return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
     known = summary.largest_tensor_bytes
     if known is not None and known <= rpc_upload.THRESHOLD:
         return 0
@@ -47,13 +47,13 @@ def large_sizes(summary: ModelSummary) -> list[int]:
     return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
 
 
-def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary]) -> Endpoint:
-    """The endpoint with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the models and the disk's size.
+def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> WorkerRequest:
+    """The request with ``cache`` and ``cache_why``. Where the inventory does not say, it follows from the models and the disk's size.
 
     :param models: those that are served, as far as they are known, and none that proves a release.
     """
-    if endpoint.cache is not None:
-        return endpoint._replace(cache_why="llama_worker_endpoints says so")
+    if request.cache is not None:
+        return request._replace(cache_why="llama_worker_endpoints says so")
     size = sum(map(large_bytes, models))
     if not size:
         why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
@@ -63,8 +63,8 @@ def with_cache(endpoint: Endpoint, facts: Facts, models: Sequence[ModelSummary])
         least = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
         why = f"the host's disk has less than {least} GiB, which is asked for with this model"
     else:
-        return endpoint._replace(cache=True, cache_why="the host's disk has room")
-    return endpoint._replace(cache=False, cache_why=why)
+        return request._replace(cache=True, cache_why="the host's disk has room")
+    return request._replace(cache=False, cache_why=why)
 
 
 def of_worker(

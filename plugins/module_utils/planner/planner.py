@@ -33,13 +33,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """The plan, or the reasons why there is none.
+    """Decides, writes the plan with its fallbacks, then its services, adds the advisories that it meets and the remedies that help, and judges it.
 
     :param model_found: what the module model_info reports of the model: a model_source.Found; empty when
         nothing is known. Of several models ``models``: name → that of each.
     :param catalogue: of packages.yml.
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
-    :returns: the plan; when ``refused`` is true, ``reasons`` says why and nothing may be applied.
+    :returns: a Plan, ``refused`` where its model does not fit or an error is not accepted; Refused where planning could not end. Then ``reasons``
+        says why, and nothing may be applied.
     """
     if cluster.turns:
         each = deriving.each_alone(cluster, model_found)
@@ -83,8 +84,8 @@ def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue)
         workforce.equipped, chosen.releases, cluster.server, catalogue, tls_backend, cluster.measures
     )
     placement = placing.place(cluster, chosen, workforce, report)
-    placed_for = cluster._replace(server=placement.case.server)
-    return Draft(placed_for, chosen, workforce.equipped, builds, placement)
+    with_batches = cluster._replace(server=placement.case.server)
+    return Draft(with_batches, chosen, workforce.equipped, builds, placement)
 
 
 def refused(cluster: str, refusal: Refusal) -> Refused:

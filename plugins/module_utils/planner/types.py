@@ -21,8 +21,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 
 
-class Endpoint(NamedTuple):
-    """An entry of ``llama_worker_endpoints``; None where it does not say."""
+class WorkerRequest(NamedTuple):
+    """A worker that is asked for, as an entry of ``llama_worker_endpoints``; None where it does not say."""
 
     name: str | None = None
     backend: str | None = None
@@ -60,7 +60,7 @@ class Host(NamedTuple):
     backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""
     links: tuple[LinkPlan, ...] = ()
-    endpoints: tuple[Endpoint, ...] = ()
+    worker_requests: tuple[WorkerRequest, ...] = ()
     cmake_options: Mapping[str, str] = {}
     toolchain: str | None = None
     build_host: str | None = None
@@ -285,8 +285,8 @@ class Cluster(NamedTuple):
     """Of the other models."""
 
     @property
-    def places(self) -> dict[str, Host]:
-        """Every host that a device may be on."""
+    def every_host(self) -> dict[str, Host]:
+        """Also those of external workers."""
         return {**self.hosts, **self.elsewhere}
 
 

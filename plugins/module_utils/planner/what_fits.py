@@ -176,7 +176,7 @@ def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Questio
 def _planned(
     cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
 ) -> Row:
-    experts = sum(row.number * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
+    experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
     active = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
     row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
     plan = _try(cluster, summary, min(context, summary.context), catalogue)

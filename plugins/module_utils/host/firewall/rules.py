@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
-MARK = names.ROOT
+MARK = names.NAME
 PRIORITIES = {"accept": -20050, "drop": -20049}
 """Of rich rules."""
 NFT_FILE = f"/etc/firewall-{MARK}.nft"

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import (
     MAX_LAYERS,
-    Key,
+    KeyValue,
     ModelSummary,
 )
 
@@ -194,7 +194,7 @@ def summarize(model: gguf.Model) -> dict[str, Any]:
     return summary
 
 
-KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], Key]
+KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], KeyValue]
 
 
 def parse(data: Any) -> ModelSummary:
@@ -204,7 +204,7 @@ def parse(data: Any) -> ModelSummary:
     """
     summary = typed_json.parse(ModelSummary, {**data, "keys": []} if isinstance(data, Mapping) else data)
     try:
-        keys: Mapping[str, Key] = typed_json.parse(KEYS, data.get("keys") or {})
+        keys: Mapping[str, KeyValue] = typed_json.parse(KEYS, data.get("keys") or {})
     except Mismatch as error:
         raise Mismatch(error.why, f".keys{error.where}") from None
     summary = summary._replace(keys=tuple(keys.items()))

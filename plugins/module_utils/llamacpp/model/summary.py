@@ -13,7 +13,7 @@ MAX_LAYERS = 512
 Name = Annotated[str, Text(longest=LONGEST)]
 Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
 Number0 = Annotated[int, Number(0, gguf.MAX_COUNT)]
-Key = Union[Number0, tuple[Number0, ...]]
+KeyValue = Union[Number0, tuple[Number0, ...]]
 """Value of a key of the header: one for the model, or one for each layer."""
 
 
@@ -30,8 +30,8 @@ class TensorGroup(NamedTuple):
     """None of a tensor outside the layers."""
 
     @property
-    def number(self) -> int:
-        """How many there are."""
+    def how_many(self) -> int:
+        """One outside the layers, else one in each."""
         return 1 if self.layers is None else len(self.layers)
 
 
@@ -58,7 +58,7 @@ class ModelSummary(NamedTuple):
     layer_bytes: tuple[Size, ...]
     input_bytes: Size
     output_bytes: Size
-    keys: tuple[tuple[str, Key], ...] = ()
+    keys: tuple[tuple[str, KeyValue], ...] = ()
     """Name of a key without the architecture, and its value."""
     tensors: Optional[tuple[TensorGroup, ...]] = None
     """None of a summary without their names."""
@@ -90,7 +90,7 @@ class ModelSummary(NamedTuple):
         return value if isinstance(value, tuple) else None
 
     def by_layer(self, key: str, default: int = 0) -> list[int]:
-        """The value of a key in each layer, whether it has one value or several."""
+        """The value of a key in each layer: the same for all, ``default`` without the key, or those that are listed, and 0 where the list ends."""
         listed = self.listed(key)
         if listed is None:
             number = self.number(key)

@@ -36,7 +36,7 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
     places: list[tuple[devices.Holder, str]] = []
     for device in context.used:
         shown = f"{device.visible_mib} MiB are shown"
-        accelerator = devices.accelerator_of(context.cluster.places[device.host].facts, device.name)
+        accelerator = devices.accelerator_of(context.cluster.every_host[device.host].facts, device.name)
         if context.plan.fits and (share := round(device.held_mib)) > device.visible_mib:
             places.append((device, f"gets {share} MiB, and {shown}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:

@@ -47,7 +47,7 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
             if (option := backends.RECORDS[build.backend].all_quants)
         }
         if not known or not all(map(backends.is_on, known.values())):
-            given = [option for option in known if option in context.cluster.places[name].cmake_options]
+            given = [option for option in known if option in context.cluster.every_host[name].cmake_options]
             values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(given) or None}
             cases.append((name, {**values, "variables": variables}))
     return cases

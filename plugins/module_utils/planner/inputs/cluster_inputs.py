@@ -31,7 +31,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
-    Endpoint,
     External,
     Host,
     ModelRequest,
@@ -39,6 +38,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Server,
     Tuning,
     Turn,
+    WorkerRequest,
 )
 
 UNNAMED = "declared"
@@ -215,8 +215,8 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
         links=tuple(
             _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
         ),
-        endpoints=tuple(
-            _endpoint(f"llama_worker_endpoints[{index}] of {name}", endpoint)
+        worker_requests=tuple(
+            _worker_request(f"llama_worker_endpoints[{index}] of {name}", endpoint)
             for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
         ),
         cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
@@ -304,9 +304,9 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
     return LinkPlan(**{**own, "address": address, "manage": bool(own["manage"])})
 
 
-def _endpoint(where: str, given: Mapping[str, Any]) -> Endpoint:
-    own: dict[str, Any] = {field: given[field] for field in Endpoint._fields if given.get(field) is not None}
-    return Endpoint(**own)._replace(environment=environment(f"environment in {where}", given.get("environment")))
+def _worker_request(where: str, given: Mapping[str, Any]) -> WorkerRequest:
+    own: dict[str, Any] = {field: given[field] for field in WorkerRequest._fields if given.get(field) is not None}
+    return WorkerRequest(**own)._replace(environment=environment(f"environment in {where}", given.get("environment")))
 
 
 def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:

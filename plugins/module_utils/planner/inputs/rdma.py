@@ -48,7 +48,7 @@ def _check(worker: str, host: Host, address: str) -> None:
             f"{refused} no RDMA device of {host.name} has its address {address}, and {known}: name in llama_links the interface of the device, "
             f"or set llama_transport to {names.PLAIN}"
         )
-    tunnelled = [entry.tunnel for entry in host.endpoints if entry.tunnel]
+    tunnelled = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
     if tunnelled:
         raise Refusal(
             f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which ends RDMA: remove one of them"

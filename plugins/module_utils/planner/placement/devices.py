@@ -85,10 +85,10 @@ def _with_visible_memory(device: Device, facts: Facts) -> Device:
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
 
 
-def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], bounded: bool) -> list[Device]:
+def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
     """The devices that workers lend.
 
-    :param bounded: whether they lend no more than their driver shows as their own.
+    :param within_shown_memory: whether they lend no more than their driver shows as their own.
     """
     devices = [
         Device(
@@ -102,7 +102,9 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], bounded: bool)
         )
         for worker in used
     ]
-    return [_with_visible_memory(device, hosts[device.host].facts) if bounded else device for device in devices]
+    return [
+        _with_visible_memory(device, hosts[device.host].facts) if within_shown_memory else device for device in devices
+    ]
 
 
 def _visible(facts: Facts, lent: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
@@ -155,12 +157,12 @@ def of_head(
     shares: Mapping[str, int],
     limits: Mapping[str, int],
     environment: Mapping[str, str],
-    bounded: bool = True,
+    within_shown_memory: bool = True,
 ) -> list[Device]:
     """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
     it, unless the operator says what it shows.
 
-    :param bounded: whether they hold no more than their driver shows as their own.
+    :param within_shown_memory: whether they hold no more than their driver shows as their own.
     """
     same = same_device.canonical_device_names(head.facts)
     chosen = []
@@ -169,7 +171,7 @@ def of_head(
         capacity = shares[same[name]] if accelerator.unified else limits.get(name, own)
         chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
     said = backends.UNIFIED_HEAP in environment
-    return [_with_visible_memory(device, head.facts) for device in chosen] if said and bounded else chosen
+    return [_with_visible_memory(device, head.facts) for device in chosen] if said and within_shown_memory else chosen
 
 
 def of_single_host(host: Host, backend: str, server: Server | None = None) -> list[Device]:

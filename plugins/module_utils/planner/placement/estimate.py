@@ -89,7 +89,7 @@ class Case(NamedTuple):
     head: str
     hosts: Mapping[str, Host]
     """Those that the collection manages."""
-    places: Mapping[str, Host]
+    every_host: Mapping[str, Host]
     """All hosts with devices, also those of external workers."""
     fits: bool
     backend_of: Mapping[str, str]
@@ -102,7 +102,7 @@ class Case(NamedTuple):
 
     def alone(self, host: Host, placed: device_load.Placed) -> Case:
         """The same of a host that serves alone."""
-        return self._replace(placed=placed, head=host.name, places={host.name: host}, fits=True)
+        return self._replace(placed=placed, head=host.name, every_host={host.name: host}, fits=True)
 
 
 class _Share(NamedTuple):
@@ -170,13 +170,13 @@ def works_of(case: Case) -> list[cost_model.Work]:
         share = shares[index]
         if not share.visits:
             continue
-        host = case.places[device.host]
+        host = case.every_host[device.host]
         works.append(
             cost_model.Work(
                 host=device.host,
                 device=device.buffer,
                 rate=cost_model.rate_of(device, host.facts),
-                link=link_of(device.wire, host, case.places) if device.endpoint else None,
+                link=link_of(device.wire, host, case.every_host) if device.endpoint else None,
                 **share._asdict(),
             )
         )
@@ -335,8 +335,8 @@ def _links(case: Case, works: Mapping[str, cost_model.Work]) -> tuple[LinkEstima
     links = []
     for device in case.placed.devices:
         if device.endpoint:
-            host, work = case.places[device.host], works.get(device.buffer)
-            link = link_of(device.wire, host, case.places)
+            host, work = case.every_host[device.host], works.get(device.buffer)
+            link = link_of(device.wire, host, case.every_host)
             links.append(
                 LinkEstimate(
                     host=device.host,

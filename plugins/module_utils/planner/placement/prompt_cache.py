@@ -98,6 +98,6 @@ def _move_s(case: estimate.Case, server: Server) -> float:
     seconds = 0.0
     for device, share in zip(case.placed.devices, case.placed.shares()):
         if device.endpoint:
-            gbit = estimate.link_of(device.wire, case.places[device.host], case.places).gbit
+            gbit = estimate.link_of(device.wire, case.every_host[device.host], case.every_host).gbit
             seconds += 2 * 8 * share.kv / slots / gbit / 1e9
     return seconds

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workers that a host declares: addresses, ports, devices and command lines."""
+"""The workers that a host declares: addresses, ports, devices and command lines; and what devices and hosts keep back of their memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
-    Endpoint,
     Host,
     Worker,
+    WorkerRequest,
 )
 
 FIRST_PORT = 50052
@@ -90,27 +90,27 @@ def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
     return [*devices, Lendable("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
 
 
-def _device_of(where: str, endpoint: Endpoint, offered: list[Lendable], lent: Collection[str]) -> Lendable:
-    """The device that an endpoint lends: the one that it names, or else the first of its backend that is left."""
-    free = [device for device in offered if device.device not in lent and endpoint.backend in (None, device.backend)]
-    if not free and not endpoint.device and endpoint.backend not in (None, "cpu"):
+def _device_of(where: str, request: WorkerRequest, offered: list[Lendable], lent: Collection[str]) -> Lendable:
+    """The device that a worker lends: the one that its entry names, or else the first of its backend that is left."""
+    free = [device for device in offered if device.device not in lent and request.backend in (None, device.backend)]
+    if not free and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{where} has the backend {endpoint.backend!r}, of which no device is left: the host's builds offer {', '.join(d.device for d in offered)}. "
+            f"{where} has the backend {request.backend!r}, of which no device is left: the host's builds offer {', '.join(d.device for d in offered)}. "
             "Remove it, add the backend to llama_backend, or declare further devices in llama_hardware"
         )
-    name = endpoint.device or (free or offered[-1:])[0].device
+    name = request.device or (free or offered[-1:])[0].device
     device = next((device for device in offered if device.device == name), None)
     if device is None:
         raise Refusal(
             f"{where} has the device {name!r}: use one of {', '.join(d.device for d in offered)}, or declare it in llama_hardware"
         )
-    if endpoint.backend not in (None, device.backend):
+    if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{where} has the backend {endpoint.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
+            f"{where} has the backend {request.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
         )
     if device.backend != "cpu" and name in lent:
         raise Refusal(f"{where} lends {name} a second time: two workers cannot share an accelerator")
-    if device.backend != "cpu" and not (device.memory_mib or endpoint.memory_mib):
+    if device.backend != "cpu" and not (device.memory_mib or request.memory_mib):
         raise Refusal(
             f"{where} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
             "device in llama_hardware"
@@ -118,11 +118,11 @@ def _device_of(where: str, endpoint: Endpoint, offered: list[Lendable], lent: Co
     return device
 
 
-def _check_numbers(where: str, endpoint: Endpoint, port: int, taken: Collection[int]) -> None:
+def _check_numbers(where: str, request: WorkerRequest, port: int, taken: Collection[int]) -> None:
     for variable, value, most in (
-        ("threads", endpoint.threads, MOST_THREADS),
-        ("memory_mib", endpoint.memory_mib, MOST_MIB),
-        ("cache_mib", endpoint.cache_mib or None, MOST_MIB),
+        ("threads", request.threads, MOST_THREADS),
+        ("memory_mib", request.memory_mib, MOST_MIB),
+        ("cache_mib", request.cache_mib or None, MOST_MIB),
     ):
         limit = validation.limit(value, 1, most)
         if limit:
@@ -133,8 +133,8 @@ def _check_numbers(where: str, endpoint: Endpoint, port: int, taken: Collection[
         raise Refusal(f"{where} has the port {port}, which another worker of this host uses too: give each its own")
 
 
-def _name_of(where: str, endpoint: Endpoint, default: str, taken: Collection[str]) -> str:
-    name = endpoint.name or default
+def _name_of(where: str, request: WorkerRequest, default: str, taken: Collection[str]) -> str:
+    name = request.name or default
     if not re.fullmatch(WORKER_NAME, name):
         raise Refusal(f"{where} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
     if name in taken:
@@ -143,10 +143,10 @@ def _name_of(where: str, endpoint: Endpoint, default: str, taken: Collection[str
 
 
 class Declared(NamedTuple):
-    """An endpoint with its device and all that the inventory may leave out."""
+    """A worker that is asked for, with its device and all that the inventory may leave out."""
 
     name: str
-    endpoint: Endpoint
+    request: WorkerRequest
     device: Lendable
     port: int
     tunnel: str | None
@@ -227,22 +227,22 @@ def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable],
 
 
 def declare(host: Host, built: Collection[str], serves: str | None) -> list[Declared]:
-    """The endpoints of a host, those that it gives or those that it has by default.
+    """The workers of a host, those that it asks for or those that it has by default.
 
     :param serves: on the head, the backend of its llama-server; None elsewhere.
     """
     offered = lendable(host, built)
     lent = _by_default(host, built, offered, serves)
-    endpoints: Sequence[Endpoint] = host.endpoints or [Endpoint(device=device.device) for device in lent]
+    requests: Sequence[WorkerRequest] = host.worker_requests or [WorkerRequest(device=device.device) for device in lent]
     declared: list[Declared] = []
-    for index, endpoint in enumerate(endpoints):
+    for index, request in enumerate(requests):
         where = f"llama_worker_endpoints[{index}] of {host.name}"
-        device = _device_of(where, endpoint, offered, {other.device.device for other in declared})
-        port = FIRST_PORT + index if endpoint.port is None else endpoint.port
-        _check_numbers(where, endpoint, port, {other.port for other in declared})
-        number = str(index) if len(endpoints) > 1 and device.device == "CPU" else ""
-        name = _name_of(where, endpoint, device.device.lower() + number, {other.name for other in declared})
-        declared.append(Declared(name, endpoint, device, port, _tunnel(where, host, endpoint.tunnel)))
+        device = _device_of(where, request, offered, {other.device.device for other in declared})
+        port = FIRST_PORT + index if request.port is None else request.port
+        _check_numbers(where, request, port, {other.port for other in declared})
+        number = str(index) if len(requests) > 1 and device.device == "CPU" else ""
+        name = _name_of(where, request, device.device.lower() + number, {other.name for other in declared})
+        declared.append(Declared(name, request, device, port, _tunnel(where, host, request.tunnel)))
     return declared
 
 
@@ -267,7 +267,7 @@ def shares_of_memory(
         for name, accelerator in same_device.named_accelerators(facts)
         if accelerator.unified
     }
-    given = {entry.device.device: entry.endpoint.memory_mib for entry in declared if entry.endpoint.memory_mib}
+    given = {entry.device.device: entry.request.memory_mib for entry in declared if entry.request.memory_mib}
     given.update(limits)
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
@@ -277,8 +277,8 @@ def shares_of_memory(
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(wanted) + len(processors) < 2:
         return {**wanted, "CPU": usable_mib(facts.memory_mib)}
-    dividing = sum(not entry.endpoint.memory_mib for entry in processors)
-    room = usable_mib(facts.memory_mib) - sum(entry.endpoint.memory_mib or 0 for entry in processors)
+    dividing = sum(not entry.request.memory_mib for entry in processors)
+    room = usable_mib(facts.memory_mib) - sum(entry.request.memory_mib or 0 for entry in processors)
     for_accelerators = max(0, room - LEAST_MIB * dividing)
     asked = sum(wanted.values())
     if asked > for_accelerators:
@@ -287,18 +287,19 @@ def shares_of_memory(
 
 
 def usable_mib(memory_mib: int) -> int:
+    """What a host's memory may hold, beside what is left to its system."""
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
 
 def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
     """Of a worker's process, as far as its release does not matter."""
-    environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.endpoint.environment}
+    environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
     bus_order = backends.RECORDS[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
-    if entry.endpoint.cache:
-        request = host.releases["llama_release"]
-        ending = fast_load.CACHE_ENDING if request and request.fast_load else ""
+    if entry.request.cache:
+        release = host.releases["llama_release"]
+        ending = fast_load.CACHE_ENDING if release and release.fast_load else ""
         environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
@@ -315,8 +316,8 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
     workers = []
     for entry in declared:
-        endpoint, device = entry.endpoint, entry.device
-        threads = endpoint.threads
+        request, device = entry.request, entry.device
+        threads = request.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu.cores // cpu_workers)
         own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
@@ -332,11 +333,11 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 build=device.build,
                 device=device.device,
                 threads=threads,
-                cache=bool(endpoint.cache),
-                cache_mib=endpoint.cache_mib,
-                cache_why=endpoint.cache_why,
+                cache=bool(request.cache),
+                cache_mib=request.cache_mib,
+                cache_why=request.cache_why,
                 shared=device.shared,
-                capacity_mib=endpoint.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
+                capacity_mib=request.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
                 environment=_environment_of(host, entry),
                 rdma=host.rdma and not host.is_head,
             )
@@ -344,7 +345,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
     return workers
 
 
-def usable(
+def for_head(
     workers: Sequence[Worker],
     order: Sequence[str],
     fitting: Collection[str],

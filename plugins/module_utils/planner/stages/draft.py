@@ -35,7 +35,7 @@ class Draft(NamedTuple):
     """What was decided."""
 
     cluster: Cluster
-    """With pieces of prompts that suit the placement."""
+    """With a batch and a micro-batch that suit the placement."""
     programs: Programs
     equipped: Mapping[str, Equipped]
     builds: Mapping[str, Mapping[str, BuildPlan]]
@@ -71,7 +71,7 @@ class Draft(NamedTuple):
         return placing.estimated_case(self.cluster, self.programs, self.case, placed or self.placed)
 
     def as_requested(self) -> Draft:
-        """The same with pieces of prompts as the operator asks for them: planned ones suit devices with more room than those of a fallback may have."""
+        """The same with the batches that the operator asks for: planned ones suit devices with more room than those of a fallback may have."""
         server = self.placement.requested
         placement = self.placement._replace(case=self.case._replace(server=server))
         return self._replace(cluster=self.cluster._replace(server=server), placement=placement)
@@ -96,7 +96,9 @@ def lay(draft: Draft, placed: device_load.Placed) -> Laid:
     exact = as_planned and draft.release.mainline
     entries = layout.as_plan(placed, exact, cluster.server.load_mode, without)
     holders = [
-        devices.holder(device, cluster.places[device.host].facts, entry.weights_mib, entry.kv_mib + entry.auxiliary_mib)
+        devices.holder(
+            device, cluster.every_host[device.host].facts, entry.weights_mib, entry.kv_mib + entry.auxiliary_mib
+        )
         for device, entry in zip(placed.devices, entries)
     ]
     return Laid(placed, entries, holders)

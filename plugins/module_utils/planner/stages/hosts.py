@@ -60,12 +60,12 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,
-        account=names.ROOT if system else None,
+        account=names.ACCOUNT if system else None,
         accounts=accounts,
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
         folders=(
-            *_folders(facts, names.ROOT if system else None, sources, host.metrics),
+            *_folders(facts, names.ACCOUNT if system else None, sources, host.metrics),
             *([FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
         ),
         tuning=_tuning(host),
@@ -160,7 +160,7 @@ def _port_probes(draft: Draft, entry: Equipped) -> tuple[str, ...]:
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = AccountPlan(names.ROOT, facts.device_groups, facts.prefix)
+    serves = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
     builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
     return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
 

@@ -40,8 +40,10 @@ class Workforce(NamedTuple):
 
 def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workforce:
     """:raises Refusal: a host cannot run what it declares, or workers do not go together."""
-    head, bounded = cluster.hosts[cluster.head], memory.VULKAN_MEMORY not in cluster.accepted
-    lending = _lending(cluster, programs, bounded)
+    head = cluster.hosts[cluster.head]
+    # Who accepts the advisory lets devices hold more than their drivers show.
+    within_shown_memory = memory.VULKAN_MEMORY not in cluster.accepted
+    lending = _lending(cluster, programs, within_shown_memory)
     equipped = {
         name: _equip(
             host,
@@ -58,9 +60,9 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workfor
     serving = _within(cluster, _serving(cluster, programs, equipped, [name for name, _device in lending.driven]))
     if cluster.within is None and not serving:
         _check_some_worker_serves(cluster, programs, equipped)
-    lent = devices.of_workers([*serving, *others], cluster.places, bounded)
+    lent = devices.of_workers([*serving, *others], cluster.every_host, within_shown_memory)
     own = devices.of_head(
-        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, bounded
+        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
     )
     return Workforce(equipped, (*lent, *own))
 
@@ -69,7 +71,7 @@ class Lending(NamedTuple):
     """Who drives the devices of each host: its workers, or on the head llama-server itself."""
 
     declared: Mapping[str, Sequence[workers.Declared]]
-    """Host → its endpoints."""
+    """Host → its workers."""
     driven: Sequence[tuple[str, Accelerator]]
     """The head's own devices, with their names."""
     shares: Mapping[str, Mapping[str, int]]
@@ -78,8 +80,8 @@ class Lending(NamedTuple):
     """The head's own device → what the operator lets it hold."""
 
 
-def _lending(cluster: Cluster, programs: Programs, bounded: bool) -> Lending:
-    """:param bounded: whether devices hold no more than their drivers show as their own."""
+def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) -> Lending:
+    """:param within_shown_memory: whether devices hold no more than their drivers show as their own."""
     head = cluster.hosts[cluster.head]
     declared = {
         name: [
@@ -97,19 +99,19 @@ def _lending(cluster: Cluster, programs: Programs, bounded: bool) -> Lending:
     shares = {}
     for name, host in cluster.hosts.items():
         own = names_of_driven if host.is_head else []
-        environments = {entry.device.device: entry.endpoint.environment for entry in declared[name]}
+        environments = {entry.device.device: entry.request.environment for entry in declared[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
             environments.update(dict.fromkeys(own, cluster.server.environment))
-        shown = devices.shown_by_drivers(host.facts, environments) if bounded else {}
+        shown = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
         shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
     return Lending(declared, driven, shares, limits)
 
 
 def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
-    """An endpoint of a host, of which is decided whether it has a cache."""
+    """A worker of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
     models = [*([cluster.served] if cluster.served else []), *cluster.beside]
-    return entry._replace(endpoint=cache_prefill.with_cache(entry.endpoint, facts, models))
+    return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
 def _equip(
@@ -119,10 +121,10 @@ def _equip(
     server: Server,
     declared: Sequence[Worker],
 ) -> Equipped:
-    """The host with its workers and the tools that it needs."""
+    """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
     facts, built, wanted = host.facts, programs.built[host.name], programs.releases
     secured = programs.serves if server.tls else None
-    homes = {names.ROOT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
@@ -154,7 +156,7 @@ def _serving(
     return [
         worker
         for name, entry in equipped.items()
-        for worker in workers.usable(
+        for worker in workers.for_head(
             entry.workers,
             (preferred, *entry.backends),
             fitting,

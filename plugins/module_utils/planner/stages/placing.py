@@ -27,17 +27,17 @@ class Placement(NamedTuple):
     """What was placed where."""
 
     case: layout.Case
-    """What was to be placed; its devices are all that could be used, its server has pieces of prompts that suit the placement."""
+    """What was to be placed; its devices are all that could be used, its server has a batch and a micro-batch that suit the placement."""
     placed: device_load.Placed
     requested: Server
-    """With pieces of prompts as the operator asks for them."""
+    """With the batch and micro-batch that the operator asks for."""
 
 
 def place(cluster: Cluster, programs: Programs, workforce: Workforce, report: model_source.ModelReport) -> Placement:
     """:raises Refusal: model and settings of the server do not go together."""
-    model = _model(cluster, programs, workforce, report)
+    model = _checked_model(cluster, programs, workforce, report)
     case = layout.Case(
-        cluster.server, cluster.placement, model, programs.release, workforce.devices, cluster.head, cluster.places
+        cluster.server, cluster.placement, model, programs.release, workforce.devices, cluster.head, cluster.every_host
     )
     placed = layout.lay_out(case)
     # The known-answer model is there to try workers, however fast.
@@ -45,20 +45,23 @@ def place(cluster: Cluster, programs: Programs, workforce: Workforce, report: mo
         return Placement(case, placed, cluster.server)
     estimated = estimated_case(cluster, programs, case, placed)
     chosen = prompts.batches_of(estimated, cluster.server, estimate.works_of(estimated))
-    pieces = case._replace(server=cluster.server._replace(batch=chosen.batch, micro_batch=chosen.micro_batch))
-    again = layout.lay_out(pieces)
+    with_batches = case._replace(server=cluster.server._replace(batch=chosen.batch, micro_batch=chosen.micro_batch))
+    again = layout.lay_out(with_batches)
+    # The batches were chosen for the first layout: on other devices they may be wrong.
     if again.reasons or again.devices != placed.devices:
         return Placement(case, placed, cluster.server)
-    return Placement(pieces, again, cluster.server)
+    return Placement(with_batches, again, cluster.server)
 
 
-def _model(cluster: Cluster, programs: Programs, workforce: Workforce, report: model_source.ModelReport) -> Model:
-    """The model that is placed.
+def _checked_model(
+    cluster: Cluster, programs: Programs, workforce: Workforce, report: model_source.ModelReport
+) -> Model:
+    """The model that is placed, once it is checked.
 
     :raises Refusal: it does not go with the settings of the server, or with its release.
     """
     head, server = cluster.hosts[cluster.head], cluster.server
-    model = model_source.model_of(cluster.model, report, head.facts, names.ROOT)
+    model = model_source.model_of(cluster.model, report, head.facts, names.ACCOUNT)
     server_settings.check_auxiliary(server, cluster.model)
     server_settings.check(head.name, server, workforce.equipped[head.name].workers, programs.release)
     speculation.check(server, model, programs.release)
@@ -78,7 +81,7 @@ def estimated_case(
         summary=case.model.summary,
         head=cluster.head,
         hosts=cluster.hosts,
-        places=cluster.places,
+        every_host=cluster.every_host,
         fits=not placed.reasons,
         backend_of=programs.servers,
         server=case.server,
