@@ -47,10 +47,10 @@ class Door(NamedTuple):
 
     address: str
     port: int
-    keys: Sequence[str] = ()
+    api_keys: Sequence[str] = ()
     """One of which a client has to know, where there are any."""
     certificate: str = ""
-    key: str = ""
+    tls_key: str = ""
     """Files of TLS; empty where it is HTTP."""
     names: Sequence[str] = ()
     """Of its host. Without keys it is shown by these and by addresses alone, so that no page of a stranger, whose name points here, can read it."""
@@ -69,12 +69,12 @@ def _open(door: Door, current: Callable[[], str]) -> None:
         context = None
         if door.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(door.certificate, door.key)
+            context.load_cert_chain(door.certificate, door.tls_key)
         return socket.create_server((door.address, door.port)), context
 
     while not (opened := journal.spared(f"no page is served at {door.address}:{door.port}", listen)):
         time.sleep(AGAIN_SECONDS)
-    keys = [key.encode("utf-8", "surrogateescape") for key in door.keys]
+    keys = [key.encode("utf-8", "surrogateescape") for key in door.api_keys]
     own = [name.lower() + suffix for name in (*door.names, "localhost") for suffix in SUFFIXES]
     serve = partial(_serve, *opened, partial(_reply, keys=keys, own=own, current=current))
     for _number in range(MOST_CLIENTS):

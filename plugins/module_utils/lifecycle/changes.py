@@ -69,7 +69,7 @@ class Decision(NamedTuple):
     restarts: Mapping[str, list[str]]
     """Host → names of the services that have to be restarted."""
     behind: list[str]
-    """Hosts on which anything differs."""
+    """Hosts on which an apply has something to do."""
     unreached: list[str]
     """Hosts that did not answer."""
     while_away: Mapping[str, str]
@@ -107,7 +107,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
 
 
 def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
-    """As in Decision. Files of both ends have the same name."""
+    """As in Decision. Files of both ends have the same name. The head uses the first key of its own; a host needs a new one where it does not take that."""
     head = drifts.get(plan.head.host)
     used = {posixpath.basename(path): own[:1] for path, own in ((head and head.tunnel_keys) or {}).items()}
     return sorted(
@@ -137,7 +137,7 @@ def check_parts(decided: Decision, parts: Collection[str]) -> None:
             )
 
 
-def spared(plan: Plan) -> dict[str, bool]:
+def serves_without(plan: Plan) -> dict[str, bool]:
     """Hosts without which the cluster serves → whether its head serves on a fallback then."""
     names_of = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
     absences = {name: _absence_of(plan, name) for name in plan.hosts if name != plan.head.host}
@@ -147,14 +147,14 @@ def spared(plan: Plan) -> dict[str, bool]:
 def _absence_of(plan: Plan, name: str) -> str:
     """What the cluster lacks without a host, as fallbacks name it; empty where it uses nothing there."""
     used = [worker for worker in plan.hosts[name].workers if worker.used]
-    return f"{name}:{used[0].name}" if len(used) == 1 else name * bool(used)
+    return f"{name}:{used[0].name}" if len(used) == 1 else name if used else ""
 
 
 def while_away(plan: Plan, name: str) -> str:
     """What serves while a host of the plan is away, as a sentence."""
     if name == plan.head.host:
         return "The cluster does not answer until it is back: it is the head."
-    on_fallback = spared(plan).get(name)
+    on_fallback = serves_without(plan).get(name)
     if on_fallback is None and plan.head.models:
         without = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(without)} fail until it is back."
@@ -242,6 +242,6 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
     touched = any(used[name].intersection(services) for name, services in restarts.items()) or (
         of_head and (paths.intersection(of_head.changed_files) or of_head.changed_models)
     )
-    if touched and head.service not in restarts.get(head.host, [head.service]):
+    if touched and of_head and head.service not in restarts[head.host]:
         restarts[head.host].append(head.service)
     return restarts

@@ -57,7 +57,7 @@ PLANNED = {
         {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
     ],
 }
-"""Lines of what is predicted: of no colour, and out of the legend, in which those of several models have no room."""
+"""For lines with ``planned`` in their legend: of no colour, and out of the legend, in which those of several models have no room."""
 
 
 class Panel(NamedTuple):
@@ -65,7 +65,7 @@ class Panel(NamedTuple):
 
     title: str
     queries: Mapping[str, str]
-    """legend → PromQL; of ``{}`` the dashboard's ``where`` becomes part"""
+    """legend → PromQL, in which the dashboard's ``where``, in braces, replaces ``{}``"""
     kind: Annotated[str, tuple(OPTIONS)] = "timeseries"
     unit: str = "short"
     """as Grafana calls it"""
