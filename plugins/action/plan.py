@@ -64,7 +64,7 @@ class ActionModule(Action):
             return {"changed": False, "plan": described}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(described, indent=2) + "\n")
-        if arguments.page:
+        if arguments.page:  # plan_diff shows a plan that is not refused
             if plan.refused:
                 output.show_plan(plan, (), arguments.report)
         elif isinstance(plan, Plan):

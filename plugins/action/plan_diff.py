@@ -49,9 +49,9 @@ class ActionModule(Action):
         changes.check_parts(decided, arguments.parts)
         for name, kinds in decided.kinds.items() if "services" in arguments.parts else ():
             manager = plan.hosts[name].firewall_manager
-            if "firewall" in kinds and (lacking := missing_collection(manager)):
+            if "firewall" in kinds and (needed := missing_collection(manager)):
                 raise Refusal(
-                    f"{name} has {manager}, which the collection {lacking} drives: run ansible-galaxy collection install {lacking}, and the playbook again"
+                    f"{name} has {manager}, which the collection {needed} drives: run ansible-galaxy collection install {needed}, and the playbook again"
                 )
         lacking = changes.missing_tools(plan, tools, decided.builders)
         if arguments.page:

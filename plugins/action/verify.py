@@ -54,7 +54,7 @@ class Arguments(NamedTuple):
     wake: bool = False
     benchmark: Benchmark | None = None
     path: ControllerPath | None = None
-    page: ControllerPath | None = None
+    report: ControllerPath | None = None
 
 
 class ActionModule(Action):
@@ -150,7 +150,7 @@ class ActionModule(Action):
 
     def _show(self, plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
-        path, page = self._arguments.path, self._arguments.page
+        path, page = self._arguments.path, self._arguments.report
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:

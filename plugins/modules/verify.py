@@ -16,7 +16,7 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
-    details: Changes nothing in either mode, apart from writing O(path) and O(page). Outside check mode the head gets a record of the result.
+    details: Changes nothing in either mode, apart from writing O(path) and O(report). Outside check mode the head gets a record of the result.
 options:
   plan:
     description: The plan.
@@ -34,11 +34,11 @@ options:
   path:
     description: File on the controller for the report as JSON.
     type: path
-  page:
+  report:
     description: File on the controller for a page of plan, checks and O(benchmark) as HTML. It needs no other file.
     type: path
   benchmark:
-    description: What M(llamacpp.cluster.benchmark) measured, for O(page).
+    description: What M(llamacpp.cluster.benchmark) measured, for O(report).
     type: dict
   gate:
     description: Whether only to wait until the server is healthy and has answered one question. Of O(plan) that needs the head's part alone.
@@ -98,7 +98,7 @@ def main():
             "answers": {"type": "dict", "default": {}},
             "changed": {"type": "list", "elements": "str", "default": []},
             "path": {"type": "path"},
-            "page": {"type": "path"},
+            "report": {"type": "path"},
             "benchmark": {"type": "dict"},
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},

@@ -256,12 +256,12 @@ def test_a_page_that_cannot_be_written_is_named(files):
 
 def test_a_verification_writes_what_is_asked_for(files, plan, example):
     path, page = files / "kept.json", files / "report.html"
-    verify(plan, *[unhealthy()] * 2, path=str(path), page=str(page), benchmark=benchmarks.example())
+    verify(plan, *[unhealthy()] * 2, path=str(path), report=str(page), benchmark=benchmarks.example())
     report = typed_json.parse(Report, json.loads(path.read_text()))
     assert not report.passed
     assert page.read_text() == html_page.page(typed(plan), (), report, example)
     path.unlink()
-    verify(plan, *[unhealthy()] * 2, page=str(page))
+    verify(plan, *[unhealthy()] * 2, report=str(page))
     assert page.read_text() == html_page.page(typed(plan), (), report)
     assert not path.exists()
 
