@@ -121,6 +121,7 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
         "llama_reboot_hosts names strix9, which the cluster does not have": ("one,strix9",),
         "llama_reboot_hosts names no host": ("",),
         "--limit leaves out top, spare": (ALL, "--limit", "one,two"),
+        "like -e llama_reboot_hosts=top,one; --limit leaves out top, spare": ("strix9", "--limit", "one,two"),
     }
     for refusal, arguments in refusals.items():
         shown = hosts_of(tmp_path, *arguments)

@@ -40,8 +40,6 @@ def test_what_others_say_is_shown_without_control_characters():
         "llama_cluster_group": "\x1b[2J\x9b",
         "__llama_host_lacking": {"cmake": "cmake"},
         "inventory_hostname": "here",
-        "__llama_unknown_tags": [],
-        "__llama_members": [],
     }
     messages = [
         task.get(f"ansible.builtin.{module}", {}).get(key, "")
@@ -49,6 +47,8 @@ def test_what_others_say_is_shown_without_control_characters():
         for task in tasks_of(path)
         for module, key in (("fail", "msg"), ("debug", "msg"), ("assert", "fail_msg"))
     ]
+    causes = (task.get("vars", {}).get("__llama_causes", ()) for path in FILES for task in tasks_of(path))
+    messages += [cause["message"] for each in causes for cause in each]
     templar = Templar(DataLoader(), known)
     templar.environment.filters["llamacpp.cluster.failure_reason"] = failure_reason
     rendered = [
