@@ -140,7 +140,9 @@ def test_what_a_broken_upgrade_left_is_restarted_or_removed(kept):
 
 def test_no_file_of_the_controller_is_copied_because_a_host_names_it(kept):
     answers = kept(next=2, now=1)
+    assert steps(answers)["hosts"]["head"]["part"].get("files", []) == [], "what is as kept is not written again"
     for file in answers["head"]["now"]["plan"]["host"]["files"]:
+        answers["head"]["now"]["drift"]["changed_files"].append(file["path"])
         file["source"] = "/etc/shadow"
         file.pop("content", None)
     files = steps(answers)["hosts"]["head"]["part"]["files"]
@@ -213,12 +215,17 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     assert other_plan() is None
     assert other_plan(head=planned) is None
     message = other_plan(head=planned, worker1=old)
-    assert "plans release pypi-0.3.36" in message
+    assert f"plans {plan['id']} with release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
     assert message.endswith("To stay, set what differs: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
     assert same.endswith("No variable differs; hardware, software or the collection do.")
-    assert "was begun and never served" in other_plan(head={**old, "served": False})
+    unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
+    assert (
+        "was begun and never served: site.yml goes to what the inventory says. To go on with that one, set"
+        in unfinished
+    )
+    assert "release pypi" not in unfinished
 
 
 def test_the_gate_takes_the_plan_that_a_head_keeps(kept):

@@ -149,7 +149,9 @@ def _steps(own: Compared, is_head: bool) -> dict[str, Any]:
     heads = [service.name for service in part.services if service.kind == "head" and is_head]
     wrong = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
     return {
-        "part": typed_json.dump(part._replace(files=tuple(map(_without_source, part.files)))),
+        "part": typed_json.dump(
+            part._replace(files=tuple(_without_source(file) for file in part.files if file.path in drift.changed_files))
+        ),
         "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
         "restart": sorted({*wrong, *drift.redefined, *heads}),
         "remove": sorted(drift.unplanned),
@@ -204,11 +206,12 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
         {name: inventory(name) for name in others}, {name: last.variables for name, last in others.items()}
     )
     ways = (
-        f"To stay, set what differs: {'; '.join(found)}."
+        f"To {'stay' if other.served else 'go on with that one'}, set what differs: {'; '.join(found)}."
         if found
         else "No variable differs; hardware, software or the collection do."
     )
+    release = "" if other.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory plans release {plan.release.ref} (plan {plan.id}), but on {', '.join(sorted(others))} plan {other.id} with release "
-        f"{other.release} {state}: site.yml goes to what the inventory says. {ways}"
+        f"The inventory plans {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(others))} plan {other.id}"
+        f"{release.format(other.release)} {state}: site.yml goes to what the inventory says. {ways}"
     )
