@@ -119,7 +119,7 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
 def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
     for worker in host.workers:
         state = worker.state + ", not used" * (worker.used is False)
-        restarts = f", {worker.restarts} restarts" if worker.restarts else ""
+        restarts = f", {worker.restarts} restart{'s' * (worker.restarts > 1)}" if worker.restarts else ""
         device = " ".join(filter(None, (worker.device, worker.protocol)))
         clients = ", ".join(worker.clients)
         yield [
