@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ansible import constants
 from ansible.errors import AnsibleError
+from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -25,6 +26,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bun
 
 LARGEST_FILE = 64 << 20
 """Bytes of a file; a cell takes 3 kB of a benchmark."""
+
+display = Display()
 
 
 class Arguments(NamedTuple):
@@ -90,6 +93,7 @@ class ActionModule(Action):
         text = bundle.make(found, self._secrets([*found["reports"]], shown))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
+            display.display(f"  The bundle is {validation.printable(path)}. {bundle.BEFORE_SENDING}")
         return {"changed": False}
 
     def _secrets(self, hosts: list[str], shown: str) -> dict[str, str]:

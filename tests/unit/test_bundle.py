@@ -196,9 +196,10 @@ def bundled(found, path, own=(), **others):
         return {e.name.partition("/")[2]: archive.extractfile(e).read().decode() for e in archive}
 
 
-def test_no_secret_is_in_the_bundle(found, tmp_path):
+def test_no_secret_is_in_the_bundle(found, tmp_path, capsys):
     (tmp_path / "bundle").touch(0o644)
     texts = bundled(found, tmp_path / "bundle")
+    assert f"The bundle is {tmp_path}/bundle. Read it before you send it" in capsys.readouterr().out
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
     made = {"README.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
     made |= {"facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}

@@ -33,6 +33,7 @@ LEAST = 8
 """Characters of a value that is taken out of all texts though no name says that it is a secret."""
 DERIVED = ("definition", "content")
 """Keys of the plan whose texts are made from its other values."""
+BEFORE_SENDING = "Read it before you send it: it has names and addresses of hosts, and paths of the controller."
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 """What host_report.read returned on a host."""
 
@@ -119,7 +120,7 @@ def make(found: Mapping[str, Any], known: Mapping[str, str]) -> str:
     record: type[Plan | Refused] = Refused if found["plan"]["refused"] else Plan
     status = typed_json.parse(Status, found["status"])
     texts = {
-        "README.txt": "Read this bundle before you send it: names and addresses of hosts are in it.",
+        "README.txt": BEFORE_SENDING,
         "plan.txt": plan_text.plan_page(typed_json.parse(record, found["plan"])),
         "status.txt": status_text.text_of(status),
     }
