@@ -216,6 +216,13 @@ def hosts(
     retired_group = RETIRED if cluster == CLUSTER_GROUP else f"{RETIRED}_{cluster}"
     retired = groups.get(retired_group, [])
     idle = [name for name in groups[cluster] if name not in members and name not in retired]
+    for group, meant in ((group, get_close_matches(group, GROUPS.values(), 1, SIMILAR)) for group in groups):
+        lost = [name for name in groups[group] if name in idle] if meant else ()
+        if lost:
+            raise Refusal(
+                f"The group {validation.printable(group)} of {', '.join(map(validation.printable, lost))} is none that the collection knows: name it "
+                f"{meant[0]}, or keep these hosts out of {cluster}."
+            )
     if idle and members:
         Display().warning(
             f"{', '.join(map(validation.printable, idle))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "

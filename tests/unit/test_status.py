@@ -145,7 +145,7 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
         ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
         ("waiting", "running", SILENT, WAITS, "waiting", "it is waiting, it waits for 192.0.2.11:50052"),
         ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server ended by signal 9"),
-        ("stopped", "stopped", SILENT, None, "stopped", "it is stopped, llama-server ended by signal 9"),
+        ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
         ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server ended by signal 9"),
     ],
 )

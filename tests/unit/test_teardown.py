@@ -200,7 +200,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, remove):
     (prefix / names.FOLDER_MARK).mkdir(parents=True)
     (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     said = (
-        "Packages that site.yml installed on here stay, with accounts and folders of their own, \\x1b, ccache, stunnel4: "
+        "here keeps, with their accounts and folders, the packages that site.yml installed: \\x1b, ccache, stunnel4: "
         "remove by hand what nothing else uses."
     )
     assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]

@@ -45,7 +45,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
             os.rmdir(prefix)
     stay = {
         f"{prefix} on {name} stays with": rest,
-        f"Packages that site.yml installed on {name} stay, with accounts and folders of their own,": packages,
+        f"{name} keeps, with their accounts and folders, the packages that site.yml installed:": packages,
     }
     left = [
         f"{what} {', '.join(map(validation.printable, those))}: remove by hand what nothing else uses."

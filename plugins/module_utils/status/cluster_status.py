@@ -87,7 +87,7 @@ def _state(planned: str | None, defined: str | None, head: types.HeadCondition) 
     if defined is None and planned not in UP:
         return "not installed", ""
     if defined in ("stopped", "failed") and planned not in UP:
-        return defined, ended
+        return defined, ended if defined == "failed" else ""
     if serving and serving.state in ("waiting", "loading"):
         waits = ", ".join(serving.waiting_for)
         return serving.state, f"it waits for {waits}" if waits else ""
