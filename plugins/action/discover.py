@@ -67,7 +67,8 @@ class ActionModule(Action):
         written = f"{path} {'would be' if self.check_mode else 'is'} written"
         if planned.refused:
             return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}
-        Display().display(f"{written}: look at it, and run site.yml -i {path}")
+        without = f" It leaves out {', '.join(lost)}, and says why." if lost else ""
+        Display().display(f"{written}: look at it, and run site.yml -i {path}.{without}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(planned)}
 
     def _machines(

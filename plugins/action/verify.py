@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
@@ -86,6 +87,13 @@ class ActionModule(Action):
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
+        away = [
+            name for name, answer in answers.items() if answer.why and any(one.used for one in plan.hosts[name].workers)
+        ]
+        if away:
+            display.display(
+                f"  {', '.join(away)} did not answer: without it the server may hold the question for {collecting.SECONDS_FOR_ANSWER} s"
+            )
         hostvars = self.variables["hostvars"]
         ends = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)

@@ -226,7 +226,7 @@ def test_neither_a_size_nor_a_hardware_address_that_a_host_makes_up_moves_anothe
     assert not plan["hosts"]["b"]["links"], "it is reached as before"
 
 
-def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, monkeypatch):
+def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, monkeypatch, capsys):
     found = network("10.0.0.1", "b", "localhost", "d")
     found["10.0.0.1"]["discovered"]["hostname"], found["localhost"]["discovered"]["hostname"] = "strix0.lan", "desk"
     facts = {name: {"facts": FACTS} for name in found}
@@ -240,6 +240,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, mo
     monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
+    assert "It leaves out d, and says why." in " ".join(capsys.readouterr().out.split())
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     key = {"ansible_ssh_private_key_file": "/k"}
     reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}

@@ -191,7 +191,7 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
         f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what nothing else uses."
     ]
     assert remove(prefix)["left"] == [
-        f"{prefix} on here stays: it has no .llamacpp.cluster, so it is not an installation of this collection."
+        f"{prefix} on here stays: without .llamacpp.cluster it is no installation of this collection, or what an earlier run left of one."
     ]
 
 
@@ -214,7 +214,7 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
-    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: it has no .llamacpp.cluster")
+    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is no ")
 
 
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):

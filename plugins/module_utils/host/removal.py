@@ -32,7 +32,9 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        why = f"it has no {names.FOLDER_MARK}, so it is not an installation of this collection"
+        why = (
+            f"without {names.FOLDER_MARK} it is no installation of this collection, or what an earlier run left of one"
+        )
         return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
     installed = _installed(prefix)
     rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
