@@ -46,7 +46,7 @@ class ActionModule(Action):
         }
         drifts = changes.compared(answers)
         decided = changes.decide(plan, drifts)
-        changes.check_parts(decided, arguments.parts)
+        changes.check_parts(plan.cluster, decided, arguments.parts)
         for name, kinds in decided.kinds.items() if "services" in arguments.parts else ():
             manager = plan.hosts[name].firewall_manager
             if "firewall" in kinds and (needed := missing_collection(manager)):
@@ -56,6 +56,6 @@ class ActionModule(Action):
         lacking = changes.missing_tools(plan, tools, decided.builders)
         if arguments.page:
             unasked = {name: answer.why for name, answer in answers.items() if answer.why}
-            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked, lacking)
+            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked, lacking if decided.behind else {})
             output.show_plan(plan, changed, arguments.report)
         return {"changed": False, **decided._asdict(), "lacking": lacking}

@@ -88,11 +88,11 @@ class ActionModule(Action):
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
         away = [
-            name for name, answer in answers.items() if answer.why and any(one.used for one in plan.hosts[name].workers)
+            name for name, host in plan.hosts.items() if name not in drifts and any(one.used for one in host.workers)
         ]
-        if away:
+        if away and states != {"stopped"}:
             display.display(
-                f"  {', '.join(away)} did not answer: without it the server may hold the question for {collecting.SECONDS_FOR_ANSWER} s"
+                f"  {', '.join(away)} did not answer: the server may hold the question for {collecting.SECONDS_FOR_ANSWER} s"
             )
         hostvars = self.variables["hostvars"]
         ends = {

@@ -17,23 +17,22 @@ from typing import Any
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
-CLUSTER_GROUP = "llama_cluster"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
-RETIRED = "llama_retired"
 RUN_VARIABLES = Path(__file__).with_name("variables.yml")
 MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Of operators' variables; those that playbooks and roles set begin with two underscores before it."""
-SIMILAR = 0.8
-"""How similar a name is to the one that was probably meant, of 1."""
+SIMILAR, MISSPELT = 0.8, 0.95
+"""How similar a variable's name is to the one that was probably meant, and a group's to the one that was surely meant, of 1."""
 
 
 @functools.cache
@@ -183,7 +182,7 @@ def _with_last_known(facts: Any, kept: Any) -> Any:
 
 def cluster_of(task_vars: Mapping[str, Any]) -> str:
     """Name of the group with the cluster's hosts."""
-    return task_vars.get("llama_cluster_group") or CLUSTER_GROUP
+    return task_vars.get("llama_cluster_group") or names.CLUSTER_GROUP
 
 
 def hosts(
@@ -213,11 +212,11 @@ def hosts(
                 "unknown_variables": unknown({*own, *of_all}),
                 "facts": _entry((answers or {}).get(name), "facts"),
             }
-    retired_group = RETIRED if cluster == CLUSTER_GROUP else f"{RETIRED}_{cluster}"
+    retired_group = changes.retired_group(cluster)
     retired = groups.get(retired_group, [])
     idle = [name for name in groups[cluster] if name not in members and name not in retired]
-    for group, meant in ((group, get_close_matches(group, GROUPS.values(), 1, SIMILAR)) for group in groups):
-        lost = [name for name in groups[group] if name in idle] if meant else ()
+    for group, meant in ((group, get_close_matches(group, GROUPS.values(), 1, MISSPELT)) for group in groups):
+        lost = [name for name in groups[group] if name in idle] if meant and group != cluster else ()
         if lost:
             raise Refusal(
                 f"The group {validation.printable(group)} of {', '.join(map(validation.printable, lost))} is none that the collection knows: name it "

@@ -258,11 +258,6 @@ SPOILED = [
     ("release", "release gone is not installed", lambda p, m: p.change(builds=(build_plan("gone"),))),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").unlink()),
-    (
-        "file",
-        "2 files of /no/such are missing",
-        lambda p, m: p.change(files=[FilePlan(f"/no/such/{n}", 1) for n in "ab"]),
-    ),
     ("model", "of the model is missing", lambda p, m: Path(with_model(p)).unlink()),
     ("definition", "llamacpp-worker-x is not defined as planned", lambda p, m: p.definition().write_text("y")),
     ("definition", "is not defined as planned", lambda p, m: p.definition().write_bytes(b"\xff" + DEFINED.encode())),
@@ -288,6 +283,15 @@ def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
     found = [difference for difference in planned.drift().differences if said in difference.text]
     assert [difference.kind for difference in found] == [kind]
     assert all(difference.subject for difference in found)
+
+
+def test_files_of_one_folder_are_one_difference(planned):
+    planned.change(files=[FilePlan(f"/no/such/{name}", 1) for name in ("a", "deep/b", "c")])
+    found = [difference.text for difference in planned.drift().differences if difference.kind == "file"]
+    assert found == [
+        "2 files of /no/such are missing or have different content",
+        "/no/such/deep/b is missing or has different content",
+    ]
 
 
 def test_a_key_is_reported_by_its_identity_alone(planned):

@@ -120,7 +120,7 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
     with pytest.raises(Refusal, match=r"The group llama_worker of b is none that .* name it llama_workers, or keep"):
         inventory.hosts(task_vars(groups))
-    groups["spare"] = groups.pop("llama_worker")
+    groups["llama_workers_off"] = groups.pop("llama_worker")
     _cluster, hosts = inventory.hosts(task_vars(groups))
     assert list(hosts) == ["a"]
     assert "b of group llama_cluster are in neither llama_head nor llama_workers" in " ".join(

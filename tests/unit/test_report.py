@@ -162,10 +162,10 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
 LACKING = {"worker1": {"required": {"cmake": "cmake", "cc": "g++", "c++": "g++"}, "optional": {"ccache": "ccache"}}}
 
 
-def changed(plan, found, **unasked):
+def changed(plan, found, lacking=None, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
     changes = decide(plan, asked)
-    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked, LACKING))
+    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked, lacking or {}))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):
@@ -181,7 +181,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
         ],
     )
     found["worker1"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
-    text = changed(plan, found, worker2="it could not be reached")
+    text = changed(plan, found, LACKING, worker2="it could not be reached")
     assert text.splitlines()[:2] == ["  head", "    ! llamacpp-server would be restarted"]
     for part in (
         "    - runs b6110-cpu-12345678",
@@ -200,6 +200,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
 def test_where_all_is_as_planned(pair):
     plan = pair.plan()
     assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  is as planned" for name in plan["hosts"]]
+    assert "worker1  is as planned" not in changed(plan, drifts(plan), LACKING)
     running = copy.deepcopy(drifts(plan))
     running["head"]["running_releases"] = [plan["hosts"]["head"]["builds"][0]["id"]]
     assert "- runs" not in changed(plan, running)

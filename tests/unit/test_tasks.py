@@ -114,10 +114,21 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
         ("new", {}, [], False, False),
         ("new", {"measured": {"new": {}}}, [], False, False),
         ("new", {"measured": {"new": {}}}, ["link"], False, True),
+        ("new", {"measured": {"new": {"requested": True}}}, ["link"], False, False),
+        ("new", {}, ["link"], False, True),
         ("new", {"measured": {"new": {}}}, [], "true", True),
         ("other", {"measured": {}}, ["link"], True, False),
     ],
-    ids=["new", "the head did not answer", "known", "changed", "asked for", "no link"],
+    ids=[
+        "new",
+        "the head did not answer",
+        "known",
+        "changed",
+        "changed, planned with",
+        "changed, the head did not answer",
+        "asked for",
+        "no link",
+    ],
 )
 def test_which_links_are_measured(name, facts, kinds, asked, measured):
     (task,) = (

@@ -319,7 +319,7 @@ def test_hosts_are_judged_by_their_answers(local, plan, capsys):
     assert result["msg"].startswith("Verification failed: release of here: the host does not answer")
     assert result["failing"] == ["closed", "release"] or result["failing"] == ["release"]
     shown = capsys.readouterr().out
-    assert "  here did not answer: without it the server may hold the question for 300 s" in shown
+    assert "  here did not answer: the server may hold the question for 300 s" in shown
     assert "  FAILED      release" in shown
     assert "Ask it" not in shown
 

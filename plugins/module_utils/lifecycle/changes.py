@@ -119,15 +119,21 @@ def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
     )
 
 
-def check_parts(decided: Decision, parts: Collection[str]) -> None:
-    """:param parts: of ``build`` and ``services`` those that the run carries out.
+def retired_group(cluster: str) -> str:
+    """Group of hosts that left a cluster, from the cluster's group."""
+    return "llama_retired" + f"_{cluster}" * (cluster != names.CLUSTER_GROUP)
+
+
+def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None:
+    """:param cluster: its group.
+    :param parts: of ``build`` and ``services`` those that the run carries out.
     :raises Refusal: a host is away and others would change, or services would change before what they need is installed.
     """
     away, behind = ", ".join(decided.unreached), ", ".join(decided.behind)
     if parts and away and behind:
         raise Refusal(
             f"{away} could not be reached or failed above, and {behind} would be changed: no service was touched. Bring the host back and run the "
-            "playbook again, or move it to the group llama_retired"
+            f"playbook again, or move it to the group {retired_group(cluster)}"
         )
     for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
         if missing := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):

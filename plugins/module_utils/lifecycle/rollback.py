@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
@@ -111,7 +112,8 @@ def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collecti
     if absent:
         raise Refusal(
             f"Plan {target.id} (release {target.release}) needs {', '.join(absent)}, which did not answer or does not keep it: bring the host back and "
-            f"run the playbook again. If it stays away, move it to the group llama_retired, set llama_release: {target.declared} and run site.yml. {UNTOUCHED}."
+            f"run the playbook again. If it stays away, move it to the group {changes.retired_group(target.cluster)}, set llama_release: {target.declared} and "
+            f"run site.yml. {UNTOUCHED}."
         )
     gone = [
         f"{name} lacks {', '.join([*found.drift.missing_builds, *found.missing])}"

@@ -571,14 +571,14 @@ def changes_of(
     """
     lines = []
     for name, drift in drifts.items():
-        if not drift.differences and not restarts[name]:
+        packages = {package for tools in lacking.get(name, {}).values() for package in tools.values()}
+        if not drift.differences and not restarts[name] and not packages:
             lines.append(f"  {name}  is as planned")
             continue
         lines.append(f"  {name}")
         planned = {build.id for build in plan.hosts[name].builds}
         lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
-        packages = {package for tools in lacking.get(name, {}).values() for package in tools.values()}
         if packages:
             lines += _wrapped("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
         rest = [difference.text for difference in drift.differences if difference.kind != "release"]

@@ -202,7 +202,7 @@ def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference
 
 def _files(changed: Iterable[str]) -> Iterator[Difference]:
     """Those of one folder together, as the launcher's are."""
-    for folder, paths in itertools.groupby(changed, os.path.dirname):
+    for folder, paths in itertools.groupby(sorted(changed, key=os.path.dirname), os.path.dirname):
         path, *more = paths
         if more:
             yield Difference("file", folder, f"{1 + len(more)} files of {folder} are missing or have different content")

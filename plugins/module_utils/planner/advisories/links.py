@@ -20,7 +20,7 @@ def why_no_unit_closes(context: AdvisoryContext, name: str) -> str:
     if facts.units_filter is None:
         return (
             "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
-            "the host is down and its facts are those of an older version of the collection (then start it, or leave it out of the inventory)"
+            "the host is down and its facts are those of an older version of the collection (then start or retire it)"
         )
     return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
 
