@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.action import files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import SCHEMA, KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -37,7 +36,6 @@ class ActionModule(Action):
 def kept_plan(plan: Plan, name: str) -> KeptPlan:
     """What a host keeps of a plan, with the text of files in place of their path on the controller."""
     host = plan.hosts[name]
-    files = tuple(file._replace(source=None, content=_text(file)) if file.source else file for file in host.files)
     return KeptPlan(
         schema=SCHEMA,
         id=plan.id or "",
@@ -46,11 +44,6 @@ def kept_plan(plan: Plan, name: str) -> KeptPlan:
         release=plan.release.ref,
         declared=release_request.declaration(plan.release),
         model=typed_json.dump(plan.model),
-        host=host._replace(files=files),
+        host=host._replace(files=tuple(map(files.with_text, host.files))),
         head=typed_json.dump(plan.head) if name == plan.head.host else None,
     )
-
-
-def _text(file: FilePlan) -> str | None:
-    """Of a file of the controller; None of a program, whose path on the host is that of this version alone."""
-    return None if file.mode == "0755" else Path(str(file.source)).read_text()

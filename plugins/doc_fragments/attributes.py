@@ -40,13 +40,6 @@ class ModuleDocFragment:
     support: full
 """
     )
-    HOST = r"""
-options:
-  host:
-    description: This host's part of the plan.
-    type: dict
-    required: true
-"""
     SETTINGS = r"""
 options:
   prefix:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: uninstall
-short_description: Removes the installation of a host
+short_description: Removes the installation of a host, or what it needs no longer
 description:
   - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and anything others put beside
     the installation, stays; RV(left) lists it.
+  - With O(unneeded), removes releases beyond two of each backend, and builds that never ended, with their logs. One that is planned, that a service's
+    definition names or that a process runs is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
-    description: This host's part of the teardown.
+    description: This host's part of the teardown, or of the plan with O(unneeded).
     type: dict
     required: true
+  unneeded:
+    description: Whether only releases are removed that the host keeps no longer.
+    type: bool
+    default: false
   account:
     description: Account that built. What it has in the cache becomes root's, so that the account can be removed.
     type: str
@@ -34,11 +40,16 @@ EXAMPLES = r"""
     host: "{{ __llama_host_plan }}"
     account: llamacpp-build
     host_name: "{{ inventory_hostname }}"
+
+- name: Remove releases that are no longer needed
+  llamacpp.cluster.uninstall:
+    host: "{{ __llama_host_plan }}"
+    unneeded: true
 """
 
 RETURN = r"""
 removed:
-  description: Paths that were removed.
+  description: Paths that were removed, or ids of releases.
   returned: success
   type: list
   elements: str
@@ -54,6 +65,7 @@ left:
   elements: str
 """
 
+import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -62,6 +74,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
 def uninstall(place, account, host_name, check):
@@ -82,10 +96,27 @@ def uninstall(place, account, host_name, check):
     return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}
 
 
+def prune(host, check):
+    unneeded = state.unneeded_releases(host)
+    installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
+    abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
+    if not check:
+        for build in host.builds:  # so that what served until now is kept before what was built later
+            os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
+        for identity in unneeded:
+            store.remove_release(host.prefix, host.cache, identity)
+        for identity in abandoned:
+            store.clear_build(host.cache, identity)
+    gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
+    diff = {"before": "".join(f"{name}\n" for name in gone), "after": ""}
+    return {"changed": bool(gone), "removed": unneeded, "left": [], "abandoned": abandoned, "diff": diff}
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
+            "unneeded": {"type": "bool", "default": False},
             "account": {"type": "str"},
             "host_name": {"type": "str", "default": "this host"},
         },
@@ -94,8 +125,11 @@ def main():
     )
     params = module.params
     with errors.reported(module):
-        place = typed_json.parse(Place, params["host"])
-        result = uninstall(place, params["account"], params["host_name"], module.check_mode)
+        if params["unneeded"]:
+            result = prune(typed_json.parse(HostPlan, params["host"]), module.check_mode)
+        else:
+            place = typed_json.parse(Place, params["host"])
+            result = uninstall(place, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 
 

@@ -185,7 +185,7 @@ def test_all_but_a_host_that_cannot_be_reached_are_stopped(operator, lost, answe
 
 
 CHANGES = re.compile(
-    r"cluster\.(benchmark|service|release|release_prune|uninstall):|_role:|tasks/(reboot_host|remove_host|rollback)\.yml"
+    r"cluster\.(benchmark|service|release|uninstall):|_role:|tasks/(reboot_host|remove_host|rollback)\.yml"
 )
 LOOKS = re.compile("state: fetched|check_mode: true|tasks_from: (compare|kernel_waits)")
 

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, smoke_test, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.modules import release, release_prune, uninstall
+from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
 from support.hosts import build_plan, host_plan
@@ -92,19 +92,19 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     (tmp_path / "cache" / "builds").mkdir(parents=True)
     for name in (f"{LEFT}.log", "mine.log"):
         (tmp_path / "cache" / "builds" / name).write_text("")
-    told = call(check=True, module=release_prune, host=host(programs))
+    told = call(check=True, module=uninstall, unneeded=True, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, [LEFT], {"before": f"{LEFT}\n", "after": ""})
     assert (folder / LEFT).exists()
     monkeypatch.setattr(state, "KEPT_RELEASES", 2)
-    assert call(module=release_prune, host=host(programs))["changed"] is False
+    assert call(module=uninstall, unneeded=True, host=host(programs))["changed"] is False
     monkeypatch.setattr(state, "KEPT_RELEASES", 1)
     assert (folder / "new").stat().st_mtime > 1
-    assert call(module=release_prune, host=host(programs))["removed"] == [LEFT]
+    assert call(module=uninstall, unneeded=True, host=host(programs))["removed"] == [LEFT]
     assert [path.name for path in folder.iterdir()] == ["new"]
     (folder / "mine").mkdir()
-    assert call(module=release_prune, host=host(programs))["removed"] == ["mine"]
+    assert call(module=uninstall, unneeded=True, host=host(programs))["removed"] == ["mine"]
     assert [path.name for path in (tmp_path / "cache" / "builds").iterdir()] == ["mine.log"]
-    assert call(module=release_prune, host=host(programs))["changed"] is False
+    assert call(module=uninstall, unneeded=True, host=host(programs))["changed"] is False
 
 
 def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
@@ -120,13 +120,13 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     planned = host(programs, PLANNED)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with locks.hold(store.lock_path(tmp_path / "cache")):
-        assert call(module=release_prune, host=planned)["abandoned"] == []
-    told = call(check=True, module=release_prune, host=planned)
+        assert call(module=uninstall, unneeded=True, host=planned)["abandoned"] == []
+    told = call(check=True, module=uninstall, unneeded=True, host=planned)
     assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT])
     assert told["diff"]["before"] == f"builds/{LEFT}\n"
     assert (builds / LEFT).exists()
-    assert call(module=release_prune, host=planned)["abandoned"] == [LEFT]
-    assert call(module=release_prune, host=planned)["changed"] is False
+    assert call(module=uninstall, unneeded=True, host=planned)["abandoned"] == [LEFT]
+    assert call(module=uninstall, unneeded=True, host=planned)["changed"] is False
     assert {path.name for path in builds.iterdir()} == {
         *("mine", "mine.log", "notes.unpacked", PLANNED),
         *(PLANNED + end for end in (".log", ".unpacked")),
@@ -186,9 +186,9 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, l
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
-    told = call(module=release_prune, host=host(programs))
+    told = call(module=uninstall, unneeded=True, host=host(programs))
     assert told["failed"]
-    assert "Old releases could not be removed" in told["msg"]
+    assert "/releases/new: No such file or directory. Fix that on the host" in told["msg"]
 
 
 def test_a_full_disk_is_named(call, programs, small_disk):

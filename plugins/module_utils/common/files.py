@@ -57,7 +57,7 @@ def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -
 def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
     try:
-        with os.fdopen(handle, "w", errors="surrogateescape") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
             os.fchmod(handle, mode)
