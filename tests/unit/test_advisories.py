@@ -286,7 +286,16 @@ CASES = [
         "context-cut",
         lambda: with_model(cluster_of(llama_server_context=16384)),
         {"set llama_server_context to {context}": setting("head", llama_server_context=4096)},
-        ["llama_server_context is 16384", "on paper was trained for 4096 tokens"],
+        ["llama_server_context is 16384", "on paper was trained for requests of 4096 tokens"],
+    ),
+    (
+        "context-cut",
+        lambda: with_model(cluster_of(llama_server_context=16384, llama_server_parallel=2)),
+        {
+            "set llama_server_context to {context}": setting("head", llama_server_context=8192),
+            "add --rope-scaling": setting("head", llama_server_parallel=4),
+        },
+        ["llama_server_parallel is 2: llama-server gets 8192.", "Set llama_server_context to 8192"],
     ),
     (
         "context-shared",
@@ -427,6 +436,12 @@ def serving_networks(networks, **facts):
 
 HEALTHY = {
     "two workers": lambda: cluster_of(2),
+    "requests with all that the model was trained for": lambda: with_model(
+        cluster_of(llama_server_context=16384, llama_server_parallel=4)
+    ),
+    "requests that share more than that": lambda: with_model(
+        cluster_of(llama_server_context=8192, llama_server_parallel=4, llama_server_extra_args=["--kv-unified"])
+    ),
     "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
     "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
     "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),

@@ -207,9 +207,9 @@ def test_a_model_that_fits_nowhere_is_refused_by_name():
 
 def test_what_is_to_be_done_has_the_words_of_an_entry():
     entries = on_paper("one", 4, layers=8), on_paper("two", 30, layers=40)
-    cluster = several(cards_of(1, 2), *({**entry, "parallel": 2} for entry in entries))
+    cluster = several(cards_of(1, 2), *({**entry, "parallel": 4} for entry in entries))
     (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
-    assert met["message"].startswith("one and two in llama_models: parallel is 2, so ")
+    assert met["message"].startswith("one and two in llama_models: parallel is 4, so ")
     assert met["remedy"].startswith("Set parallel to 1, ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (

@@ -298,10 +298,15 @@ def backend_of(server: Server, head: Sequence[str], known: Collection[str]) -> s
 
 
 def context_of(server: Server, summary: ModelSummary) -> int:
-    """Tokens of context, no more than the model has: what its file says, or ``--override-kv`` in place of that."""
+    """Tokens of context for all requests at the same time, no more than they can use."""
+    return min(server.context, server.parallel * trained_context(server, summary))
+
+
+def trained_context(server: Server, summary: ModelSummary) -> int:
+    """The most tokens that a request can use: what the model's file says, or ``--override-kv`` in place of that."""
     key = re.escape(context_key(summary))
     given = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
-    return min(server.context, int(given[-1]) if given else summary.context)
+    return int(given[-1]) if given else summary.context
 
 
 def context_key(summary: ModelSummary) -> str:
@@ -324,14 +329,15 @@ def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable
 def context_per_request(server: Server, summary: ModelSummary) -> int:
     """Tokens that each of the requests at the same time may have: they divide the context, unless they share one cache."""
     settings = settings_of(server, summary)
+    most = trained_context(server, summary)
     if settings.unified:
-        return settings.context
+        return min(settings.context, most)
     if settings.context < settings.parallel:
         raise Refusal(
             f"llama_server_parallel is {settings.parallel}, more than the {settings.context} tokens of context that requests divide: use a longer "
             "llama_server_context, or fewer requests"
         )
-    return settings.context // settings.parallel
+    return min(settings.context // settings.parallel, most)
 
 
 def _check_whole(variable: str, path: str) -> None:

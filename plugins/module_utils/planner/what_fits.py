@@ -168,7 +168,8 @@ def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Questio
     best, summary = attempts[-1]
     if best.why_not or best.generation_tokens_per_s < question.speed:
         best, summary = next((one for one in attempts if not one[0].why_not), attempts[-1])
-    steps = sorted({min(step, summary.context) for step in LONGER if step > best.context}, reverse=True)
+    most = summary.context * cluster.server.parallel
+    steps = sorted({min(step, most) for step in LONGER if step > best.context}, reverse=True)
     longer = (step for step in steps if not best.why_not and not _try(cluster, summary, step, catalogue).refused)
     return best._replace(longest_context=next(longer, best.context))
 
@@ -179,11 +180,11 @@ def _planned(
     experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
     active = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
     row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
-    plan = _try(cluster, summary, min(context, summary.context), catalogue)
+    plan = _try(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
         return row._replace(why_not=_why(plan))
     return row._replace(
-        context=min(context, summary.context),
+        context=plan.head.context,
         generation_tokens_per_s=plan.estimate.generation_tokens_per_s or 0.0,
         generation_range=plan.estimate.generation_range,
         prompt_tokens_per_s=plan.estimate.prompt_tokens_per_s or 0.0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -96,17 +97,19 @@ def uncounted(context: AdvisoryContext) -> Cases:
 
 
 def cut_context(context: AdvisoryContext) -> Cases:
-    """A context that was asked for and is longer than the one for which the model was trained."""
+    """A context that was asked for and is longer than requests can use."""
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    return [(head.host, {"wanted": server.context, "context": head.context, "model": context.summary.name})]
+    trained = server_settings.trained_context(server, context.summary)
+    values = {"wanted": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
+    return [(head.host, {**values, "parallel": server.parallel})]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:
-    """A context that requests at the same time divide among them."""
+    """A context that requests at the same time divide among them, so that each has less than it could use."""
     head = context.plan.head
-    if head.context_per_request == head.context:
+    if head.context_per_request == min(head.context, server_settings.trained_context(context.server, context.summary)):
         return []
     values = {"context": head.context, "each": head.context_per_request}
     return [(head.host, {**values, "parallel": context.server.parallel})]

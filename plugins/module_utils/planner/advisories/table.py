@@ -241,7 +241,8 @@ ADVISORIES = (
         "context-cut",
         "warning",
         server.cut_context,
-        "llama_server_context is {wanted}, but {model} was trained for {context} tokens: llama-server gets {context}.",
+        "llama_server_context is {wanted}, but {model} was trained for requests of {trained} tokens, and llama_server_parallel is {parallel}: "
+        "llama-server gets {context}.",
         (
             "set llama_server_context to {context} or less",
             "add --rope-scaling and --override-kv with the context of the model's header to llama_server_extra_args, and accept this advisory",

@@ -243,7 +243,7 @@ def _together(case: Case) -> int:
 
 def prompt_tokens(server: Server, summary: ModelSummary) -> int:
     """Of the prompt that is planned for."""
-    return max(1, server_settings.context_of(server, summary) // PART)
+    return max(1, server_settings.context_per_request(server, summary) // PART)
 
 
 def checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> float:
