@@ -39,6 +39,7 @@ class Spelling(NamedTuple):
     :param means: of a switch, the value that it stands for.
     :param written: whether the plan writes it.
     :param unlisted: those of its words that the program takes and does not list in its help.
+    :param since: the oldest build that was read and has it, where that is not the oldest of the window.
     """
 
     fork: str
@@ -47,6 +48,7 @@ class Spelling(NamedTuple):
     means: str = ""
     written: bool = True
     unlisted: tuple[str, ...] = ()
+    since: int = 0
 
     def names(self) -> Iterator[str]:
         """Its words as the help of the program lists them."""
@@ -275,6 +277,11 @@ TABLE: tuple[Option, ...] = (
         memory=UNPLANNED,
     ),
     Option("slots-with-a-cache-of-their-own", (_in(MAINLINE, "--kv-unified-per-slot"),), memory=UNPLANNED),
+    Option(
+        "experts-cache",
+        (_in(MAINLINE, "--moe-cache-mib", written=False)._replace(since=11549),),
+        remedy="remove it: experts that the processor computes would be copied to so much memory of devices, which the plan does not count",
+    ),
     Option("lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), memory=UNPLANNED),
     Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=UNPLANNED, adds="adapters"),
     Option(
@@ -298,6 +305,8 @@ TABLE: tuple[Option, ...] = (
         memory=UNPLANNED,
         adds="the projector",
     ),
+    Option("draft-sampling", (_in(MAINLINE, "--spec-draft-sampling")._replace(since=11434),)),
+    Option("draft-micro-batch", (_in(MAINLINE, "--spec-draft-n-ubatch")._replace(since=11669),), memory=UNPLANNED),
     Option("draft-device", (*_both("--device-draft -devd"), _in(MAINLINE, "--spec-draft-device", written=False))),
     Option(
         "draft-layers",
@@ -498,13 +507,14 @@ def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
     return [word, value] if word else []
 
 
-def listed(program: str, fork: str) -> dict[str, bool]:
-    """Words of the table that the help of this fork's program lists, and whether each takes a value."""
+def listed(program: str, fork: str, build: int) -> dict[str, bool]:
+    """Words of the table that the help of this build's program lists, and whether each takes a value."""
     return {
         word: spelling.form != SWITCH
         for option in TABLE
         if option.program == program
         for spelling in option.spelled(fork)
+        if spelling.since <= build
         for word in spelling.names()
     }
 
