@@ -59,7 +59,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
     },
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
-    "architecture-unknown": {"who": "build *build*"},
+    "architecture-unknown": {"who": "build *build* does or may", "newer": "build *build*"},
     "user-scope": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},

@@ -33,6 +33,16 @@ def with_model(cluster, accepted=("slower-than-one-host",), **summary):
     return cluster
 
 
+def with_type(kind, cluster=None, backend="cuda", **variables):
+    """Serves a small model with layers of this type."""
+    cards = [{**GPU, "backend": one} for one in dict.fromkeys((backend, "vulkan"))]
+    given = {"facts": {"accelerators": cards, "toolchain": TOOLS}, "llama_backend": backend}
+    cluster = cluster or cluster_of(2, llama_placement="all", **given, **variables)
+    cluster.set("head", llama_backend="cpu")
+    row = {"name": "blk.*.ffn_up.weight", "type": kind, "shape": [7168, 256], "bytes": 1 << 20, "layers": [*range(16)]}
+    return with_model(cluster, tensors=[row])
+
+
 def placing_a_draft():
     """A draft model whose layers the operator places."""
     draft = {"llama_model_draft": "/srv/d.gguf", "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
@@ -109,6 +119,7 @@ def accepts(identifier):
 
 
 NEWER = setting(llama_release={**TREE, "build": 11434})
+READ = setting(llama_release={**TREE, "build": 12211})
 
 
 def lends_all(cluster):
@@ -195,9 +206,45 @@ CASES = [
     ),
     (
         "architecture-unknown",
-        lambda: with_model(cluster_of(build=11063), architecture="not-yet"),
-        {"set {variables} to a newer": NEWER},
-        ["architecture not-yet, which build 11063 does not know"],
+        lambda: with_model(cluster_of(build=11063), architecture="kolibri1"),
+        {"set {variables} to {newer}": READ},
+        ["architecture kolibri1, which build 11063 does not know", "to build 11739, or a newer one, that knows it"],
+    ),
+    (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(build=11670), architecture="kolibri1"),
+        {"set {variables} to {newer}": READ},
+        ["architecture kolibri1, which build 11670 may not know", "Set llama_release to build 11739, or a newer one,"],
+    ),
+    (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(build=12211), architecture="not-yet"),
+        {"set {variables} to {newer}": setting(llama_release={**TREE, "build": 12212})},
+        ["architecture not-yet, which build 12211 does not know", "to a newer build that knows it"],
+    ),
+    (
+        "architecture-unread",
+        lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
+        {"look for {architecture} in": accepts("architecture-unread")},
+        ["which no build up to 12211 knows", "Whether build 12300 does is unknown"],
+    ),
+    (
+        "tensor-kernels",
+        lambda: with_type("TQ1_0"),
+        {
+            "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="vulkan"),
+            "use a file of the model": lambda cluster: with_type("Q4_K", cluster),
+        },
+        ["tensors of TQ1_0, with which cuda of worker1 and worker2 is not known", "worker1 and worker2 to vulkan"],
+    ),
+    (
+        "tensor-kernels",
+        lambda: with_type("F8_E4M3", with_type("Q4_K", backend="vulkan", build=12211)),
+        {
+            "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="cpu"),
+            "use a file of the model": lambda cluster: with_type("NVFP4", cluster),
+        },
+        ["tensors of F8_E4M3, with which vulkan of worker1 and worker2", "worker1 and worker2 to cpu"],
     ),
     (
         "slow-load",
@@ -353,7 +400,7 @@ CASES = [
             "set llama_placement to all": setting(llama_placement="all"),
         },
         [
-            "Before any correction by a measurement the cluster is predicted to generate ",
+            "The cluster is predicted to generate ",
             "and head alone ",
             "Leave llama_workers empty, or set llama_placement to all to",
         ],
@@ -504,3 +551,8 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     met = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "rpc-in-clear"]
     assert len(met) == len(said)
     assert all(entry["message"].endswith(text) for entry, text in zip(met, said))
+
+
+def test_a_type_that_is_newer_than_the_build_is_refused():
+    said = "types that archive-bbbbbbbb is not known to have (F8_E4M3): set llama_release to build 12211 or a newer one"
+    assert said in with_type("F8_E4M3", build=12210).reason()

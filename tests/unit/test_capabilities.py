@@ -11,10 +11,19 @@ from support.helps import help_of
 
 @pytest.mark.parametrize(
     "build, protocol",
-    [(11063, "7.0.0"), (11064, None), (11449, None), (11450, "8.0.0"), (11669, "8.0.0"), (11670, None)],
+    [(11063, "7.0.0"), (11434, "7.0.0"), (11435, None), (11450, "8.0.0"), (11739, "8.0.0"), (11740, None)],
 )
 def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     assert capabilities.protocol_of(build) == protocol
+
+
+@pytest.mark.parametrize(
+    "architecture, lacking, having",
+    [("clef", 11063, 11434), ("beam", 11669, 11739), ("xing4_0", 11739, 12211), ("not-yet", 12211, None)],
+)
+def test_between_which_builds_an_architecture_appeared(architecture, lacking, having):
+    assert capabilities.appearance_of(architecture) == (lacking, having)
+    assert capabilities.appearance_of("llama") is None
 
 
 @pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])

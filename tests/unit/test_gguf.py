@@ -110,7 +110,7 @@ def test_agrees_on_every_type(tmp_path):
         writer.add_array(f"test.{name}", values)
     writer.add_array("test.many", [f"token {number}" for number in range(5000)])
     for kind, stored in MAINLINE_TYPES.items():
-        if stored.name != "Q2_0":
+        if stored.name not in ("Q2_0", "F8_E4M3"):
             raw = numpy.zeros((2, 3, stored.bytes), numpy.uint8)
             writer.add_tensor(
                 f"{stored.name}.{stored.elements}", raw, raw_dtype=gguf_package.GGMLQuantizationType(kind)

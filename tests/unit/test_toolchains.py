@@ -135,7 +135,7 @@ def test_options_for_each_backend(machine, backend, targets, environment):
         expected["GPU_TARGETS"] = targets
     if backend == "cuda":
         expected["CMAKE_CUDA_ARCHITECTURES"] = targets
-        off += ["GGML_CUDA_NCCL"]
+        off += ["GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"]
     assert build["backend"] == backend
     assert build["cmake_options"] == {**expected, **dict.fromkeys(off, "OFF")}
     assert build["environment"] == environment

@@ -60,6 +60,10 @@ TLS_OPTIONS = {MAINLINE: ("LLAMA_OPENSSL",), IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
 """Types of the KV cache for which flash attention is always compiled, as long as keys and values have the same."""
 
+NEW_TYPES = frozenset({"F8_E4M3"})
+"""Types of tensors that are newer than the trees that were read."""
+TERNARY = frozenset({"TQ1_0", "TQ2_0"})
+
 MATRIX_ROW_PADDING = 512
 """Some backends' kernels for quantised tensors read rows of a multiple of so many elements: the last row is longer where it is not one."""
 
@@ -120,7 +124,8 @@ class Backend(NamedTuple):
     options: Mapping[str, str] = {}
     """Of cmake, in every build for it."""
     off: tuple[str, ...] = ()
-    """What is switched off beside OFF. It follows an installed library, which a host that gets the build may not have."""
+    """What is switched off beside OFF: it follows an installed library, which a host that gets the build may not have, or is a git tag that cmake
+    would fetch while it configures."""
     off_in_ik_llama: tuple[str, ...] = ()
     all_quants: str = ""
     """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
@@ -139,6 +144,9 @@ class Backend(NamedTuple):
     """Of services."""
     pads_rows: bool = False
     """Whether MATRIX_ROW_PADDING holds for it."""
+    no_kernels: frozenset[str] = frozenset()
+    """Types of tensors with which it does not multiply, or is not known to: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. A
+    worker is not asked: ggml-rpc says that it computes everything."""
     maps_weights: bool = False
     """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
 
@@ -159,6 +167,7 @@ VULKAN = Backend(
     any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
+    no_kernels=NEW_TYPES,
 )
 
 HIP = Backend(
@@ -181,6 +190,7 @@ HIP = Backend(
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver=AMDGPU,
     visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
+    no_kernels=TERNARY | NEW_TYPES,
     alignment=128,
     pads_rows=True,
 )
@@ -189,7 +199,7 @@ CUDA = Backend(
     name="cuda",
     preference=1,
     options={"GGML_CUDA": "ON"},
-    off=("GGML_CUDA_NCCL",),
+    off=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
     off_in_ik_llama=("GGML_NCCL",),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
     architecture=Form(
@@ -217,6 +227,7 @@ CUDA = Backend(
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visible=Visible("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
+    no_kernels=TERNARY | NEW_TYPES,
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
     pads_rows=True,
@@ -227,6 +238,7 @@ METAL = Backend(
     preference=3,
     options={"GGML_METAL": "ON"},
     device="MTL{}",
+    no_kernels=frozenset({"TQ1_0", "NVFP4"}) | NEW_TYPES,
     maps_weights=True,
 )
 
@@ -239,6 +251,7 @@ SYCL = Backend(
     device="SYCL{}",
     device_files=("char-drm",),
     visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
+    no_kernels=TERNARY | NEW_TYPES,
     # Without it a device does not report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
@@ -31,9 +31,9 @@ PACKAGED_TREES = {"0.7.0": 11669}
 PACKAGED_SINCE = {"debian": 14}
 """Distribution → its first version with a package of llama.cpp that has RPC, as far as that is known."""
 
-PROTOCOLS = [(11063, "7.0.0"), (11064, None), (11450, "8.0.0"), (11670, None)]
-"""First build → RPC protocol, None where it is not known. 8.0.0 began with 11450 (#26610), and
-11669 is the newest build that was seen."""
+PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]
+"""First build → RPC protocol, None where it is not known. Read in the trees of 11063 and 11434 and the programs of 11669 and 11739; 8.0.0 began with 11450
+(#26610)."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
 MAX_BACKENDS = 16
@@ -59,10 +59,35 @@ stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
 ARCHITECTURES = frozenset(_ARCHITECTURES.split())
 """Architectures of models that the oldest build of llama.cpp loads: LLM_ARCH_NAMES in llama-arch.cpp."""
 
+APPEARED = {
+    11434: "clef",
+    11549: "",
+    11669: "vllm-decision2",
+    11739: "beam kolibri1 muse-spark",
+    12211: "clover_moe deepseek41 flint kimi-k31 lfm3 limite metis16 mistral-large4 ricursive sensenova_u1 xing4_0",
+}
+"""Newer build of llama.cpp that was read → architectures that it has and the one read before it does not. 11434 is a tree, the others are programs:
+xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
+NEWEST = max(APPEARED)
 
-def lacks_architecture(build: int, name: str) -> bool:
-    """Whether it is known that a build of llama.cpp refuses files of this architecture. Nobody read newer ones."""
-    return build <= OLDEST[MAINLINE] and name not in ARCHITECTURES
+
+class Appearance(NamedTuple):
+    """Of something new, between two builds of llama.cpp that were read: the last that lacks it, and the first that has it."""
+
+    lacking: int
+    having: int | None
+
+
+def appearance_of(architecture: str) -> Appearance | None:
+    """When an architecture of models appeared; None where all builds of the window have it."""
+    if architecture in ARCHITECTURES:
+        return None
+    lacking = OLDEST[MAINLINE]
+    for build, names in APPEARED.items():
+        if architecture in names.split():
+            return Appearance(lacking, build)
+        lacking = build
+    return Appearance(NEWEST, None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}

@@ -324,6 +324,12 @@ def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable
             f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
         )
+    newer = {kind: build for kind, build in tensor_types.SINCE.items() if kind in kinds and release.build < build}
+    if newer and release.mainline:
+        raise Refusal(
+            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
+            f"{max(newer.values())} or a newer one, or use a file of the model without these types"
+        )
 
 
 def context_per_request(server: Server, summary: ModelSummary) -> int:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The types of tensors in GGUF files: their numbers, their sizes, and which fork loads them.
 
-Read in ggml.h, and type_traits of ggml.c, of build 11063, and of ik_llama.cpp's commit 4840 (8337e4cd).
+Read in ggml.h, and type_traits of ggml.c, of builds 11063 and 11434, and of ik_llama.cpp's commit 4840 (8337e4cd); F8_E4M3 in wllama 3.13.0.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ OF_MAINLINE = {
     35: Type("TQ2_0", 256, 66),
     40: Type("NVFP4", 64, 36),
     42: Type("Q2_0", 64, 18),
+    43: Type("F8_E4M3", 1, 1),
 }
 OF_IK_LLAMA = {
     31: Type("Q4_0_4_4", 32, 18),
@@ -129,6 +130,10 @@ ONLY_OF = {
     for fork, kinds in ((MAINLINE, OF_MAINLINE), (IK_LLAMA, OF_IK_LLAMA))
 }
 """Fork → names of the types that only it has."""
+
+
+SINCE = {"F8_E4M3": 12211}
+"""Type → the first build of llama.cpp that was read and has it, where that is not the oldest of the window."""
 
 
 def of_others(kinds: Collection[str], fork: str) -> list[str]:

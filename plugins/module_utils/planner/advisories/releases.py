@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
@@ -53,18 +55,51 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def unknown_architecture(context: AdvisoryContext) -> Cases:
-    """A file that llama-server refuses when it starts."""
-    name, release, source = context.summary.architecture, context.release, context.cluster.model.source
+def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
+    """When the model's architecture appeared, where the build that serves is older or nobody knows."""
+    appeared, release = capabilities.appearance_of(context.summary.architecture), context.release
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
+    has = appeared is None or release.build >= (appeared.having or math.inf)
+    return None if has or patched or not release.mainline else appeared
+
+
+def unknown_architecture(context: AdvisoryContext) -> Cases:
+    """A file that llama-server refuses when it starts, or may refuse since the architecture is new."""
+    name, release, source = context.summary.architecture, context.release, context.cluster.model.source
+    appeared = _architecture(context)
     if name in OLLAMA_ARCHITECTURES and source:
-        values = {"who": "only Ollama has and llama.cpp", "variable": source.variable, "variables": None}
-    elif release.mainline and capabilities.lacks_architecture(release.build, name) and not patched:
+        values = {"who": "only Ollama has and llama.cpp does", "variable": source.variable, "variables": None}
+    elif appeared and release.build < (appeared.having or capabilities.NEWEST + 1):
+        who = f"build {release.build} {'does' if release.build <= appeared.lacking else 'may'}"
+        newer = f"build {appeared.having}, or a newer one," if appeared.having else "a newer build"
         variables = remedies.listed(context.variables_of(release.id))
-        values = {"who": f"build {release.build}", "variable": None, "variables": variables}
+        values = {"who": who, "variable": None, "newer": newer, "variables": variables}
     else:
         return []
     return [(context.plan.head.host, {**values, "architecture": name})]
+
+
+def unread_architecture(context: AdvisoryContext) -> Cases:
+    """An architecture that no build has which was read, and a build that is newer than those."""
+    if not _architecture(context) or unknown_architecture(context):
+        return []
+    values = {"architecture": context.summary.architecture, "build": context.release.build}
+    return [(context.plan.head.host, {**values, "newest": capabilities.NEWEST})]
+
+
+def missing_kernels(context: AdvisoryContext) -> Cases:
+    """Devices whose backend does not multiply with tensors of the model: of a worker it ends, of the head the processor computes them."""
+    kinds = {row.type for row in context.summary.named_tensors}
+    cases: Cases = []
+    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.used):
+        missing = sorted(kinds & backends.RECORDS[backend].no_kernels)
+        host = context.cluster.hosts.get(name)
+        if missing and context.release.mainline:
+            has = {device.backend for device in host.facts.accelerators} if host else set()
+            others = [one for one in has if not backends.RECORDS[one].no_kernels.intersection(missing)]
+            instead = (*sorted(others), "cpu")[0] if host else None
+            cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))
+    return cases
 
 
 def unknown_variables(context: AdvisoryContext) -> Cases:
