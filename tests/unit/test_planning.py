@@ -98,7 +98,7 @@ def test_an_override_needs_the_names_of_tensors(pair, big_model):
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
     serving(pair, big_model, llama_server_override_tensor=["blk=CPU"]).reason(
-        "81920 MiB of weights on the head, but 22938 MiB are missing in the memory of head"
+        "81920 MiB of weights on the head, but 19661 MiB are missing in the memory of head"
     )
 
 

@@ -431,10 +431,20 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     assert "one alone {low:g} to {high:g}.".format(**alone["estimate"]["generation_range"]) in advisory["message"]
 
 
-def test_a_cluster_may_leave_to_the_heads_processor_what_devices_do_not_hold():
-    data = cluster_of(False, with_card("head", "one"), llama_server_context=2048, **big(55))
+@pytest.mark.parametrize("count", [55, 99, 102])
+def test_a_cluster_may_leave_to_the_heads_processor_what_devices_do_not_hold(count):
+    """As many layers as fit on devices, also where the head has room for no more than the others."""
+    data = cluster_of(False, with_card("head", "one"), llama_server_context=2048, **big(count))
     layers = int(re.search(r"set llama_server_gpu_layers to (\d+)", reason(written(data)))[1])
     check_placement(written(data, llama_server_gpu_layers=layers))
+    assert written(data, llama_server_gpu_layers=layers + 1)["refused"]
+
+
+@pytest.mark.parametrize("mode, fits", [(None, True), ("mmap", True), ("none", False)])
+def test_pages_of_the_models_file_may_take_half_of_the_reserve_of_the_head(mode, fits):
+    data = cluster_of(False, with_card("head", "one"), llama_server_context=2048, **big(102))
+    planned = written(data, llama_server_load_mode=mode, llama_server_gpu_layers=44)
+    assert planned["refused"] != fits, planned["reasons"]
 
 
 def test_a_model_that_no_context_saves_is_refused_without_that_remedy():

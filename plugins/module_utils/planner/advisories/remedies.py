@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -20,8 +21,6 @@ Attempt = Callable[[Cluster], Optional[Plan]]
 
 LEAST_CONTEXT = 1024
 """Tokens of a slot below which a shorter context is no remedy."""
-STEPS = 16
-"""So many numbers of layers on devices are tried, all of them first, where the head alone does not hold the model."""
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:
@@ -87,6 +86,20 @@ def _most(count: int, fits: Callable[[int], bool]) -> int:
     return least
 
 
+def _most_layers(trial: Trial) -> int | None:
+    """The most layers with which devices hold all that they get, or else all but the bound of the compute buffer. None where the model fits with
+    no number: fewer are more for the head."""
+
+    def are_held(bounded: bool, number: int) -> bool:
+        plan = trial.attempt(serving(gpu_layers=number)(trial.cluster))
+        return plan is not None and all(
+            one.total_mib - (0 if bounded else one.compute_mib) <= one.capacity_mib for one in plan.placement
+        )
+
+    found = (_most(trial.plan.model.layers, partial(are_held, bounded)) for bounded in (True, False))
+    return next((most for most in found if trial.fits(serving(gpu_layers=most))), None)
+
+
 def for_more_room(trial: Trial) -> list[str]:
     """Clauses that say how a model that does not fit does: each was tried."""
     server, clauses = trial.cluster.server, []
@@ -105,10 +118,7 @@ def for_more_room(trial: Trial) -> list[str]:
     }
     own = [name for name, none in unset.items() if getattr(server, name) != none]
     clauses += [f"remove llama_server_{name}" for name in own if trial.fits(serving(**{name: unset[name]}))]
-    every, best = trial.plan.model.layers, trial.plan.estimate.best_single_host
-    alone = best.gpu_layers if best.host == trial.cluster.head else None
-    counted = range(every, -1, -max(1, every // STEPS)) if alone is None else (alone,)
-    layers = next((number for number in counted if trial.fits(serving(gpu_layers=number))), None)
+    layers = _most_layers(trial)
     if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
     return clauses

@@ -163,7 +163,8 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         candidates = _candidates(load, first, devices, device_costs(devices, case.hosts))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
-    missing = _missing_on_head(case.facts, load, first, beside)
+    mapped = server.load_mode not in ("none", "dio", "mlock")
+    missing = _missing_on_head(case.facts, load, first, beside, mapped)
     over, stays = placed.over(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
     reasons = [*_over_on_head(case.head, load, first, missing, stays, cache), *_over_on_devices(over, fits)]
@@ -375,10 +376,15 @@ def _check_number(used: Sequence[Device], asked: bool) -> None:
     )
 
 
-def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int) -> int:
-    """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit."""
+def _missing_on_head(facts: Facts, load: device_load.Load, first: int, beside: int, mapped: bool = False) -> int:
+    """MiB that are missing in the head's memory for the layers before ``first`` and so many bytes beside them, 0 where they fit.
+
+    :param mapped: whether the layers are pages of the model's file, of which the kernel drops some where the system needs more than half of its reserve.
+    """
     held = load.on_head(range(first)) + load.kv_on_head(first) + beside
-    return max(0, -(-held // MIB) - workers.usable_mib(facts.memory_mib))
+    reserve = workers.reserve_mib(facts.memory_mib, shared=True)
+    left = max(workers.reserve_mib(0, shared=True), reserve // 2) if mapped else reserve
+    return max(0, -(-held // MIB) - max(0, facts.memory_mib - left))
 
 
 def _over_on_head(
