@@ -58,4 +58,4 @@ class ActionModule(Action):
             unasked = {name: answer.why for name, answer in answers.items() if answer.why}
             changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked, lacking if decided.behind else {})
             output.show_plan(plan, changed, arguments.report)
-        return {"changed": False, **decided._asdict(), "lacking": lacking}
+        return {"changed": False, **typed_json.dump(decided), "lacking": lacking}

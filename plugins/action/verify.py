@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class ActionModule(Action):
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question; of several models the first."""
-        first = subject.each()[0]
+        first = self._without(self._lost(), subject).each()[0]
         wrong = judge.gate(first, self._collect(first, first.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
@@ -87,13 +87,9 @@ class ActionModule(Action):
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
-        away = [
-            name for name, host in plan.hosts.items() if name not in drifts and any(one.used for one in host.workers)
-        ]
-        if away and states != {"stopped"}:
-            display.display(
-                f"  {', '.join(away)} did not answer: the server may hold the question for {collecting.SECONDS_FOR_ANSWER} s"
-            )
+        away = (self._lost() | (plan.hosts.keys() - drifts)) - {plan.head.host}
+        used = {name for name, host in plan.hosts.items() if any(one.used for one in host.workers)}
+        subject = self._without(away & used if states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
         ends = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
@@ -123,7 +119,20 @@ class ActionModule(Action):
             display.warning(other)
         asleep = all(map(judge.left_asleep, (evidence, *more)))
         self._record(plan, report, evidence, asleep)
-        return self._show(plan, report, evidence, asleep)
+        return self._show(plan, subject, report, evidence, asleep)
+
+    def _lost(self) -> set[str]:
+        """Hosts of the play that failed or froze before this task."""
+        return {*self.variables.get("ansible_play_hosts_all", ())} - {*self.variables.get("ansible_play_hosts", ())}
+
+    @staticmethod
+    def _without(away: Collection[str], subject: Subject) -> Subject:
+        """The subject, of which these hosts do not answer, as the operator is told."""
+        if away:
+            display.display(
+                f"  {', '.join(sorted(away))} did not answer: the server, which may wait for it, gets {collecting.SECONDS_WITHOUT_A_HOST} s for the question"
+            )
+        return subject._replace(away=tuple(sorted(away)))
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
         """The evidence of the head, once its server is healthy or waiting makes no sense any more.
@@ -156,21 +165,22 @@ class ActionModule(Action):
         if completion and not completion.error and not self._arguments.benchmark:
             self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))
 
-    def _show(self, plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
+    def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
-        path, page = self._arguments.path, self._arguments.report
+        path, written = self._arguments.path, self._arguments.report
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
-        if page:
-            output.write_report(page, plan, report, self._arguments.benchmark)
+        if written:
+            output.write_report(written, plan, report, self._arguments.benchmark)
         rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(plan_text.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
-                text = f"{text} {judge.advice(plan.external_workers, evidence)}".rstrip()
-            if evidence.lock and not evidence.lock.is_same(cluster_lock.this_run(os.getppid(), [])):
-                text += f" Another run may be changing this cluster: {evidence.lock.describe()}."
+                text = f"{text} {judge.advice(subject, evidence)}".rstrip()
+            lock, own = evidence.lock, cluster_lock.this_run(os.getppid(), [])
+            if lock and not lock.is_same(own) and not cluster_lock.has_ended(lock):
+                text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
         if asleep:
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")

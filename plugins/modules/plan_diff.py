@@ -98,6 +98,11 @@ shared:
   description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
   returned: success
   type: dict
+fetches:
+  description: A build for each archive or source that hosts lack, with the programs of all that are made of it.
+  returned: success
+  type: list
+  elements: dict
 needs_key:
   description: Hosts of workers whose tunnel needs a new key.
   returned: success

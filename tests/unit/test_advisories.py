@@ -400,7 +400,7 @@ CASES = [
             "set llama_placement to all": setting(llama_placement="all"),
         },
         [
-            "The cluster is predicted to generate ",
+            "Before any correction by a measurement the cluster is predicted to generate ",
             "and head alone ",
             "Leave llama_workers empty, or set llama_placement to all to",
         ],

@@ -15,6 +15,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
         "builders": [],
         "shared": {},
+        "fetches": [],
         "needs_key": [],
     }
 
@@ -140,6 +141,10 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
     assert (changes.builders, changes.shared) == ([], {})
+    (fetched,) = changes.fetches  # once, and not for each host
+    assert {*fetched.targets} == {target for host in plan["hosts"].values() for target in host["builds"][0]["targets"]}
+    assert len(fetched.targets) == len({*fetched.targets}) > len(plan["hosts"]["worker1"]["builds"][0]["targets"])
+    assert decide(plan, drifts(plan)).fetches == []
     assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import ssl
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
@@ -75,6 +76,14 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert found.server.completion[:3] == ("hello", 1, 5)
     assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64})]
     assert "secret" not in json.dumps(typed_json.dump(found))
+
+
+def test_a_cluster_that_lacks_a_host_gets_less_time_for_the_answer(local):
+    told, planned = [], subject(local.plan())
+    client = SimpleNamespace(ask=lambda _path, seconds, _question: told.append(seconds) or replies.Reply(0, "late"))
+    for away in ((), ("strix1",)):
+        assert evidence._complete(client, planned._replace(away=away)).error == "late"
+    assert told == [300, 60]
 
 
 def test_connections_are_counted_when_the_question_has_loaded_the_model(collect, server, monkeypatch):

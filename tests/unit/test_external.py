@@ -4,7 +4,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
-from support.verification import checks, judged, unhealthy
+from support.verification import checks, judged, subject, unhealthy
 
 WINDOWS = {
     "endpoint": "192.0.2.77:50052",
@@ -108,13 +108,18 @@ def test_nobody_here_can_verify_that_their_port_is_closed(mixed):
 
 
 def test_what_to_do_about_one_that_does_not_answer(mixed):
-    workers = typed(mixed.plan()).external_workers
+    plan = mixed.plan()
     outside = "it waits for worker 192.0.2.77:50052: refused, nothing listens there"
     inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
     firewalls = "Where the worker's host answers and its process runs, something between the hosts"
-    for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
-        assert judge.advice(workers, unhealthy(waits_for=waits_for)).startswith(text)
+    for waits_for, away, text in (
+        ([outside], (), start),
+        ([inside], (), firewalls),
+        ([outside, inside], (), f"{start} {firewalls}"),
+        ([outside, inside], ("strix1",), f"{start} strix1 did not answer the controller either: start that host"),
+    ):
+        assert judge.advice(subject(plan)._replace(away=away), unhealthy(waits_for=waits_for)).startswith(text)
 
 
 @pytest.mark.parametrize("address", ["192.0.2.12", "198.51.100.12"])

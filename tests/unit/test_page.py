@@ -107,6 +107,15 @@ def test_the_page_of_a_verified_plan_has_each_check(plan):
         assert all(word in text for word in check.values())
 
 
+def test_a_page_shows_of_an_environment_what_is_known_to_be_no_secret(local):
+    given = {"LIGHT": "pl-anted", "GGML_NOTE": "a note"}
+    local.hosts["here"]["variables"]["llama_server_environment"] = given
+    text = html_page.page(typed(local.plan()))
+    assert "pl-anted" not in text
+    assert "a note" in text
+    assert "LIGHT=&#39;&lt;removed: value of LIGHT&gt;&#39;" in text
+
+
 def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
     def page(spoil):
         evil = EVIL * spoil

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, Kind
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
@@ -78,6 +78,8 @@ class Decision(NamedTuple):
     """Hosts that compile something."""
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
+    fetches: list[BuildPlan]
+    """A build for each archive or source that hosts lack, with the programs of all that are made of it."""
     needs_key: list[str]
     """Hosts of workers whose tunnel needs a new key: the head has none, or one that the host does not take."""
 
@@ -102,6 +104,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         while_away={name: while_away(plan, name) for name in plan.hosts},
         builders=builders,
         shared=shared,
+        fetches=_fetches(plan, drifts),
         needs_key=needs_key,
     )
 
@@ -222,6 +225,18 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
             elif source in release_request.COMPILED:
                 builders.add(name)
     return sorted(builders), shared
+
+
+def _fetches(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:
+    """As in Decision. Programs of a distribution's package are fetched by its package manager."""
+    found: dict[tuple[str, ...], BuildPlan] = {}
+    for name, drift in drifts.items():
+        for build in plan.hosts[name].builds:
+            if build.id in drift.missing_builds and build.builder == name and not build.packaged:
+                key = (build.release, *(build.archives or ()))
+                targets = {*build.targets, *(found[key].targets if key in found else ())}
+                found[key] = build._replace(targets=tuple(sorted(targets)))
+    return [*found.values()]
 
 
 def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:

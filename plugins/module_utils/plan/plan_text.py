@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     AdvisoryPlan,
@@ -203,8 +204,20 @@ def plan_title(plan: Plan | Refused) -> list[str]:
         *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {served}"),
         *(_wrapped("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
+        *_wrapped("  ", _origin(plan)),
         *_chosen(plan),
     ]
+
+
+def _origin(plan: Plan) -> str:
+    """Where the release comes from, and who compiles."""
+    release = plan.release
+    known = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
+    where = known.get(release.source) or release.repository or release.url or release.path
+    by = ", ".join(
+        dict.fromkeys(build.builder for host in plan.hosts.values() for build in host.builds if build.cmake_options)
+    )
+    return f"which comes from {where}{f' and is compiled on {by}, for minutes where it is new' if by else ''}"
 
 
 def _chosen(plan: Plan) -> list[str]:

@@ -51,7 +51,8 @@ LINE = 500
 PROMPT = "The first three prime numbers are"
 TOKENS, ANSWER_TOKENS = 16, 64
 """Of an answer at most; a wrong one to the known question may have no end."""
-SECONDS_FOR_ANSWER = 300
+SECONDS_FOR_ANSWER, SECONDS_WITHOUT_A_HOST = 300, 60
+"""Of a cluster, and of one that lacks a host: a worker that froze holds its head's question."""
 LIST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
 """For which a model of several is waited for."""
@@ -214,5 +215,7 @@ def _complete(client: Client, subject: Subject) -> Completion:
     if asked:
         question["model"] = asked.name
     sleeps = server.SLEEP in (asked or subject.head).argv
-    patience = SECONDS_FOR_ANSWER + (subject.head.start_timeout if sleeps else 0)
+    patience = (SECONDS_WITHOUT_A_HOST if subject.away else SECONDS_FOR_ANSWER) + (
+        subject.head.start_timeout if sleeps else 0
+    )
     return server_client.completion(client.ask("/v1/completions", patience, question))

@@ -109,7 +109,7 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
     """Why a head that was started does not serve, and what to do; None where it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
-        return f"llama-server is not healthy: {reasons}. {advice(subject.external_workers, evidence)}".rstrip()
+        return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
     completion, url = _explained(evidence, evidence.server), subject.head.url
     checks = [_completion(url, completion)]
     if subject.has_known_answer:
@@ -126,19 +126,23 @@ def _explained(evidence: Evidence, server: ServerEvidence) -> Completion | None:
     return completion._replace(error="; ".join([completion.error, *evidence.waits_for]))
 
 
-def advice(external_workers: Sequence[ExternalWorkerPlan], evidence: Evidence) -> str:
+def advice(subject: Subject, evidence: Evidence) -> str:
     """What to do about a server that is not healthy: about the workers that its launcher waits for, else by the end of its log."""
     waits_for = evidence.waits_for
     if not waits_for:
         return "Its log ends in:\n" + "\n".join(evidence.log) if evidence.log else ""
     external = [
-        worker for worker in external_workers if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
+        worker
+        for worker in subject.external_workers
+        if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
     ]
     places = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external)
     texts = [f"Nothing here runs {places}: start it there, with a release of the head's protocol."] if external else []
     if len(external) < len(waits_for):
         texts.append(
-            "Where the worker's host answers and its process runs, something between the hosts closes its port, or another head uses it: check the "
+            f"{', '.join(subject.away)} did not answer the controller either: start that host, or look at its network."
+            if subject.away
+            else "Where the worker's host answers and its process runs, something between the hosts closes its port, or another head uses it: check the "
             "firewalls and the routes between head and worker."
         )
     return " ".join(texts)

@@ -39,6 +39,8 @@ class Subject(NamedTuple):
     fallbacks: tuple[FallbackPlan, ...]
     placement: tuple[DevicePlacement, ...] = ()
     """what each device gets; of a recorded plan nothing"""
+    away: tuple[str, ...] = ()
+    """hosts that do not answer the controller; no part of a plan"""
 
     def each(self) -> "tuple[Subject, ...]":
         """What is asked of each model that takes turns; this where there is one alone."""

@@ -91,8 +91,14 @@ def _of_processes(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _of_processes(part, key)
     elif isinstance(value, Mapping):
         for variable, text in value.items():
-            if redaction.NAME.search(variable) or not (KNOWN_VARIABLE.fullmatch(variable) or PLAIN.fullmatch(text)):
+            if not is_shown(variable, text):
                 yield text, f"value of {variable}"
+
+
+def is_shown(variable: str, value: str) -> bool:
+    """Whether the value of a variable of an environment is known to be no secret."""
+    known = KNOWN_VARIABLE.fullmatch(variable) or PLAIN.fullmatch(value)
+    return bool(known) and not redaction.NAME.search(variable)
 
 
 def _clean(value: Any, known: Mapping[str, str], name: str = "") -> Any:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table, bundle
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -107,7 +107,14 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
         {
             "host": one.host,
             "service": one.name,
-            "lines": plan_text.command_lines(one.argv, one.environment, ""),
+            "lines": plan_text.command_lines(
+                one.argv,
+                {
+                    name: value if bundle.is_shown(name, value) else redaction.marker(f"value of {name}")
+                    for name, value in one.environment.items()
+                },
+                "",
+            ),
         }
         for one in plan_text.commands(plan)
     ]

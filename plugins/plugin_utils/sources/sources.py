@@ -51,6 +51,7 @@ PACKING_SECONDS = 60.0
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before a server that gives nothing for now (HTTP 429, 503), or whose connection was cut, is asked again."""
 PROGRESS_SECONDS = 10
+WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package where the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
@@ -119,7 +120,7 @@ def _commit_of(repository: str, ref: str) -> str:
 def _unreadable(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        "the network of the controller"
+        f"the network of the controller, or use {WITHOUT_GITHUB}"
     )
 
 
@@ -246,7 +247,7 @@ def _bring(release: ReleasePlan, name: str, target: Path) -> str:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "upstream tags a build before its archives are there, so try again in some hours, or use another build, a mirror that has it (url), or "
-            "source: pypi"
+            f"{WITHOUT_GITHUB}"
         )
         _download(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:

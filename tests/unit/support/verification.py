@@ -78,13 +78,14 @@ def checks(report, name):
     return [check for check in report.checks if check.name == name]
 
 
-def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_mode=False, **arguments):
+def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_mode=False, play=None, **arguments):
     """What the action returns. Its head reports this evidence, one for each call of the module, which takes a second.
 
     :param plan: as JSON.
     :param evidence: values, or what a head reports that may be of any form.
     :param recorded: takes the command that records the result, and its input.
     :param asked: takes the arguments of the module.
+    :param play: variables of the play.
     """
     action = actions.made(verify_action, check_mode=check_mode, plan=plan, **arguments)
     answers, clock = iter(evidence), SimpleNamespace(now=0.0)
@@ -100,7 +101,8 @@ def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_
         recorded(text, in_data) if recorded else {"rc": 0}
     )
     hostvars = {name: {"ansible_host": "192.0.2.99"} for name in plan["hosts"]}
+    known = {"hostvars": hostvars, "inventory_hostname": plan["head"]["host"], **(play or {})}
     with mock.patch.object(
         verify_action, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _seconds: None)
     ):
-        return action.run(task_vars={"hostvars": hostvars, "inventory_hostname": plan["head"]["host"]})
+        return action.run(task_vars=known)

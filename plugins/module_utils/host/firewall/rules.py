@@ -17,14 +17,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
-MARK = names.NAME
 PRIORITIES = {"accept": -20050, "drop": -20049}
 """Of rich rules."""
-NFT_FILE = f"/etc/firewall-{MARK}.nft"
-NFT_TABLE = f"inet {MARK}"
-NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{MARK}.service"
+NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
+NFT_TABLE = f"inet {names.NAME}"
+NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
 """Sets the table after each start of nftables."""
-NFT_COMMENT = re.compile(rf'comment "{MARK} ([^"]*)"')
+NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 NOT_LASTING = ", either now or after a restart"
 """Of a rule that is not there at both times."""
@@ -99,8 +98,8 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
     if not system.program("ufw"):
         return State([], {})
     added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
-    present = [rule for rule, _word, comment in added if comment == f"'{MARK}'" and UFW_RULE.fullmatch(rule)]
-    others = {rule for rule, _word, comment in added if comment != f"'{MARK}'"}
+    present = [rule for rule, _word, comment in added if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)]
+    others = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
     opened = {rule[2:] for rule in rules if _for_ufw(rule) in others}
     texts = [_for_ufw(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
     return State(present, {text: ufw_arguments(text) for text in texts if text not in others})

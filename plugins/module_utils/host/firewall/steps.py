@@ -80,4 +80,4 @@ def _for_nft(comment: str) -> str:
     client = "" if source == names.EVERYBODY else f"ip saddr {source} "
     to = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
     new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{rules.MARK} {comment}"'
+    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'

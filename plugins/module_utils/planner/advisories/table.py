@@ -219,7 +219,7 @@ ADVISORIES = (
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
-        "The cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        "Before any correction by a measurement the cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
         ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
