@@ -14,6 +14,7 @@ name: failure_reason
 short_description: Says why a task failed, in one line
 description:
   - Returns the message of a result. Where a task has a loop, the messages of the items that failed take its place.
+  - It ends without a full stop.
   - Returns an empty text where nothing failed, or nothing but what had failed before.
 positional: before
 options:
@@ -51,7 +52,7 @@ def failure_reason(result: Mapping[str, Any], before: Mapping[str, Any] | None =
         return ""
     failed = [item for item in result.get("results") or () if item.get("failed")] or [result]
     reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _said(item)).strip() for item in failed)
-    return " ".join(filter(None, reasons)) or "no reason was given"
+    return " ".join(filter(None, reasons)).rstrip(".") or "no reason was given"
 
 
 def _said(item: Mapping[str, Any]) -> str:

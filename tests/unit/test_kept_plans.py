@@ -5,12 +5,9 @@ import errno
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import kept_plan as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -20,7 +17,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info as host_info_module
 from ansible_collections.llamacpp.cluster.plugins.modules import kept_plan as module
 from conftest import identity
@@ -28,7 +24,6 @@ from support import actions
 from support.rollbacks import begin, completed, placed, record_of, serve, with_id
 
 MODULE = module
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -118,22 +113,6 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(prefix, record, spoil):
     assert kept_plans.builds(str(prefix)) == set()
     serve(prefix, record)
     assert kept_plans.read(str(prefix), kept_plans.NOW).id == record["id"]
-
-
-def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair, prefix, record):
-    tasks = yaml.safe_load((ROOT / "playbooks/start.yml").read_text())[-1]["tasks"]
-    (asks,) = [task for task in tasks if "llamacpp.cluster.verify" in task]
-    known = {
-        "inventory_hostname": "head",
-        "ansible_check_mode": False,
-        "__llama_kept": {"kept": {"now": {"plan": record}}},
-    }
-    templar = Templar(DataLoader(), {**known, "__llama_now": record})
-    found = templar.template(trust_as_template(asks["llamacpp.cluster.verify"]["plan"]))
-    assert typed_json.parse(Subject, found).head.url == record["head"]["url"]
-    for given, asked in ((known, True), ({"ansible_check_mode": False, "__llama_kept": {"skipped": True}}, False)):
-        templar = Templar(DataLoader(), given)
-        assert all(templar.evaluate_conditional(trust_as_template(one)) for one in asks["when"]) is asked
 
 
 def test_builds_of_all_kept_plans_stay(prefix, record):

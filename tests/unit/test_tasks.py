@@ -9,7 +9,10 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.filter.failure_reason import failure_reason
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 from support import playbook_runs
+from support.rollbacks import completed, record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
@@ -73,7 +76,7 @@ def test_a_check_is_a_task_that_says_what_holds_and_not_one_that_is_skipped_wher
 @pytest.mark.parametrize(
     "result, before, reason",
     [
-        ({"msg": " E: no\nspace "}, {}, "E: no space"),
+        ({"msg": " E: no\nspace. "}, {}, "E: no space"),
         ({"msg": "the same"}, {"msg": "the same"}, ""),
         ({"msg": "non-zero return code", "stderr": "disk\nfull"}, {}, "disk full"),
         ({}, {}, ""),
@@ -246,6 +249,52 @@ def test_all_is_ready_before_the_head_stops_and_a_port_is_open_only_while_somebo
     names = [task.get("name") for file in files for task in tasks_of(ROOT / f"playbooks/{file}.yml")]
     places = [names.index(name) for name in order]
     assert places == sorted(places)
+
+
+def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
+    record = record_of(completed(pair), "head")
+    (task,) = [one for one in tasks_of(ROOT / "playbooks/start.yml") if "llamacpp.cluster.verify" in one]
+    asked = {"ansible_check_mode": False, "__llama_kept": {"kept": {"now": {"plan": record}}}}
+    assert holds(task["when"], asked)
+    assert not holds(task["when"], {**asked, "__llama_kept": {"skipped": True}})
+    templar = Templar(DataLoader(), {"inventory_hostname": "head", "__llama_now": record})
+    found = templar.template(trust_as_template(task["llamacpp.cluster.verify"]["plan"]))
+    assert typed_json.parse(Subject, found).head.url == record["head"]["url"]
+
+
+@pytest.mark.parametrize(
+    "hosts, serves, said",
+    [
+        (
+            ["head", "w"],
+            True,
+            "not serve: head: no. The cluster went back by itself: plan b (release r) serves again. Fix ",
+        ),
+        (
+            ["head"],
+            True,
+            "not serve: w was lost in the middle; head: no. The cluster went back by itself: plan b (release",
+        ),
+        (
+            ["head"],
+            False,
+            "NOT go back: gone. Fix what failed and run site.yml again, or rollback.yml where a plan served before. When w",
+        ),
+    ],
+    ids=["back", "a host lost", "not back"],
+)
+def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, said):
+    task = tasks_of(ROOT / "playbooks/tasks/recover.yml")[-1]
+    found = {"__llama_failure": "head: no", "__llama_rollback_error": "gone"}
+    hostvars = {"head": found, "w": {"__llama_failure": ""} if "w" in hosts else {}}
+    known = {
+        **{name: trust_as_template(text) for name, text in task["vars"].items()},
+        **{"hostvars": {name: {"inventory_hostname": name, **one} for name, one in hostvars.items()}},
+        **{"ansible_play_hosts_all": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
+        **{"__llama_plan": {"id": "a", "release": {"ref": "x"}}, "__llama_rollback_serves": serves},
+        **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing": []}}},
+    }
+    assert said in Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.fail"]["msg"]))
 
 
 USED = {"hosts": {"box": playbook_runs.LOCAL}}

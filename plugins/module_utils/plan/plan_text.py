@@ -205,7 +205,7 @@ def plan_title(plan: Plan | Refused) -> list[str]:
         *(_wrapped("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
         *_wrapped("  ", _origin(plan)),
-        *_chosen(plan),
+        *(_wrapped("  ", f"auto is {plan.release.source}: {plan.release.why}") if plan.release.why else []),
     ]
 
 
@@ -218,12 +218,6 @@ def _origin(plan: Plan) -> str:
         dict.fromkeys(build.builder for host in plan.hosts.values() for build in host.builds if build.cmake_options)
     )
     return f"which comes from {where}{f' and is compiled on {by}, for minutes where it is new' if by else ''}"
-
-
-def _chosen(plan: Plan) -> list[str]:
-    """Why ``llama_release: auto`` is this release."""
-    why = plan.release.why
-    return _wrapped("  ", f"auto is {plan.release.source}: {why}") if why else []
 
 
 def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
