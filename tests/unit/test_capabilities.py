@@ -19,7 +19,13 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
 
 @pytest.mark.parametrize(
     "architecture, lacking, having",
-    [("clef", 11063, 11434), ("beam", 11669, 11739), ("xing4_0", 11739, 12211), ("not-yet", 12211, None)],
+    [
+        ("clef", 11063, 11434),
+        ("maion-coder", 11549, 11669),
+        ("beam", 11669, 11739),
+        ("xing4_0", 11739, 12211),
+        ("not-yet", 12211, None),
+    ],
 )
 def test_between_which_builds_an_architecture_appeared(architecture, lacking, having):
     assert capabilities.appearance_of(architecture) == (lacking, having)

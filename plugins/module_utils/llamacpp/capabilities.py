@@ -61,8 +61,8 @@ ARCHITECTURES = frozenset(_ARCHITECTURES.split())
 
 APPEARED = {
     11434: "clef",
-    11549: "",
-    11669: "vllm-decision2",
+    11549: "gemma-embedding2",
+    11669: "maion-coder vllm-decision2",
     11739: "beam kolibri1 muse-spark",
     12211: "clover_moe deepseek41 flint kimi-k31 lfm3 limite metis16 mistral-large4 ricursive sensenova_u1 xing4_0",
 }

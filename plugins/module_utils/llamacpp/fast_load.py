@@ -26,7 +26,7 @@ class Known(NamedTuple):
 
 
 PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")}
-"""RPC protocol of a build of llama.cpp → its patch. That of protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570)."""
+"""RPC protocol of a build of llama.cpp → its patch. That of protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 

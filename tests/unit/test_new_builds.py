@@ -1,0 +1,56 @@
+"""Builds of llama.cpp that are newer than all that were read: what is found in them, and how they are planned."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.clusters import TREE, model
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import read_build  # it lies in the folder of the line before
+
+FILES = {
+    "src/llama-arch.cpp": '{ LLM_ARCH_LLAMA, "llama" },\n{ LLM_ARCH_NOT_YET, "not-yet" },',
+    "src/llama-context.cpp": '("%s: %10s  output buffer size = %8.2f MiB")\n("%s: %10s novel buffer size = %8.2f MiB")',
+    "ggml/include/ggml.h": "GGML_TYPE_F32     = 0,\n GGML_TYPE_F9 = 44,\n GGML_TYPE_COUNT = 45,",
+    "ggml/include/ggml-rpc.h": "".join(
+        f"#define RPC_PROTO_{part}_VERSION {number}\n" for part, number in (("MAJOR", 8), ("MINOR", 1), ("PATCH", 0))
+    ),
+    "common/arg.cpp": 'add_opt(common_arg(\n{"-c", "--context-size"}, "N",\nadd_opt(common_arg({"--top-k"}, "N",',
+    "CMakeLists.txt": 'option(LLAMA_NOVEL "x" ON)\nset(LLAMA_LOCAL 1)\nset(GGML_TAG CACHE STRING)',
+}
+NEW = ["architecture not-yet", "type F9=44", "protocol 8.1.0", "option --context-size", "log line novel"]
+NEW += ["cmake option LLAMA_NOVEL", "cmake option GGML_TAG"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_what_the_tables_lack_of_a_tree(tree):
+    said = list(read_build.read_build(12300, tree))
+    assert {line for line in said if line.endswith("new")} == {f"{name}: new" for name in NEW}
+    assert {"option --ctx-size: gone", "architecture xing4_0: gone", "protocol unknown: gone"} <= set(said)
+    assert "option -c: gone" not in said
+    assert "architecture xing4_0: gone" not in list(read_build.read_build(11739, tree))
+
+
+def test_what_the_tables_lack_of_programs(tmp_path):
+    names = ["llama", "llama4", "deci", "not-yet", "falcon", "grok", "gpt2", "%s: %10s novel buffer size = %8.2f MiB"]
+    (tmp_path / "libllama.so").write_bytes(b"\x7fELF\0" + "\0".join([*names, "--novel"]).encode())
+    said = ["architecture not-yet: new", "log line novel: new", "option --novel: new"]
+    assert sorted(read_build.read_build(12300, tmp_path)) == said
+
+
+def test_a_build_that_nobody_read_is_planned_and_what_is_unknown_is_said(local):
+    variables = local.hosts["here"]["variables"]
+    variables.update(llama_release={**TREE, "build": 12300}, llama_model_known_answer=None, llama_model_path="/m.gguf")
+    local.model = {"summary": {**model(1, layers=16), "architecture": "not-yet"}}
+    plan = local.accepted()
+    assert plan["release"]["protocol"] is None
+    assert "architecture-unread" in {advisory["id"] for advisory in plan["advisories"]}
+    assert "kv_mib" not in plan["placement"][0]["exact"]
