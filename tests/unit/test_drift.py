@@ -457,16 +457,6 @@ def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatc
     assert unneeded() == [".left", "damaged"]
 
 
-def test_the_releases_whose_programs_run():
-    running = {
-        1: ["/opt/llamacpp/releases/new/bin/rpc-server", "-p", "1"],
-        2: ["/opt/llamacpp/releases/old/bin/llama-server", "/opt/llamacpp/releases/other/x"],
-        3: ["/usr/bin/python3", "/opt/llamacpp/runtime/x/runtime.py"],
-        4: ["/opt/llamacpp/releases/new/bin/llama-server"],
-    }
-    assert state.running_releases("/opt/llamacpp", running) == ["new", "old"]
-
-
 ZERO = "0" * 64
 EMPTY = hashlib.sha256(b"").hexdigest()
 

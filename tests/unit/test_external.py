@@ -113,13 +113,8 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
     inside = "it waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = "Nothing here runs 192.0.2.77:50052 on gaming-pc: start it there, with a release of the head's protocol."
     firewalls = "Where the worker's host answers and its process runs, something between the hosts"
-    for waits_for, away, text in (
-        ([outside], (), start),
-        ([inside], (), firewalls),
-        ([outside, inside], (), f"{start} {firewalls}"),
-        ([outside, inside], ("strix1",), f"{start} strix1 did not answer the controller either: start that host"),
-    ):
-        assert judge.advice(subject(plan)._replace(away=away), unhealthy(waits_for=waits_for)).startswith(text)
+    for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
+        assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)
 
 
 @pytest.mark.parametrize("address", ["192.0.2.12", "198.51.100.12"])
