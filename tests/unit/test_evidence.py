@@ -242,6 +242,12 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
         assert "not one of llama-server" in server_client.completion(replies.Reply(200, text)).error
+        assert "not one of llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+
+
+def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():
+    answer = replies.Reply(200, '{"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 7}}')
+    assert server_client.completion(answer, embeds=True).tokens == 7
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTPS

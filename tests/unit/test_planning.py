@@ -7,14 +7,16 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
-from conftest import CATALOGUE, RELEASE, Cluster, known_answer_of
+from conftest import CATALOGUE, RELEASE, Cluster, known_answer_of, typed
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, strix_halo
+from support.clusters import model as on_paper
 from support.models import tensor
 
 
@@ -879,3 +881,42 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
     for other in ("hip", "vulkan", "cpu"):
         pair.hosts["worker1"]["variables"]["llama_backend"] = other
         assert not pair.plan()["refused"]
+
+
+@pytest.mark.parametrize(
+    "architecture, said",
+    [
+        ("dream", "a diffusion model"),
+        ("llada", "a diffusion model"),
+        ("t5", "an encoder with a decoder"),
+        ("eagle3", "a draft model: set llama_model_draft to it"),
+        ("wavtokenizer-dec", "a vocoder"),
+    ],
+)
+def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architecture, said):
+    assert (
+        serving(pair, on_paper(1, architecture=architecture))
+        .reason()
+        .startswith(f"llama_model_path is on paper, {said}")
+    )
+
+
+@pytest.mark.parametrize(
+    "summary, variables, words, micro_batch",
+    [
+        ({"architecture": "bert"}, {}, ["--embeddings"], 2048),
+        ({"keys": {"pooling_type": 3}}, {"llama_server_parallel": 4}, ["--embeddings"], 1024),
+        ({"keys": {"pooling_type": 4}}, {"llama_server_micro_batch": 256}, ["--reranking"], 256),
+        ({"architecture": "bert"}, {"llama_server_extra_args": ["--rerank"]}, ["--rerank"], 2048),
+    ],
+)
+def test_a_model_for_embeddings_is_served_as_one_without_a_speed_of_generation(
+    pair, summary, variables, words, micro_batch
+):
+    plan = serving(pair, on_paper(1, **summary), llama_server_context=4096, **variables).accepted()
+    argv, estimate = plan["head"]["argv"], plan["estimate"]
+    assert [word for word in argv if "embed" in word or "rerank" in word] == words
+    assert argv[argv.index("--ubatch-size") + 1] == str(micro_batch)
+    assert (estimate["generation_tokens_per_s"], estimate["at_context"]) == (None, [])
+    assert estimate["prompt_tokens_per_s"] > 0
+    assert "none: this model makes embeddings" in plan_text.plan_page(typed(plan))

@@ -459,10 +459,11 @@ RATES = {
 def speed_rows(plan: Plan) -> list[list[str]]:
     """What is predicted, how much, and what limits it; nothing where the model does not fit."""
     estimate = plan.estimate
-    if estimate.generation_tokens_per_s is None:
+    if estimate.load_s is None:
         return []
+    generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
-        ["generation", f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"],
+        ["generation", *(generation if estimate.generation_range else ["none: this model makes embeddings", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *(
@@ -488,7 +489,9 @@ def speed_notes(plan: Plan) -> list[str]:
     """What the best host alone would do, and what the prediction rests on."""
     estimate, best = plan.estimate, plan.estimate.best_single_host
     speed = "does not hold the model"
-    if best.fits:
+    if best.fits and estimate.load_s is not None and not estimate.generation_range:
+        speed = f"{best.prompt_range} tokens per second in prompts"
+    elif best.fits:
         speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
     return [
         f"{best.host} alone: {speed}",
@@ -549,7 +552,11 @@ def _network(plan: Plan) -> list[str]:
 def _fallbacks(plan: Plan) -> list[str]:
     """What is served while a used worker is away, a line for each."""
     rows = [
-        [f"without {entry.without}:", f"fits, {entry.generation_range} tokens per second"] for entry in plan.fallbacks
+        [
+            f"without {entry.without}:",
+            f"fits, {entry.generation_range} tokens per second" if plan.estimate.generation_range else "fits",
+        ]
+        for entry in plan.fallbacks
     ]
     for entry in plan.no_fallback:
         missing = entry.missing_mib

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     kv_cache,
     tensor_types,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NOT_SERVED, ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -312,6 +312,26 @@ def trained_context(server: Server, summary: ModelSummary) -> int:
 def context_key(summary: ModelSummary) -> str:
     """What a model's file calls the context for which it was trained."""
     return f"{summary.architecture}.context_length"
+
+
+def check_kind(request: ModelRequest, summary: ModelSummary) -> None:
+    """Refuses a model of which llama-server makes nothing."""
+    if summary.architecture in NOT_SERVED and request.source:
+        raise Refusal(f"{request.source.variable} is {summary.name}, {NOT_SERVED[summary.architecture]}")
+
+
+def serving_as(server: Server, summary: ModelSummary) -> Server:
+    """The server with the option for what the model does. Embeddings need micro-batches as long as an input, which is computed at once."""
+    if summary.switch and generates(server, summary):
+        server = server._replace(extra_args=(*server.extra_args, summary.switch))
+    if server.micro_batch or generates(server, summary):
+        return server
+    return server._replace(micro_batch=min(batch_of(server), context_per_request(server, summary)))
+
+
+def generates(server: Server, summary: ModelSummary) -> bool:
+    """Whether the server makes text, and no embeddings."""
+    return not settings_of(server, summary).every_output
 
 
 def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:

@@ -212,10 +212,14 @@ def _complete(client: Client, subject: Subject) -> Completion:
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS}
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=TOKENS)
+    argv = (asked or subject.head).argv
+    embeds = next((path for word, path in server_client.EMBEDDING.items() if word in argv), None)
+    if embeds:
+        question = {"input": PROMPT, "query": PROMPT, "documents": [PROMPT]}
     if asked:
         question["model"] = asked.name
-    sleeps = server.SLEEP in (asked or subject.head).argv
+    sleeps = server.SLEEP in argv
     patience = (SECONDS_WITHOUT_A_HOST if subject.away else SECONDS_FOR_ANSWER) + (
         subject.head.start_timeout if sleeps else 0
     )
-    return server_client.completion(client.ask("/v1/completions", patience, question))
+    return server_client.completion(client.ask(embeds or "/v1/completions", patience, question), bool(embeds))

@@ -107,12 +107,24 @@ def _error(reply: replies.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
-def completion(reply: replies.Reply) -> Completion:
-    """llama-server's reply to a question."""
+EMBEDDING = {
+    **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
+    **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
+}
+"""Option of a llama-server that makes no text → what it answers instead."""
+
+
+def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
+    """llama-server's reply to a question.
+
+    :param embeds: whether it makes embeddings, of which the tokens of the question are counted.
+    """
     if reply.status != 200:
         return Completion(error=_error(reply))
     try:
         answer = reading.parse(reply.text)
+        if embeds:
+            return Completion("", int(answer["usage"]["prompt_tokens"]))
         speed = answer.get("timings", {}).get("predicted_per_second")
         return Completion(
             printable(answer["choices"][0]["text"]),

@@ -17,6 +17,26 @@ KeyValue = Union[Number0, tuple[Number0, ...]]
 """Value of a key of the header: one for the model, or one for each layer."""
 
 
+_DIFFUSION = (
+    "a diffusion model, whose answers llama-server does not compute: use a model that predicts one token after another"
+)
+_DRAFT = "a draft model: set llama_model_draft to it, and serve the model for which it predicts tokens"
+NOT_SERVED = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
+    "t5": "an encoder with a decoder, and llama-server runs no encoder for its answers: use a model that is a decoder alone",
+    "wavtokenizer-dec": "a vocoder, which llama-server does not run: use a model that generates text or embeddings",
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFT),
+}
+"""Architecture of a model that llama-server does not serve → what it is. llm_arch_is_diffusion and llama_model_has_encoder of build 11434."""
+_EMBEDS = """
+bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
+"""
+EMBEDS = frozenset(_EMBEDS.split())
+"""Architectures of models that make embeddings and no text; of others the header says how they pool."""
+RANK = 4
+"""``pooling_type`` of a model for reranking, LLAMA_POOLING_TYPE_RANK; 0 is none."""
+
+
 class TensorGroup(NamedTuple):
     """Tensors that differ in nothing but their layer."""
 
@@ -73,6 +93,14 @@ class ModelSummary(NamedTuple):
     @property
     def named_tensors(self) -> tuple[TensorGroup, ...]:
         return self.tensors or ()
+
+    @property
+    def switch(self) -> Optional[str]:
+        """The option with which llama-server serves it as what it is; None of a model that generates text."""
+        pools = self.number("pooling_type") or 0
+        if pools == RANK:
+            return "--reranking"
+        return "--embeddings" if pools or self.architecture in EMBEDS else None
 
     @property
     def size(self) -> int:

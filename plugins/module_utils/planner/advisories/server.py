@@ -52,7 +52,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     estimate, server = context.plan.estimate, context.server
     together, best = estimate.generation_range, estimate.best_single_host
     wanted = context.plan.model.known_answer or context.cluster.placement == layout.ALL
-    if wanted or not estimate.links or not best.faster:
+    if wanted or not together or not estimate.links or not best.faster:
         return []
     host, head = best.host, context.cluster.head
     steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []

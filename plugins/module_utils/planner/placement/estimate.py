@@ -293,6 +293,7 @@ def of_plan(case: Case, alone: Mapping[str, Sequence[device_load.Placed]]) -> Es
     """
     works = works_of(case) if case.fits else []
     speeds = speeds_of(case, works) if works else None
+    generates = server_settings.generates(case.server, case.summary)
     sources = [work.rate.source for work in works]
     by_buffer = {work.device: work for work in works}
     links = _links(case, by_buffer)
@@ -300,12 +301,12 @@ def of_plan(case: Case, alone: Mapping[str, Sequence[device_load.Placed]]) -> Es
         by_buffer[device.buffer] for device in case.placed.devices if device.endpoint and device.buffer in by_buffer
     ]
     return Estimate(
-        generation_tokens_per_s=speeds.generation if speeds else None,
+        generation_tokens_per_s=speeds.generation if speeds and generates else None,
         prompt_tokens_per_s=speeds.prompt if speeds else None,
-        generation_range=speeds.generation_range if speeds else None,
+        generation_range=speeds.generation_range if speeds and generates else None,
         prompt_range=speeds.prompt_range if speeds else None,
         load_s=rounded(cost_model.load_s(case.release, works)) if works else None,
-        limited_by=_limit_of_generation(works) if works else None,
+        limited_by=_limit_of_generation(works) if works and generates else None,
         prompt_limited_by=_limit_of_prompts(case, works) if works else None,
         load_limited_by=_limit_of_load(case, works) if works else None,
         rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED).index, default=None),
@@ -378,6 +379,7 @@ def _best(
             found = HostSpeed(speeds_of(one, own), own, layers)
             if name not in fitting or found.speeds > fitting[name].speeds:
                 fitting[name] = found
+    generates = server_settings.generates(case.server, case.summary)
     memory = {name: host.facts.memory_mib for name, host in case.hosts.items()}
     name = max(fitting or memory, key=lambda name: fitting[name].speeds.generation if fitting else memory[name])
     best = fitting.get(name)
@@ -385,9 +387,9 @@ def _best(
         host=name,
         fits=bool(best),
         gpu_layers=best.gpu_layers if best else None,
-        generation_tokens_per_s=best.speeds.generation if best else None,
+        generation_tokens_per_s=best.speeds.generation if best and generates else None,
         prompt_tokens_per_s=best.speeds.prompt if best else None,
-        generation_range=best.speeds.generation_range if best else None,
+        generation_range=best.speeds.generation_range if best and generates else None,
         prompt_range=best.speeds.prompt_range if best else None,
         faster=bool(best and works and cost_model.is_surely_faster(best.works, works)),
     )

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
+    kernel_parameters,
+    server_settings,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
     model_source,
@@ -31,6 +34,9 @@ def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
         served=model_source.summary_of(cluster.model, report),
         model=speculation.request_of(cluster.model, cluster.server),
     )
+    if known.served:
+        server_settings.check_kind(known.model, known.served)
+        known = known._replace(server=server_settings.serving_as(known.server, known.served))
     return workers.with_transport(rdma.with_rdma(known))
 
 

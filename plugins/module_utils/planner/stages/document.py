@@ -40,7 +40,7 @@ def write(draft: Draft, found: Sequence[fallbacks.Fallback], runtime_id: str) ->
         works = estimate.works_of(case)
         predicted = predicted._replace(
             prompt=prompts.of_plan(case, cluster.server, works),
-            at_context=prompts.speeds_at_context(case, cluster.server, works),
+            at_context=prompts.speeds_at_context(case, cluster.server, works) if predicted.generation_range else (),
         )
     return Plan(
         schema=SCHEMA,
