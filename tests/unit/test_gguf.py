@@ -287,6 +287,12 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
     "data, said",
     [
         *((data, "not a GGUF file") for data in (b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"FUGG" + bytes(100))),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a pointer of Git LFS"),
+        *((page, "is a web page") for page in (b"<!DOCTYPE html><html lang='en'>", b"\n<html class='a'><head></head>")),
+        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
+        (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\) .* --lora in llama_server_extra"),
+        (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
+        (with_key("general.architecture", files.STRING, "clip"), "is a projector .* set llama_model_mmproj to it"),
         *((with_key("split.count", *parts), "is one of .* parts: name the first one") for parts in PARTS),
         (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, and tensor 'blk.2.scale'"),
         (with_key("llama.block_count", files.U32, 1, tensors=()), "parameters is 0"),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NamedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
@@ -127,7 +127,7 @@ class _Resolver:
         """
         what, path, summary = source.ollama or source.path, str(entry.get("path", source.path)), _summary(source, entry)
         if entry.get("error") or (source.role == download_record.MODEL and summary is None):
-            reason = validation.printable(entry.get("error") or "is not a model that generates text")
+            reason = validation.printable(entry.get("error") or header_summary.NOT_MODELS["mmproj"])
             remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {what}, which {reason}{remedy}")
         if entry.get("closed") and source.role != download_record.MODEL:

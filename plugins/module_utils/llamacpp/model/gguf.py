@@ -37,6 +37,14 @@ KEPT_ARRAY = 4096
 KEPT_STRING = 65536
 """Longer strings are cut."""
 
+_PAGE = "is a web page and not a GGUF file: give the address of the file itself, which on Hugging Face has /resolve/ in place of /blob/"
+OTHERS = {
+    b"<!doctype html": _PAGE,
+    b"<html": _PAGE,
+    b"version https://git-lfs": "is a pointer of Git LFS and not the file itself: fetch that with git lfs pull",
+}
+"""How files begin that are often found in place of a model, in small letters → what they are."""
+
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its form."""
@@ -227,6 +235,11 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
+    next_file = start + -(-end // alignment) * alignment
+    if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
+        raise GGUFError(
+            "has parts that were joined like text: join them with llama-gguf-split --merge, or name the first part"
+        )
 
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -235,7 +248,8 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> dict
     if source.size >= 24:
         reader.need(24)
     if reader.window[:4] != b"GGUF":
-        raise GGUFError("is not a GGUF file")
+        begin = reader.window.lstrip().lower()
+        raise GGUFError(next((what for start, what in OTHERS.items() if begin.startswith(start)), "is not a GGUF file"))
     reader.skip(4)
     version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
     if version not in (2, 3):

@@ -31,6 +31,13 @@ FILE_TYPES = {
 """``general.file_type``, llama_ftype of llama.h → name."""
 
 
+NOT_MODELS = {
+    "adapter": "is an adapter (LoRA) and not a model: give it with --lora in llama_server_extra_args, and name the model for which it was made",
+    "imatrix": "is an importance matrix and not a model: name a model that was made with it",
+    "mmproj": "is a projector and not a model: set llama_model_mmproj to it, and name the model for which it was made",
+}
+"""``general.type`` of other files → what they are."""
+
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Keys that may have a value for each layer."""
 CACHE_KEYS = (
@@ -43,9 +50,9 @@ CACHE_KEYS = (
     *(f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "group_count")),
     *("full_attention_interval", "kda.head_dim", "wkv.head_size", "token_shift_count", "shortconv.l_cache"),
     *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
-    *("expert_count", "expert_used_count"),
+    *("expert_count", "expert_used_count", "pooling_type"),
 )
-"""Keys of an architecture that tell the size of its cache, and how many of its experts a token uses."""
+"""Keys of an architecture that tell the size of its cache, how many of its experts a token uses, and whether it makes embeddings."""
 
 
 def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
@@ -56,10 +63,10 @@ def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
     """
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, tensor in tensors.items():
-        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
-        row = rows.setdefault((f"blk.*.{match[2]}" if match else name, bool(match), tensor), [])
+        match = re.fullmatch(r"((?:enc\.)?blk\.)(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
+        row = rows.setdefault((f"{match[1]}*.{match[3]}" if match else name, bool(match), tensor), [])
         if match:
-            row.append(int(match[1]))
+            row.append(int(match[2]))
     return [
         {
             "name": name,
@@ -142,7 +149,7 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
     """Bytes of each layer, of the input, and of the output."""
     layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
-        match = re.match(r"blk\.([0-9]+)\.", name)
+        match = re.match(r"(?:enc\.)?blk\.([0-9]+)\.", name)
         if match and int(match.group(1)) >= layers:
             raise gguf.GGUFError(
                 f"is refused: it claims {layers} layers, and tensor {gguf.short(name)} is of one beyond them"
@@ -171,6 +178,9 @@ def summarize(model: gguf.Model) -> dict[str, Any]:
     """
     metadata, tensors = model.metadata, model.tensors
     architecture = metadata.get("general.architecture")
+    kind = "mmproj" if architecture == "clip" else metadata.get("general.type")
+    if isinstance(kind, str) and kind in NOT_MODELS:
+        raise gguf.GGUFError(NOT_MODELS[kind])
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
     name, counts = metadata.get("general.name"), _counts(model, architecture)
