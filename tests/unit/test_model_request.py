@@ -235,7 +235,7 @@ def test_a_person_reads_where_a_model_comes_from(pair, big_model):
         assert f"from {said}" in " ".join(text.split())
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
     pair.model = {"summary": big_model, "closed": None}
-    assert "from " not in plan_text.plan_table(typed(pair.plan()))
+    assert "\n  from " not in plan_text.plan_table(typed(pair.plan()))
 
 
 def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):

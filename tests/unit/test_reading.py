@@ -43,8 +43,9 @@ host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.look_at
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
-links/inspection._protected model/gguf.File.__init__ model/known_answer_file.write models/download._complete models/download._problem_of
-models/download._write_record models/web.answer status/host_report.read verify/evidence._asked_again verify/server_client.Client.__init__
+links/inspection._protected model/first_layers.write model/gguf.File.__init__
+model/known_answer_file.write models/download._complete models/download._problem_of
+models/download._write_record models/web.answer proof/run._server status/host_report.read verify/evidence._asked_again verify/server_client.Client.__init__
 verify/server_client.first_key
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account

@@ -74,7 +74,7 @@ def test_the_page_of_a_cluster():
     text = plan_text.plan_page(typed(plan))
     for part in (
         "llama_cluster serves on paper",
-        "RPC protocol of an unknown version",
+        "RPC protocol 7.0.0",
         "which comes from /tmp/x.tar.gz and is compiled on strix0, for minutes",
         "strix1  ROCm0  192.168.128.12:50052  layers",
         "thunderbolt, 0.1 ms assumed",

@@ -70,7 +70,7 @@ def as_account(account: str | None) -> dict[str, Any]:
         entry = pwd.getpwnam(account)
     except KeyError:
         raise Refusal(f"the account {account} is missing on this host: run site.yml, which makes it") from None
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(account, entry.pw_gid)}
 
 
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:

@@ -55,6 +55,8 @@ MEASURED_SPEED = "speed.json"
 """File below the prefix of the head with the last measured speed of generation beside the planned one (plan/speed_record.py)."""
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
+PROOF = "proof.json"
+"""Proofs."""
 READ = "read.json"
 """File below the prefix of each host: service → digest of its definition and of the files that it read when a run started it last."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
@@ -92,6 +94,7 @@ INSTALLED = (
     CACHED_FACTS,
     MEASURED_SPEED,
     VERIFIED,
+    PROOF,
     READ,
     CLUSTER_LOCK,
     CHANGES_LOCK,

@@ -18,7 +18,7 @@ ANSWER_BYTES = 1 << 20
 
 
 def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
-    os.setgroups([])
+    os.setgroups(changes["extra_groups"])
     os.setgid(changes["group"])
     os.setuid(changes["user"])
     try:

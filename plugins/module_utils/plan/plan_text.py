@@ -458,7 +458,7 @@ RATES = {
 
 def speed_rows(plan: Plan) -> list[list[str]]:
     """What is predicted, how much, and what limits it; nothing where the model does not fit."""
-    estimate = plan.estimate
+    estimate, first = plan.estimate, plan.head.first_layers
     if estimate.load_s is None:
         return []
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
@@ -466,6 +466,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         ["generation", *(generation if estimate.generation_range else ["none: this model makes embeddings", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
+        *([["proof", f"{first.seconds} seconds", f"once, by the first {first.layers} layers"]] if first else []),
         *(
             [
                 f"after {speed.context} tokens",

@@ -400,6 +400,19 @@ class Estimate(NamedTuple):
     """by what the cluster itself measured last; missing where it measured nothing with these devices"""
 
 
+class FirstLayersPlan(NamedTuple):
+    """The model's first layers as a model of their own, with which a proof shows that each device computes it right."""
+
+    layers: int
+    """number"""
+    bytes: int
+    """of a file of these, which the head has for as long as the proof takes"""
+    of_each_kind: bool
+    """whether the model has no other kind of layer"""
+    seconds: int
+    """about how long the proof takes"""
+
+
 class ServedModel(NamedTuple):
     """A model of several, each as if it were alone: keys are those of the head and of the plan."""
 
@@ -435,6 +448,8 @@ class ServedModel(NamedTuple):
     """how fast it is; `load_s` is how long a change to it takes"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it is freed"""
+    first_layers: Absent[FirstLayersPlan] = None
+    """as of the head"""
 
 
 class HeadPlan(NamedTuple):
@@ -492,6 +507,8 @@ class HeadPlan(NamedTuple):
     """seconds without a request after which it frees its model; left out where it keeps it"""
     page_port: Absent[Port] = None
     """of `llama_server_page_port`; missing where there is no page"""
+    first_layers: Absent[FirstLayersPlan] = None
+    """with which `llama_proof` proves the devices; missing of the known-answer model, and where no device or no tensor is known"""
     models: Absent[tuple[ServedModel, ...]] = None
     """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""

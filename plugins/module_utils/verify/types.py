@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ModelPlan,
     ServedModel,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof
 
 SCHEMA = 1
 Line = Annotated[str, Text(longest=8192)]
@@ -165,6 +166,8 @@ class Evidence(NamedTuple):
     """null while it is not healthy"""
     drift: Optional[Drift] = None
     """how the head differs from its part of the plan; null where it was not compared"""
+    proofs: tuple[Proof, ...] = ()
+    """of the record of the head"""
     lock: Optional[Run] = None
     """the run that may change the cluster"""
 

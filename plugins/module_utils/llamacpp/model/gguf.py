@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
@@ -79,6 +80,8 @@ class Model(NamedTuple):
     """``name`` and ``bytes`` of each file."""
     data: list[tuple[int, int, int]]
     """Of each file: where its tensors begin, their alignment, and how many there are."""
+    keys: Mapping[str, range] = MappingProxyType({})
+    """Where each key of the metadata lies in the first file, with its value."""
 
 
 class File:
@@ -124,13 +127,18 @@ class _Reader:
         self.window, self.start, self.at = b"", 0, 0
         self.chunk = FIRST_CHUNK
 
+    @property
+    def position(self) -> int:
+        """In this part."""
+        return self.start + self.at
+
     def end(self) -> None:
         """Counts the header of this part."""
-        self.header += self.start + self.at
+        self.header += self.position
 
     def left(self, count: int) -> None:
         """Checks that the header may go on for ``count`` bytes."""
-        if count <= self.limit - self.start - self.at:
+        if count <= self.limit - self.position:
             return
         if self.limit < self.source.size:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
@@ -142,7 +150,7 @@ class _Reader:
             return
         self.left(count)
         rest = self.window[self.at :]
-        self.start, self.at = self.start + self.at, 0
+        self.start, self.at = self.position, 0
         begin = self.start + len(rest)
         length = min(max(count - len(rest), self.chunk), self.limit - begin)
         self.window = rest + self.source.read(begin, length)
@@ -231,7 +239,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         size = stored.size(row, elements // row)
         end = -(-end // alignment) * alignment + size
         yield name, Tensor(stored.name, shape, elements, size)
-    start = -(-(reader.start + reader.at) // alignment) * alignment
+    start = -(-reader.position // alignment) * alignment
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
@@ -242,7 +250,14 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         )
 
 
-def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+class _Metadata(NamedTuple):
+    """Of one file: values, and where they lie."""
+
+    values: dict[str, Any]
+    keys: dict[str, range]
+
+
+def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
     """Adds the tensors of one file and gives its metadata."""
     reader.begin(source)
     if source.size >= 24:
@@ -258,8 +273,13 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> dict
         reader.left(number * size)
         if number > most:
             raise GGUFError(f"is refused: it has {number} {what}, at most {most} are read")
-    metadata = {(key := reader.name()): reader.value(key) for _index in range(keys)}
-    alignment = metadata.get("general.alignment", 32)
+    metadata = _Metadata({}, {})
+    for _index in range(keys):
+        begin = reader.position
+        key = reader.name()
+        metadata.values[key] = reader.value(key)
+        metadata.keys[key] = range(begin, reader.position)
+    alignment = metadata.values.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
     tensors.update(_tensors(reader, count, alignment))
@@ -294,7 +314,7 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     with closing(open_file(name)) as source:
         metadata = _read_file(reader, source, tensors)
         files = [{"name": printable(name), "bytes": source.size}]
-    for part in _other_parts(name, metadata):
+    for part in _other_parts(name, metadata.values):
         try:
             with closing(open_file(part)) as source:
                 _read_file(reader, source, tensors)
@@ -303,7 +323,7 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return Model(metadata, tensors, files, reader.data)
+    return Model(metadata.values, tensors, files, reader.data, metadata.keys)
 
 
 def read_path(path: str) -> Model:

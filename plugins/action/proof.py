@@ -1,0 +1,81 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Has the head prove each model with its first layers, and says what was found."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, NamedTuple
+
+from ansible.errors import AnsibleActionFail
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Work
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+
+display = Display()
+
+POLL_SECONDS = 2.0
+LIMIT_SECONDS = 4 * 3600
+NEVER = "never"
+FIX = (
+    "No other device was given the model. Try another backend (llama_backend), llama_release, llama_server_flash_attention or type of cache for it, or "
+    "leave it out of the cluster; -e llama_proof=never serves without a proof"
+)
+
+
+class Arguments(NamedTuple):
+    plan: Plan
+    prove: Annotated[str, ("once", "always", NEVER)] = "once"
+
+
+class ActionModule(Action):
+    ARGUMENTS = Arguments
+
+    def perform(self, arguments: Arguments) -> dict:
+        plan, proofs = arguments.plan, []
+        if arguments.prove == NEVER or self.check_mode:
+            return {"changed": False, "proofs": []}
+        prefix = plan.hosts[plan.head.host].prefix
+        for one in plan.each():
+            asked = first_layers.work_of(one)
+            if isinstance(asked, Work):
+                proofs.append(self._prove(one, asked, prefix, arguments.prove))
+            elif asked:
+                self._show(f"{one.model.name}: not proven, {asked}")
+        self.leave(prefix, names.PROOF, Record(tuple(proofs)))
+        wrong = [sentence for proof in proofs for sentence in proof.wrong()]
+        if wrong:
+            raise AnsibleActionFail(f"{'; '.join(wrong)}. {FIX}")
+        return {"changed": False, "proofs": [typed_json.dump(proof) for proof in proofs]}
+
+    def _show(self, text: str) -> None:
+        display.display(f"  [{self.host}] first layers: {text}")
+
+    def _prove(self, plan: Plan, asked: Work, prefix: str, prove: str) -> Proof:
+        first, name = plan.head.first_layers, plan.model.name
+        if first:
+            self._show(
+                f"{first.layers} of {plan.model.layers} of {name} on each planned device, about {first.seconds} s"
+            )
+
+        def show(seconds: float) -> str:
+            if seconds % 10 < POLL_SECONDS:
+                self._show(f"{seconds:.0f} s")
+            return str(seconds)
+
+        lost = "Run the playbook again."
+        job = Job("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), show, lost)
+        answer = self.background(job, work=typed_json.dump(asked), prove=prove, prefix=prefix)
+        if answer.get("failed"):
+            raise AnsibleActionFail(f"proof on {self.host}: {why(answer)}")
+        proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
+        if proof.untested:
+            display.warning(f"{name} is not proven on its devices: {proof.untested}")
+        elif proof.right:
+            known = f", {proof.seconds} s" if not answer.get("known") else ", by an earlier run"
+            self._show(f"{'; '.join(one.sentence() for one in (proof.together, *proof.devices) if one)}{known}")
+        return proof

@@ -1,0 +1,154 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The proof of the devices by the model's first layers: which layers, what it costs, and what the head runs for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, FirstLayersPlan, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Side, Work
+
+MOST_BYTES = 8 << 30
+PROGRAMS_S = 10
+"""For the starts of three llama-servers."""
+CONTEXT = 4352
+"""For the longest prompt and what follows it, in blocks of 256."""
+OTHERWISE = (
+    *(
+        "model",
+        "host",
+        "port",
+        "rpc",
+        "device",
+        "gpu-layers",
+        "tensor-split",
+        "context",
+        "parallel",
+        "prompt-cache",
+        "context-checkpoints",
+        "sleep",
+    ),
+    *(
+        "api-key-file",
+        "tls-certificate",
+        "tls-key",
+        "projector",
+        "projector-offload",
+        "projector-device",
+        "adapter",
+        options.SPECULATION,
+    ),
+    *("draft", "draft-device", "draft-layers", "draft-tensors", "draft-cache-type-k", "draft-cache-type-v"),
+)
+"""Options that the proof gives itself, or that are of clients and of what is loaded beside the model."""
+DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots")
+ANSWERS_OTHERWISE = ("embeddings", "reranking")
+
+
+def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float | None) -> FirstLayersPlan | None:
+    """What fits on each device, and beside nothing else into the memory of the head; None where there is nothing to prove.
+
+    :param load_s: of the whole model.
+    """
+    if model.known_answer or not placed.devices:
+        return None
+    room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2
+    chosen = first_layers.choose(model.summary, len(placed.devices), min(MOST_BYTES, room))
+    if not chosen:
+        return None
+    summary, rate = model.summary, cost_model.processor_rate(head.facts)
+    share = min(1.0, chosen.bytes / summary.size)
+    computed = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * share
+    written = chosen.bytes / 1e9 / cost_model.DISK_GB_PER_S
+    computes = questions.computed() * computed / rate.prompt_gflops
+    return FirstLayersPlan(*chosen, seconds=math.ceil(PROGRAMS_S + written + share * (load_s or 0) + computes))
+
+
+def work_of(plan: Plan) -> Work | str | None:
+    """Of the plan of one model; None where there is nothing to prove, or why it cannot be."""
+    first, head = plan.head.first_layers, plan.hosts[plan.head.host]
+    given = [option.name for pair in options.pairs(plan.head.argv[1:]) if (option := options.of_word(pair[0]))]
+    if not first:
+        return None
+    if set(ANSWERS_OTHERWISE).intersection(given):
+        return "a model that generates no tokens is not compared"
+    devices = tuple(
+        Side(f"{entry.host} {_name(entry)}", _argv(plan, [entry], first.layers)) for entry in plan.placement
+    )
+    together = None
+    if first.layers >= len(devices) > 1:
+        together = Side("the whole of the devices", _argv(plan, plan.placement, first.layers))
+    processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers))
+    work = Work(
+        id="0" * 16,
+        model=plan.model.path,
+        layers=first.layers,
+        bytes=first.bytes,
+        folder=head.state,
+        account=head.account,
+        environment=plan.head.environment,
+        client=services.behind_tunnels(plan, ()),
+        context=min(CONTEXT, plan.head.context_per_request),
+        start_seconds=plan.head.start_timeout,
+        processor=processor,
+        together=together,
+        devices=devices,
+    )
+    programs = {worker.endpoint: worker.argv[0] for host in plan.hosts.values() for worker in host.workers}
+    files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
+    whole = json.dumps([typed_json.dump(work), programs, files], sort_keys=True)
+    return work._replace(id=hashlib.sha256(whole.encode()).hexdigest()[:16])
+
+
+def _name(entry: DevicePlacement) -> str:
+    return entry.worker or entry.device
+
+
+def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[str, ...]:
+    """llama-server on these devices, with one share of the layers on each and the output on the last; on the processor alone where there are none."""
+    fork = plan.release.fork
+    program, *words = plan.head.argv
+    kept = [word for pair in options.pairs(words) if not _is_otherwise(pair[0]) for word in pair]
+    endpoints = [entry.endpoint for entry in entries if entry.endpoint]
+    named = [
+        capabilities.DEVICE_NAME[fork].format(index=endpoints.index(entry.endpoint), endpoint=entry.endpoint)
+        if entry.endpoint
+        else entry.device
+        for entry in entries
+    ]
+    shares = (
+        [layers // len(entries) + (index < layers % len(entries)) for index in range(len(entries))] if entries else []
+    )
+    if shares:
+        shares[-1] += 1
+    values: Mapping[str, str | Sequence[str]] = {
+        "rpc": endpoints,
+        "device": named or "none",
+        "host": LOOPBACK,
+        "gpu-layers": str(layers + 1 if entries else 0),
+        "tensor-split": [str(share) for share in shares] if len(shares) > 1 else [],
+        "context": str(min(CONTEXT, plan.head.context_per_request)),
+        "parallel": "1",
+        "prompt-cache": "0",
+    }
+    own = [word for name, value in values.items() for word in options.render(name, value, fork)]
+    return (program, *own, *kept)
+
+
+def _is_otherwise(word: str) -> bool:
+    option = options.of_word(word)
+    return word in DROPPED or (option is not None and option.name in OTHERWISE)

@@ -1,0 +1,199 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A proof on the head: the file of the first layers, a llama-server for each side, and its answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers, gguf, header_summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
+
+ANSWER_SECONDS = 600
+"""For one question; the slowest processors take seconds for the longest prompt of a few layers."""
+PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
+WORKER_SECONDS = 45
+"""For which a worker that was just started is waited for."""
+ROOM = 1024 * MIB
+"""Of the disk, that stays free."""
+LOG_BYTES = 65536
+SURELY = 1000.0
+AWAY = re.compile(r"[Ff]ailed to connect")
+TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
+TAIL = {"GGML_NO_BACKTRACE": "1"}
+
+
+class Ended(Exception):
+    """A side, or its model, that gives no answers: why, with the line of the log of llama-server that tells most."""
+
+
+def prove(work: Work) -> Any:
+    """A Proof as JSON has it."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="first-layers-", dir=work.folder) as folder:
+        model = Path(folder, "first-layers.gguf")
+        try:
+            found = _compared(work, model, _written(work, model))
+        except Ended as ended:
+            found = {"untested": str(ended)}
+    return typed_json.dump(Proof(work.id, work.layers, round(time.monotonic() - began), **found))
+
+
+def _written(work: Work, model: Path) -> list[int]:
+    """The longest prompt for the model that is written.
+
+    :raises Ended: it cannot be written.
+    """
+    free = shutil.disk_usage(work.folder).free
+    if free < work.bytes + ROOM:
+        raise Ended(
+            f"a file of its first {work.layers} layers has {work.bytes // MIB} MiB, and {work.folder} has {free // MIB} MiB free"
+        )
+    try:
+        first_layers.write(work.model, model, work.layers)
+        summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(model))))
+    except gguf.GGUFError as error:
+        raise Ended(f"{work.model} {error}") from None
+    except OSError as error:
+        raise Ended(f"a file of its first layers cannot be written: {printable(error)}") from None
+    return questions.tokens(summary.vocabulary)
+
+
+def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
+    """Fields of the Proof.
+
+    :raises Ended: there is nothing to compare with.
+    """
+    asked = questions.questions(work.context)
+    try:
+        right = _answers(work, work.processor, model, asked, tokens)
+    except Ended as ended:
+        raise Ended(f"{work.processor.name} with {work.layers} layers alone {ended}") from None
+    if not all(right):
+        raise Ended(f"{work.processor.name} computes no numbers with {work.layers} layers alone")
+
+    def compared(side: Side) -> Compared:
+        try:
+            answers = _answers(work, side, model, asked, tokens)
+        except Ended as ended:
+            return Compared(side.name, 0, len(asked), (), str(ended))
+        return Compared(side.name, *questions.compare(asked, right, answers))
+
+    together = compared(work.together) if work.together else None
+    alone = () if together and together.right else tuple(map(compared, work.devices))
+    return {"together": together, "devices": alone}
+
+
+def _answers(
+    work: Work, side: Side, model: Path, asked: Sequence[questions.Question], tokens: Sequence[int]
+) -> list[questions.Answer]:
+    """Of one side.
+
+    :raises Ended: it does not answer all questions.
+    """
+    deadline = time.monotonic() + WORKER_SECONDS
+    while True:
+        try:
+            with _server(work, side, model) as server:
+                return [server.ask(tokens[: question.length], question.goes_on) for question in asked]
+        except Ended as ended:
+            if not AWAY.search(str(ended)) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+
+
+@contextmanager
+def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
+    """:raises Ended: it does not become healthy."""
+    with socket.socket() as listening:
+        listening.bind((LOOPBACK, 0))
+        port = listening.getsockname()[1]
+    argv = [*work.client, *side.argv, "--model", str(model), "--port", str(port)]
+    home = str(model.parent)
+    environment = {
+        "PATH": commands.SEARCH,
+        "HOME": home,
+        "LLAMA_CACHE": home,
+        "LC_ALL": "C",
+        **TAIL,
+        **work.environment,
+    }
+    with open(model.with_name("log"), "w+b") as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment,
+                preexec_fn=progress.end_with_parent,
+            )
+        except OSError as error:
+            raise Ended(f"does not run: {error.strerror}") from None
+        server = _Server(process, log.fileno(), f"{LOOPBACK}:{port}")
+        try:
+            server.wait(work.start_seconds)
+            yield server
+        finally:
+            progress.stop(process, STOP_SECONDS)
+
+
+class _Server:
+    """A llama-server of one side."""
+
+    def __init__(self, process: subprocess.Popen, log: int, place: str) -> None:
+        self.process, self.log, self.place = process, log, place
+        self.says: list[list[float]] = []
+        """Has it answer a token that is a whole character: of half of one it lists no others. The listed probabilities are those before that."""
+
+    def wait(self, seconds: float) -> None:
+        """Until it is healthy."""
+        deadline = time.monotonic() + seconds
+        while replies.ask(self.place, "/health", ANSWER_SECONDS).status != 200:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise self.ended(f"was not healthy within {seconds:.0f} s")
+            time.sleep(PAUSE_SECONDS)
+        told = replies.ask(self.place, "/tokenize", ANSWER_SECONDS, {"content": "1"})
+        with suppress(ValueError, KeyError, TypeError, IndexError):
+            self.says = [[int(reading.parse(told.text)["tokens"][-1]), SURELY]]
+
+    def ask(self, tokens: Sequence[int], goes_on: bool) -> questions.Answer:
+        question = {"prompt": [*tokens], "cache_prompt": goes_on, "n_predict": 1, "n_probs": questions.LISTED}
+        question |= {"temperature": 0, "logit_bias": self.says, "response_fields": ["completion_probabilities"]}
+        reply = replies.ask(self.place, "/completion", ANSWER_SECONDS, question)
+        try:
+            if reply.status == 200:
+                return questions.answer_of(reading.parse(reply.text))
+        except (ValueError, KeyError, TypeError, IndexError):
+            pass
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        raise self.ended(f"answers a prompt of {len(tokens)} tokens with {printable(reply.text, 200)!r}")
+
+    def ended(self, otherwise: str) -> Ended:
+        """How it ended, else what it does otherwise, and the line of its log that tells most."""
+        size = os.fstat(self.log).st_size
+        said = os.pread(self.log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace").splitlines()
+        telling = [line for line in said if TELLING.search(line)] or said[-1:]
+        status = self.process.poll()
+        how = otherwise if status is None else f"ends {progress.ended_how(status)}"
+        return Ended(printable(f"{how}: {telling[-1].strip() if telling else 'without a word'}", 600))

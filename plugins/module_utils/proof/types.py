@@ -1,0 +1,107 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a proof runs, and what it finds: the model's own first layers on the planned devices, beside the head's processor."""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, Optional
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Path, PlanId, Seconds, Word
+
+Line = Annotated[str, Text(longest=1024)]
+Count = Annotated[int, Number(0, 1 << 20)]
+
+
+class Side(NamedTuple):
+    """One or several devices that compute the same."""
+
+    name: Line
+    """for people: host and device"""
+    argv: tuple[str, ...]
+    """of llama-server, without model and port"""
+
+
+class Work(NamedTuple):
+    """What the head runs. Whoever runs it gives model and port."""
+
+    id: PlanId
+    """a hash over all that the result depends on"""
+    model: Path
+    layers: Annotated[int, Number(1, 512)]
+    bytes: Size
+    """of a file of these"""
+    folder: Path
+    """for that file, for as long as the proof takes"""
+    account: Optional[Word]
+    """as which services run"""
+    environment: Mapping[str, str]
+    client: tuple[str, ...]
+    """what stands before each command line: the launcher, where workers are behind tunnels"""
+    context: Annotated[int, Number(1, 1 << 20)]
+    """tokens"""
+    start_seconds: Seconds
+    """in which a server has to be healthy"""
+    processor: Side
+    together: Optional[Side]
+    """all devices in their order; null where there are fewer layers than devices"""
+    devices: tuple[Side, ...]
+
+
+class Compared(NamedTuple):
+    """How one side computes, compared with the head's processor."""
+
+    name: Line
+    equal: Count
+    """positions at which the likeliest token is the same"""
+    of: Count
+    differs: tuple[Line, ...]
+    """where it computes something else; empty where nowhere"""
+    ended: Absent[Line] = None
+    """how llama-server ended, with the line of its log"""
+
+    @property
+    def right(self) -> bool:
+        return not self.differs and not self.ended
+
+    def sentence(self) -> str:
+        likeliest = f"likeliest token equal in {self.equal} of {self.of}"
+        if self.ended:
+            return f"{self.name} {self.ended}"
+        if self.differs:
+            return f"{self.name} computes wrong {' and '.join(self.differs)}: {likeliest}"
+        return f"{self.name} computes right: {likeliest}"
+
+
+class Proof(NamedTuple):
+    """The result of a proof. The head keeps it, so that it is not repeated."""
+
+    id: PlanId
+    """of the work"""
+    layers: Annotated[int, Number(1, 512)]
+    seconds: Count
+    """that it took"""
+    untested: Absent[Line] = None
+    """why nothing could be compared"""
+    together: Absent[Compared] = None
+    devices: tuple[Compared, ...] = ()
+    """each device alone: where together they are not right, or there are more devices than layers"""
+
+    @property
+    def right(self) -> bool:
+        return not self.untested and all(one.right for one in (self.together, *self.devices) if one)
+
+    def wrong(self) -> list[str]:
+        """Sentences that name the devices that compute wrong."""
+        alone = [one.sentence() for one in self.devices if not one.right]
+        if alone or not self.together or self.together.right:
+            return alone
+        return [f"{self.together.sentence()}, and each of them alone computes right"]
+
+
+class Record(NamedTuple):
+    """What the head keeps."""
+
+    proofs: tuple[Proof, ...]
+    """the last one of each model"""

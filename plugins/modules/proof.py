@@ -1,0 +1,83 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: proof
+short_description: Proves with the model's own first layers that the planned devices compute it right
+description:
+  - Runs on the head while its server is stopped. Makes a file of the model's first layers, has llama-server compute with it on the planned devices and on
+    the head's processor alone, and compares the likeliest tokens of both. Where they differ, each device is asked alone.
+  - An action plugin of the same name shows what is found, leaves it on the head, and fails where a device computes wrong.
+extends_documentation_fragment: llamacpp.cluster.attributes.info
+attributes:
+  check_mode:
+    details: Proves nothing in check mode.
+options:
+  plan:
+    description: The plan. The action plugin makes O(work) of it, for each model.
+    type: dict
+  prove:
+    description:
+      - V(once) leaves out what the head has a record of, for the same release, model, devices and command line. V(never) proves nothing.
+    type: str
+    choices: [once, always, never]
+    default: once
+  prefix:
+    description: Folder of the installation, where the record is.
+    type: path
+  work:
+    description: What is to be run.
+    type: dict
+seealso:
+  - module: llamacpp.cluster.verify
+"""
+
+EXAMPLES = r"""
+- name: Prove that each device computes the model right
+  llamacpp.cluster.proof:
+    plan: "{{ __llama_plan }}"
+    prove: always
+"""
+
+RETURN = r"""
+proofs:
+  description: Of each model what was compared, with C(right), or C(untested) and why.
+  returned: success
+  type: list
+  elements: dict
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import record, run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Work
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "plan": {"type": "dict"},
+            "prove": {"type": "str", "choices": ["once", "always", "never"], "default": "once"},
+            "prefix": {"type": "path"},
+            "work": {"type": "dict"},
+        },
+        supports_check_mode=True,
+        no_log=True,
+    )
+    with errors.reported(module):
+        work = typed_json.parse(Work, module.params["work"])
+        known = record.read(Path(module.params["prefix"], names.PROOF)).get(work.id)
+        if known and known.right and module.params["prove"] == "once":
+            module.exit_json(changed=False, known=True, proof=typed_json.dump(known))
+        module.exit_json(changed=False, known=False, proof=accounts.work_as(work.account, run.prove, work))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The proof by the first layers on real llama-servers and workers: no false alarm, and the device that computes something else is named.
+
+A device that computes wrong is one that is told another value of the model's header than the head's processor.
+"""
+
+import socket
+import subprocess
+
+import models
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, Work
+from conftest import free_port, until
+
+MODELS = {
+    "dense": models.dense,
+    "tied": models.tied,
+    "experts": models.experts,
+    "latent": models.latent,
+    "windowed": models.windowed,
+    "sinks": models.sinks,
+    "mixed": models.mixed,
+    "further tokens": models.further_tokens,
+}
+KINDS = [
+    ("f16", ()),
+    ("q8_0", ()),
+    ("q4_0", ()),
+    ("f16", ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on")),
+]
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def workers(programs):
+    """Endpoints of two workers that lend the processor."""
+    ports = [free_port() for _worker in range(2)]
+    program = programs / capabilities.WORKER_BINARY["llama.cpp"]
+    argvs = [[program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"] for port in ports]
+    started = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for argv in argvs]
+    for port in ports:
+        until(lambda port=port: socket.create_connection(("127.0.0.1", port), 1).close() or True)
+    yield [f"127.0.0.1:{port}" for port in ports]
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def prove(programs, workers, tmp_path):
+    """Proves a model; ``wrong`` are further words for the second worker."""
+
+    def of(name, kind="f16", words=(), wrong=(), endpoints=None):
+        path = tmp_path / "model.gguf"
+        models.write(str(path), MODELS[name](), kind)
+        endpoints = endpoints or workers
+
+        def side(name, used, *further):
+            argv = [
+                str(programs / "llama-server"),
+                "--host",
+                "127.0.0.1",
+                "--ctx-size",
+                "4352",
+                "--parallel",
+                "1",
+                "--fit",
+                "off",
+                "--cache-ram",
+                "0",
+            ]
+            argv += ["--rpc", ",".join(used)] if used else []
+            argv += ["--device", ",".join(f"RPC{index}" for index in range(len(used))) or "none"]
+            argv += ["--n-gpu-layers", str(LAYERS + 1 if used else 0)]
+            return Side(name, (*argv, *(["--tensor-split", "2,3"] if len(used) > 1 else []), *words, *further))
+
+        work = Work(
+            id="0" * 16,
+            model=str(path),
+            layers=LAYERS,
+            bytes=path.stat().st_size,
+            folder=str(tmp_path),
+            account=None,
+            environment={},
+            client=(),
+            context=4352,
+            start_seconds=60,
+            processor=side("head's processor", []),
+            together=side("both", endpoints, *wrong),
+            devices=(side("first cpu", endpoints[:1]), side("second cpu", endpoints[1:], *wrong)),
+        )
+        return typed_json.parse(Proof, run.prove(work))
+
+    return of
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, kind, words",
+    [
+        pytest.param(
+            name,
+            kind,
+            words,
+            marks=[] if (name, kind, words) in [("latent", "f16", ()), ("experts", "q8_0", ())] else pytest.mark.slow,
+        )
+        for name in MODELS
+        for kind, words in KINDS
+    ],
+)
+def test_devices_that_compute_right_give_no_alarm(prove, name, kind, words):
+    proof = prove(name, kind, words)
+    assert (proof.untested, proof.wrong()) == (None, [])
+    assert proof.together.equal > proof.together.of // 2
+
+
+@pytest.mark.timeout(600)
+def test_the_device_that_computes_something_else_is_named(prove):
+    proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
+    assert [one.right for one in proof.devices] == [True, False]
+    assert proof.wrong()[0].startswith(
+        "second cpu computes wrong in short prompts and beyond 1024 tokens and beyond 4096 tokens: "
+    )
+
+
+@pytest.mark.timeout(600)
+def test_the_device_that_ends_is_named_with_the_line_of_its_log(prove, workers, monkeypatch):
+    monkeypatch.setattr(run, "WORKER_SECONDS", 0)
+    proof = prove("dense", endpoints=[workers[0], f"127.0.0.1:{free_port()}"])
+    assert len(proof.wrong()) == 1
+    assert proof.wrong()[0].startswith("second cpu ends by signal 6: ")
+    assert "Failed to connect" in proof.wrong()[0]

@@ -1,0 +1,402 @@
+"""The proof by the first layers: which are taken, how they are cut, what is run, and when answers are the same. Real llama-servers are asked by the integration
+tests; here they are stand-ins that answer as recorded ones do."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import gguf_files
+import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    first_layers,
+    gguf,
+    header_summary,
+    known_answer,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, record, run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
+from conftest import typed
+
+KEYS = (
+    ("general.architecture", gguf_files.STRING, "unheard"),
+    ("unheard.block_count", gguf_files.U32, 4),
+    ("unheard.nextn_predict_layers", gguf_files.U32, 1),
+    ("unheard.attention.shared_kv_layers", gguf_files.U32, 1),
+    ("unheard.attention.head_count_kv", gguf_files.ARRAY, (gguf_files.U32, [1, 2, 3, 4])),
+    ("unheard.swiglu_limits", gguf_files.ARRAY, (gguf_files.F32, [1.5, 2.5, 3.5])),
+    ("unheard.rope.dimension_sections", gguf_files.ARRAY, (gguf_files.I32, [8, 8, 8, 8])),
+    ("unheard.attention.head_count", gguf_files.U32, 1),
+    ("unheard.embedding_length", gguf_files.U32, 64),
+    ("unheard.context_length", gguf_files.U32, 128),
+    ("tokenizer.ggml.tokens", gguf_files.ARRAY, (gguf_files.STRING, [f"token {number}" for number in range(5000)])),
+    ("other.list", gguf_files.ARRAY, (gguf_files.U32, [1, 2, 3, 4])),
+)
+TENSORS = (
+    ("token_embd.weight", (64, 32), 0),
+    ("blk.0.attn_q.weight", (64, 3), 1),
+    ("blk.1.attn_q.weight", (64, 5), 8),
+    ("blk.10.attn_q.weight", (64, 7), 1),
+    ("blk.2.attn_q.weight", (64, 7), 1),
+    ("blk.3.nextn.eh_proj.weight", (64, 7), 1),
+    ("output_norm.weight", (64,), 0),
+)
+
+
+def noise(path):
+    """Gives each byte of the tensors a value."""
+    data = bytearray(path.read_bytes())
+    for place in gguf.places(str(path)).values():
+        data[place.offset : place.offset + place.bytes] = os.urandom(place.bytes)
+    path.write_bytes(data)
+
+
+def bytes_of(path):
+    return {
+        name: Path(place.path).read_bytes()[place.offset : place.offset + place.bytes]
+        for name, place in gguf.places(str(path)).items()
+    }
+
+
+@pytest.mark.parametrize("alignment", [32, 64])
+def test_the_first_layers_of_an_architecture_that_nobody_has_heard_of(tmp_path, alignment):
+    whole, cut = tmp_path / "whole.gguf", tmp_path / "cut.gguf"
+    keys = (*KEYS, ("general.alignment", gguf_files.U32, alignment))
+    whole.write_bytes(gguf_files.model(keys=keys, tensors=TENSORS, alignment=alignment))
+    noise(whole)
+    assert first_layers.write(str(whole), cut, 2) == cut.stat().st_size
+    before, after = gguf.read_path(str(whole)), gguf.read_path(str(cut))
+    kept = [name for name in before.tensors if not name.startswith(("blk.10", "blk.2", "blk.3"))]
+    assert bytes_of(cut) == {name: data for name, data in bytes_of(whole).items() if name in kept}
+    assert after.tensors == {name: before.tensors[name] for name in kept}
+    assert after.metadata == {
+        **before.metadata,
+        "unheard.block_count": 2,
+        "unheard.nextn_predict_layers": 0,
+        "unheard.attention.shared_kv_layers": 0,
+        "unheard.attention.head_count_kv": [1, 2],
+        "unheard.swiglu_limits": [1.5, 2.5],
+    }
+
+
+def test_the_first_layers_of_a_model_in_parts_are_one_file(tmp_path):
+    first, *others = gguf_files.write_parts(tmp_path)
+    for part in (first, *others):
+        data = bytearray(part.read_bytes())
+        data[-64:] = os.urandom(64)
+        part.write_bytes(data)
+    first_layers.write(str(first), tmp_path / "cut.gguf", 2)
+    after = gguf.read_path(str(tmp_path / "cut.gguf"))
+    assert "split.count" not in after.metadata
+    assert bytes_of(tmp_path / "cut.gguf") == bytes_of(first)
+
+
+@pytest.mark.parametrize(
+    "keys, layers, why",
+    [
+        (KEYS[:1], 1, "None layers, of which 1"),
+        (KEYS, 5, "4 layers, of which 5"),
+        ((KEYS[0], ("unheard.block_count", gguf_files.STRING, "4")), 1, "'4' layers, of which 1"),
+    ],
+)
+def test_a_file_without_so_many_layers(tmp_path, keys, layers, why):
+    (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
+    with pytest.raises(gguf.GGUFError, match=why):
+        first_layers.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
+
+
+def summary_of(groups, layers=8, **keys):
+    """:param groups: layers in which a tensor of 100 bytes is."""
+    summary = header_summary.parse(known_answer.summary(layers, 128, "f32"))
+    outside = tuple(group for group in summary.named_tensors if group.layers is None)
+    rows = tuple(
+        outside[0]._replace(name=f"blk.*.{index}", bytes=100, layers=tuple(of)) for index, of in enumerate(groups)
+    )
+    return summary._replace(
+        tensors=(*outside, *rows), layer_bytes=(100,) * layers, keys=(*summary.keys, *keys.items())
+    ), sum(group.bytes for group in outside)
+
+
+@pytest.mark.parametrize(
+    "groups, keys, devices, room, expected",
+    [
+        ([range(8)], {}, 3, 10_000, (3, True)),
+        ([range(3), range(3, 8)], {}, 2, 10_000, (4, True)),
+        ([range(8), (3, 7)], {}, 1, 10_000, (4, True)),
+        ([range(8)], {"attention.sliding_window_pattern": (1, 1, 0, 1, 1, 0, 1, 1)}, 1, 10_000, (3, True)),
+        ([range(8)], {}, 9, 10_000, (8, True)),
+        ([range(5), range(5, 8)], {}, 2, 300, (3, False)),
+        ([range(8)], {}, 4, 0, (1, True)),
+        ([range(7), (7,)], {"nextn_predict_layers": 1}, 2, 10_000, (2, True)),
+    ],
+)
+def test_which_layers_are_taken(groups, keys, devices, room, expected):
+    summary, outside = summary_of(groups, **keys)
+    chosen = first_layers.choose(summary, devices, outside + room)
+    assert (chosen.layers, chosen.of_each_kind) == expected
+    assert chosen.bytes == outside + 100 * chosen.layers
+
+
+def answers(shift=0.0, seed=1):
+    """To each question; ``shift`` is what the logarithms are off, with alternating sign."""
+    return [
+        {
+            token: -math.log(2 + (token * seed) % 64) + shift * (-1) ** token
+            for token in sorted(range(64), key=lambda token: (token * seed) % 64)
+        }
+        for _question in ASKED
+    ]
+
+
+EVERYWHERE = "in short prompts and beyond 1024 tokens and beyond 4096 tokens"
+ASKED = questions.questions(planned.CONTEXT)
+
+
+def test_what_is_asked_fits_the_context():
+    assert len(ASKED) == 64
+    assert {one.group for one in ASKED} == {"in short prompts", "beyond 1024 tokens", "beyond 4096 tokens"}
+    assert max(one.length for one in ASKED) < planned.CONTEXT
+    assert {one.group for one in questions.questions(2048)} == {"in short prompts", "beyond 1024 tokens"}
+    assert all(0 <= token < 100 for token in questions.tokens(100))
+    assert len(questions.tokens(1)) >= max(one.length for one in ASKED)
+
+
+def test_answers_that_round_otherwise_are_the_same():
+    assert questions.compare(ASKED, answers(), answers(0.01)) == (64, 64, ())
+
+
+@pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
+def test_answers_of_a_device_that_computes_wrong(other):
+    groups = ("in short prompts", "beyond 1024 tokens", "beyond 4096 tokens")
+    assert questions.compare(ASKED, answers(), other).differs == groups
+    late = [wrong if one.length > 4096 else right for one, right, wrong in zip(ASKED, answers(), other)]
+    assert questions.compare(ASKED, answers(), late).differs == ("beyond 4096 tokens",)
+
+
+def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
+    some = [wrong if index % 5 == 0 else right for index, (right, wrong) in enumerate(zip(answers(), answers(seed=5)))]
+    assert questions.compare(ASKED, answers(), some).differs == ()
+
+
+def test_a_reply_of_another_form_is_none():
+    listed = [{"id": 1, "logprob": -1.0}, {"id": 2, "logprob": None}]
+    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed[:1]}]}) == {1: -1.0}
+    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {}
+    with pytest.raises(KeyError):
+        questions.answer_of({"content": "x"})
+
+
+# ------------------------------------------------------------------------------------------------------- what is run
+
+
+@pytest.fixture
+def served(pair, big_model):
+    """A head and two workers that serve a model of 80 layers."""
+    pair.set(
+        "head",
+        **{
+            "llama_model_known_answer": None,
+            "llama_model_path": "/models/big.gguf",
+            "llama_model_gguf_summary": {**big_model, "layer_bytes": [1 << 20] * 80},
+            "llama_placement": "all",
+            "llama_server_cache_type_k": "q8_0",
+            "llama_server_flash_attention": "on",
+            "llama_server_extra_args": ["--metrics", "--jinja", "--draft-max", "3"],
+        },
+    )
+    rows = pair.hosts["head"]["variables"]["llama_model_gguf_summary"]["tensors"]
+    rows[0] = {**rows[0], "bytes": 1 << 20}
+    return pair
+
+
+def test_each_side_is_the_planned_command_line_with_another_model(served):
+    plan = typed(served.accepted())
+    assert plan.head.first_layers._replace(seconds=0, bytes=0) == (2, 0, True, 0)
+    work = planned.work_of(plan)
+    shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 4352"]
+    expected = {
+        work.processor: ["--device none", "--n-gpu-layers 0"],
+        work.together: [
+            "--device RPC0,RPC1",
+            "--n-gpu-layers 3",
+            "--tensor-split 1,2",
+            "--rpc 192.0.2.11:50052,192.0.2.12",
+        ],
+        work.devices[1]: ["--device RPC0 ", "--n-gpu-layers 3", "--rpc 192.0.2.12:50052 "],
+    }
+    for side, words in expected.items():
+        said = " ".join(side.argv)
+        assert [word for word in [*words, *shared] if word not in said] == [], said
+        assert not {"--model", "--port", "--metrics", "--tensor-split"}.intersection(side.argv) - (
+            {"--tensor-split"} if side is work.together else set()
+        )
+    assert [side.name for side in work.devices] == ["worker1 cpu", "worker2 cpu"]
+    typed_json.parse(Work, typed_json.dump(work))
+
+
+def test_a_proof_is_another_one_where_its_result_may_be(served):
+    first = planned.work_of(typed(served.accepted())).id
+    assert planned.work_of(typed(served.accepted())).id == first
+    served.set("head", llama_server_flash_attention="off", llama_server_cache_type_k="f16")
+    assert planned.work_of(typed(served.accepted())).id != first
+
+
+@pytest.mark.parametrize(
+    "variables, why",
+    [
+        ({"llama_server_extra_args": ["--embeddings"]}, "generates no tokens"),
+        (
+            {
+                "llama_model_path": None,
+                "llama_model_known_answer": {"layers": 4, "width": 128, "type": "f32"},
+                "llama_model_gguf_summary": None,
+            },
+            "None",
+        ),
+    ],
+)
+def test_what_is_not_proven(served, variables, why):
+    served.set("head", **variables)
+    assert why in str(planned.work_of(typed(served.accepted())))
+
+
+def test_a_device_for_each_layer_is_asked_alone_where_there_are_fewer(served):
+    plan = typed(served.accepted())
+    first = plan.head.first_layers._replace(layers=1)
+    work = planned.work_of(plan._replace(head=plan.head._replace(first_layers=first)))
+    assert work.together is None
+    assert len(work.devices) == 2
+
+
+# ------------------------------------------------------------------------------------------------------- how it is run
+
+SERVER = f"""#!{sys.executable}
+import http.server, json, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+how = sys.argv[1]
+if how == "ends":
+    print("loading\\nGGML_ASSERT(rows < 8) failed\\nbye", flush=True)
+    sys.exit(3)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/tokenize":
+            answer = {{"tokens": [49]}}
+        elif how == "stops" and len(asked["prompt"]) > 1024:
+            print("srv  error: TOP_K is not supported", flush=True)
+            sys.stdout.flush()
+            import os; os._exit(134)
+        else:
+            turn = 3 if how == "wrong" else 1
+            listed = [{{"id": token * turn % 64, "logprob": None if how == "none" else -token / 8}} for token in range(64)]
+            answer = {{"completion_probabilities": [{{"top_logprobs": listed}}]}}
+            assert asked["logit_bias"] == [[49, 1000.0]]
+        self.wfile.write(json.dumps(answer).encode())
+    def log_message(self, *words):
+        pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def prove(tmp_path):
+    """Runs a proof whose sides are stand-ins; returns it."""
+    program, model = tmp_path / "llama-server", tmp_path / "model.gguf"
+    program.write_text(SERVER)
+    program.chmod(0o755)
+    model.write_bytes(gguf_files.vocabulary(100))
+
+    def of(processor="right", together="right", devices=("right", "right"), **changed):
+        def side(name, how):
+            return Side(name, (str(program), how))
+
+        work = Work(
+            id="0" * 16,
+            model=str(model),
+            layers=1,
+            bytes=1000,
+            folder=str(tmp_path),
+            account=None,
+            environment={},
+            client=(),
+            context=4352,
+            start_seconds=30,
+            processor=side("head's processor", processor),
+            together=side("both", together) if together else None,
+            devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
+        )
+        proof = typed_json.parse(Proof, run.prove(work._replace(**changed)))
+        assert not list(tmp_path.glob("first-layers-*"))
+        return proof
+
+    return of
+
+
+@pytest.mark.programs
+def test_devices_that_compute_right_are_asked_together_once(prove):
+    proof = prove(devices=("ends", "ends"))
+    assert proof.right
+    assert proof.together.sentence() == "both computes right: likeliest token equal in 64 of 64"
+    assert proof.devices == ()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "together, devices, said",
+    [
+        (
+            "wrong",
+            ("right", "wrong"),
+            [f"worker1 cpu computes wrong {EVERYWHERE}: likeliest token equal in 64 of 64"],
+        ),
+        ("ends", ("ends", "right"), ["worker0 cpu ends with status 3: GGML_ASSERT(rows < 8) failed"]),
+        ("stops", ("right", "stops"), ["worker1 cpu ends with status 134: srv  error: TOP_K is not supported"]),
+        (
+            "none",
+            ("right", "right"),
+            [
+                f"both computes wrong {EVERYWHERE}: likeliest token equal in 0 of 64, and each of them alone computes right"
+            ],
+        ),
+        (None, ("right", "ends"), ["worker1 cpu ends with status 3: GGML_ASSERT(rows < 8) failed"]),
+    ],
+)
+def test_the_device_that_computes_wrong_is_named(prove, together, devices, said):
+    proof = prove(together=together, devices=devices)
+    assert not proof.right
+    assert proof.wrong() == said
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({"processor": "ends"}, "head's processor with 1 layers alone ends with status 3: GGML_ASSERT"),
+        ({"processor": "none"}, "computes no numbers with 1 layers alone"),
+        ({"bytes": 1 << 60}, "a file of its first 1 layers has 1099511627776 MiB, and"),
+        ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),
+        ({"model": "/nowhere.gguf"}, "a file of its first layers cannot be written"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(prove, changed, why):
+    proof = prove(**changed)
+    assert not proof.right
+    assert why in proof.untested
+    assert proof.wrong() == []
+
+
+def test_a_record_that_cannot_be_read_is_none(tmp_path):
+    path, proof = tmp_path / names.PROOF, Proof("0" * 16, 1, 2, devices=(Compared("x", 1, 2, ()),))
+    assert record.read(path) == {}
+    path.write_text(json.dumps({"proofs": [typed_json.dump(proof)]}))
+    assert record.read(path) == {proof.id: proof}
+    path.write_text(json.dumps({"proofs": [{"id": 3}]}))
+    assert record.read(path) == {}
