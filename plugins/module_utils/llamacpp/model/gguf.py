@@ -275,10 +275,10 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
             raise GGUFError(f"is refused: it has {number} {what}, at most {most} are read")
     metadata = _Metadata({}, {})
     for _index in range(keys):
-        begin = reader.position
+        place = reader.position
         key = reader.name()
         metadata.values[key] = reader.value(key)
-        metadata.keys[key] = range(begin, reader.position)
+        metadata.keys[key] = range(place, reader.position)
     alignment = metadata.values.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
