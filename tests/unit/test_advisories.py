@@ -132,8 +132,8 @@ CASES = [
     (
         "rpc-remote-code-execution",
         lambda: cluster_of(1, llama_release=FORK),
-        {"set {variables} to a": NEWER, "let nobody but the": accepts("rpc-remote-code-execution")},
-        ["commit 4840 of ik_llama.cpp", "Set llama_release to a release of llama.cpp"],
+        {"let nobody but the": accepts("rpc-remote-code-execution")},
+        ["commit 4840 of ik_llama.cpp", "Let nobody but the head reach the workers"],
     ),
     (
         "unprotected-worker",

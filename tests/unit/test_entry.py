@@ -209,6 +209,14 @@ def test_words_that_belong_to_options(local):
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
+        (
+            {"llama_hardware": {"system": "Windows"}},
+            "has the system 'Windows': use Linux or Darwin. A host with another one",
+        ),
+        (
+            {"llama_hardware": {"system": "windows"}},
+            "name these in llama_external_workers of a head with Linux or macOS",
+        ),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
         ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),

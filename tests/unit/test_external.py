@@ -49,6 +49,16 @@ def test_the_unit_of_the_head_may_talk_to_them(mixed):
     assert "192.0.2.77" in mixed.plan()["hosts"]["head"]["services"][-1]["allow"]
 
 
+@pytest.mark.parametrize(
+    "device, rate",
+    [({}, (486.8, "assumed")), ({"device": "NVIDIA GeForce RTX 5090"}, (1541.1, "table"))],
+    ids=["unnamed", "named"],
+)
+def test_the_speed_of_one_follows_from_the_name_of_its_device(mixed, device, rate):
+    known = {one["host"]: one for one in given(mixed, architecture="8.6", **device).plan()["estimate"]["devices"]}
+    assert (known["gaming-pc"]["gb_per_s"], known["gaming-pc"]["source"]) == rate
+
+
 def test_several_on_one_host(mixed):
     mixed.hosts["head"]["variables"]["llama_external_workers"].append({**WINDOWS, "endpoint": "192.0.2.77:50053"})
     plan = mixed.plan()

@@ -494,8 +494,10 @@ def speed_notes(plan: Plan) -> list[str]:
         speed = f"{best.prompt_range} tokens per second in prompts"
     elif best.fits:
         speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
+    used = {entry.host for entry in plan.placement}
+    used |= {plan.head.host} if plan.head.cpu.layers or not plan.placement else set()
     return [
-        f"{best.host} alone: {speed}",
+        *([f"{best.host} alone: {speed}"] if best.fits or used != {best.host} else []),
         f"Of five measurements, four lay in the range that was predicted for them. "
         f"Rates of devices are {RATES[estimate.rates or 'assumed']}; how fast the head reads the model is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",

@@ -339,10 +339,12 @@ def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable
     kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)
     if strange:
-        other = IK_LLAMA if release.mainline else MAINLINE
+        other, remedy = (
+            (IK_LLAMA, f"set {variable} to a release of {IK_LLAMA}, or ") if release.mainline else (MAINLINE, "")
+        )
         raise Refusal(
             f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
-            f"release of {release.fork}: set {variable} to a release of {other}, or use a file of the model without these types"
+            f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
     newer = {kind: build for kind, build in tensor_types.SINCE.items() if kind in kinds and release.build < build}
     if newer and release.mainline:

@@ -240,6 +240,8 @@ class External(NamedTuple):
     protocol: str | None
     backend: str
     architecture: str
+    device: str
+    """Its device's name."""
 
     @property
     def endpoint(self) -> str:

@@ -23,13 +23,12 @@ def remote_code(context: AdvisoryContext) -> Cases:
     """One case for each commit of a fork."""
     known = capabilities.OLDEST[IK_LLAMA]
     cases: Cases = []
-    for identifier, release in context.plan.releases.items():
+    for release in context.plan.releases.values():
         if not release.mainline:
             newer = release.build > known
             checked = f", which is newer than {known}, the last one that was checked" if newer else ""
-            variables = remedies.listed(context.variables_of(identifier))
             builds = f"commit {release.build} of {release.fork}{checked}"
-            cases.append((None, {"builds": builds, "variables": variables}))
+            cases.append((None, {"builds": builds}))
     return cases
 
 

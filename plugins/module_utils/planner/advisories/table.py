@@ -35,10 +35,7 @@ ADVISORIES = (
         "error",
         releases.remote_code,
         "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
-        (
-            "set {variables} to a release of llama.cpp",
-            "let nobody but the head reach the workers, and accept this advisory",
-        ),
+        ("let nobody but the head reach the workers, and accept this advisory",),
         "CVE-2026-34159",
     ),
     Advisory(

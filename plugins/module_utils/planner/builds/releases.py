@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     fast_load,
     options,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
@@ -76,8 +76,12 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
         raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
     if build < capabilities.OLDEST[fork]:
         raise Refusal(
-            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one; "
-            "where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
+            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one"
+            + (
+                "; where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
+                if fork == MAINLINE
+                else ""
+            )
         )
     release = ReleasePlan(
         source=request.source,

@@ -352,6 +352,7 @@ def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tup
             protocol=values.get("protocol"),
             backend=values.get("backend") or backends.CPU.name,
             architecture=values.get("architecture") or "",
+            device=values.get("device") or UNNAMED,
         )
         _check_external(where, worker, hosts, workers)
         workers.append(worker)
@@ -457,6 +458,13 @@ def merge_hardware(
     if hardware is None:
         return dict(facts) if facts else None
     declared = {key: value for key, value in hardware.items() if value is not None}
+    system = declared.get("system", "Linux")
+    if system not in ("Linux", "Darwin"):
+        raise Refusal(
+            f"llama_hardware of {name} has the system {validation.show(system)}: use Linux or Darwin. A host with another one, like Windows, may lend "
+            f"its devices as workers that others run: take it out of llama_head and llama_workers, and name these in {EXTERNAL} of a head with Linux "
+            "or macOS"
+        )
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(

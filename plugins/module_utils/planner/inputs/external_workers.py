@@ -82,7 +82,7 @@ def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
 def _host(name: str, externals: Sequence[External]) -> Host:
     facts = facts_of({**cluster_inputs.DECLARED, "memory_mib": sum(own.memory_mib for own in externals)})
     accelerators = tuple(
-        Accelerator(own.backend, cluster_inputs.UNNAMED, own.architecture, own.memory_mib, False)
+        Accelerator(own.backend, own.device, own.architecture, own.memory_mib, False)
         for own in externals
         if own.backend != backends.CPU.name
     )
