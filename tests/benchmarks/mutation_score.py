@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT, TREE = Path(__file__).resolve().parents[2], "ansible_collections/llamacpp/cluster"
@@ -143,8 +144,8 @@ def covered(tree):
     }
 
 
-def score(chosen, folder, jobs, output):
-    """Writes of each mutant which tests ran, which killed it, and whether they came to an end; returns what the tests cover."""
+def score(chosen, folder, jobs, output, end):
+    """Writes of each mutant which tests ran, which killed it, and whether they came to an end, until the end comes; returns what is covered."""
     trees = [folder / str(number) / TREE for number in range(jobs + 1)]
     shutil.copytree(ROOT, trees[0], ignore=shutil.ignore_patterns(".git", ".venv", "output", "__pycache__"))
     measured = [f"--cov={PLANNER}", f"--cov={LAUNCHER}", "--cov-context=test", "--cov-report="]
@@ -164,12 +165,17 @@ def score(chosen, folder, jobs, output):
         mutant["ran"] = sorted((tests | (programs if mutant["file"].startswith(LAUNCHER) else set())) & passed)
 
     def kill(mutant):
+        left = end - time.monotonic()
+        if left < 1:
+            return
         tree = free.get()
         source = (tree / mutant["file"]).read_text()
         (tree / mutant["file"]).write_text(mutant.pop("source"))
-        ran = run(tree, mutant["ran"], 240) if mutant["ran"] else ((), (), (), True)
+        ran = run(tree, mutant["ran"], min(240, left)) if mutant["ran"] else ((), (), (), True)
         (tree / mutant["file"]).write_text(source)
         free.put(tree)
+        if time.monotonic() > end:
+            return
         mutant.update(killed_by=sorted(ran[1]), ended=ran[3])
         with output.open("a") as stream:
             stream.write(json.dumps(mutant) + "\n")
@@ -187,13 +193,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=int, default=6 * 3600, help="leaves out what is not known after them")
     parser.add_argument("--output", type=Path, required=True, help="gets a line of JSON for each mutant")
     options = parser.parse_args()
     files = [path for package in (PLANNER, LAUNCHER) for path in sorted((ROOT / package).rglob("*.py"))]
     every = [mutant for path in files for mutant in mutants(path)]
     chosen = random.Random(44).sample(every, options.mutants)
     with tempfile.TemporaryDirectory() as folder:
-        lines = score(chosen, Path(folder).resolve(), options.jobs, options.output)
+        end = time.monotonic() + options.seconds
+        lines = score(chosen, Path(folder).resolve(), options.jobs, options.output, end)
+    chosen = [mutant for mutant in chosen if "ended" in mutant]
     survivors = [mutant for mutant in chosen if mutant["ended"] and not mutant["killed_by"]]
     print(f"killed: {len(chosen) - len(survivors)} of {len(chosen)} mutants of {len(every)}; these live:")
     for mutant in sorted(survivors, key=lambda mutant: (mutant["file"], mutant["lines"])):

@@ -82,6 +82,15 @@ def test_a_host_with_a_small_board_takes_longer(pair):
     assert board["devices"][0]["gb_per_s"] < 20
 
 
+def test_rates_are_assumed_where_that_of_one_device_is(pair):
+    pair.set("head", llama_placement="all")
+    said = []
+    for name in ("worker1", "worker2"):
+        pair.hosts[name]["facts"]["cpu"] = {"model": "AMD EPYC 7713 64-Core Processor", "cores": 64, "features_id": "f"}
+        said.append(estimate_of(pair)["rates"])
+    assert said == ["assumed", "table"]
+
+
 def test_a_plan_that_does_not_fit_has_no_speed(pair, big_model):
     rows = [{**row, "bytes": row["bytes"] * 8} for row in big_model["tensors"]]
     plan = serves(pair, {**big_model, "tensors": rows}).plan()

@@ -44,6 +44,11 @@ def test_a_worker_that_others_run_is_planned_with_and_never_changed(mixed):
     assert not any("192.0.2.77" in str(plan["hosts"][name]) for name in ("worker1", "worker2"))
 
 
+def test_one_of_which_no_protocol_is_declared_speaks_that_of_the_release(mixed):
+    (worker,) = given(mixed, protocol=None).accepted()["external_workers"]
+    assert worker["protocol"] == "7.0.0"
+
+
 def test_the_unit_of_the_head_may_talk_to_them(mixed):
     mixed.hosts["head"]["variables"]["llama_server_allowed"] = ["198.51.100.0/24"]
     assert "192.0.2.77" in mixed.plan()["hosts"]["head"]["services"][-1]["allow"]

@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     exporter,
     loading,
+    metrics,
     page,
     page_server,
     progress,
@@ -96,6 +97,16 @@ def gathered(plan, folder, state, name="worker2"):
         head.load = record.load
     exports.of_head(record, head)
     return exports.shown, {**json.loads((folder / serving.FILE).read_text()), "since": record.since}
+
+
+@pytest.mark.parametrize("needless, lost", [(3, 4), (9, 0), (None, 7)])
+def test_segments_that_were_sent_again_for_nothing_are_not_lost(paged, tmp_path, needless, lost):
+    shown, _record = gathered(paged, tmp_path, "serving")
+    host, worker = shown.told.workers[ENDPOINT]
+    figures = metrics.Figures()
+    for name, number in (("retransmissions", 7), ("needless_retransmissions", needless)):
+        figures.add(f"worker_{name}_total", number, worker_host=host, worker=worker)
+    assert f"{lost} segments lost" in page.of(shown._replace(figures=figures), NOW)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -51,6 +51,7 @@ def test_the_default_context_is_that_of_the_variable():
         ({"llama_server_reserve_mib": 4000}, (20576, 20576)),
         ({"llama_server_reserve_mib": 0}, (24576, 24576)),
         ({"llama_server_memory_mib": {"CUDA1": 16000}}, (23348, 16000)),
+        ({"llama_server_memory_mib": {"CUDA1": 24576}}, (23348, 24576)),
         ({"llama_server_memory_mib": {"CUDA1": "16000"}, "llama_server_reserve_mib": 4000}, (20576, 16000)),
     ],
 )

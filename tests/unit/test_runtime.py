@@ -211,6 +211,16 @@ def test_what_lies_in_the_way_of_a_new_file_is_removed(tmp_path, make):
     assert (tmp_path / "target").read_text() == "mine"
 
 
+def test_others_read_a_file_that_is_for_them_whatever_the_mask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        assert journal.replace(tmp_path / "metrics.prom", "x 1", 0o644)
+        assert journal.replace(tmp_path / "state.json", "{}")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.iterdir())] == [0o644, 0o600]
+
+
 @pytest.mark.parametrize("text", [b"ke\xff\n", b"\n\r\n  ke\xff\r\nother\n"])
 def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
     (tmp_path / "keys").write_bytes(text)

@@ -146,6 +146,16 @@ def test_workers_serve_whichever_model_uses_them():
     assert not plan["no_fallback"]
 
 
+def test_a_worker_that_others_run_is_used_where_one_of_the_models_uses_it():
+    theirs = {"endpoint": "192.0.2.77:50052", "memory_mib": 24576, "host": "theirs", "backend": "cpu"}
+    given = {"llama_external_workers": [theirs]}
+    entries = on_paper("one", 4, layers=8), on_paper("two", 30, layers=40)
+    plan = several(cards_of(1, 1), *entries, **given, llama_accept_advisories=["external-worker"]).accepted()
+    used = [{entry["host"] for entry in one["placement"]} for one in plan["head"]["models"]]
+    assert used == [{"gpu1"}, {"gpu1", "theirs"}]
+    assert [worker["used"] for worker in plan["external_workers"]] == [True]
+
+
 def test_caches_of_workers_hold_all_models():
     def cached(*entries):
         cluster = several(cards_of(1, 2), *entries)

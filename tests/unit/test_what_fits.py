@@ -118,6 +118,16 @@ def test_who_may_connect_has_no_part_in_it():
     assert not rows_of(cluster.hosts, [SMALL])[0].why_not
 
 
+def test_what_the_operator_accepts_of_other_things_stays_accepted():
+    header = of_file("models/gpt_oss_20b.yml")["llama_model_gguf_summary"]
+    offers = what_fits.offers_of([], [{"name": "mine", "summary": {**header, "architecture": "newest"}}])
+    found = [
+        rows_of(head_with_cards(1, **NEW, llama_accept_advisories=accepted).hosts, [], offers=offers)[0].why_not
+        for accepted in ([], ["architecture-unknown"])
+    ]
+    assert list(map(bool, found)) == [True, False], found
+
+
 def test_a_cluster_that_no_plan_is_possible_for_says_so_once():
     cluster = head_with_cards(1, llama_server_backend="hip", **NEW)
     with pytest.raises(Refusal, match="no model can be planned: llama_server_backend is 'hip'"):
