@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_TOOLS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from conftest import Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos
@@ -126,6 +127,22 @@ def lends_all(cluster):
     """What the kernel says after a boot with the parameters of 129024 - 4096 MiB."""
     for device in cluster.hosts["worker1"]["facts"]["accelerators"]:
         device["memory_mib"] = 124928
+
+
+def with_card(backend, card):
+    """A worker with a card that Vulkan sees too."""
+    cards = [card, {**card, "backend": "vulkan", "architecture": ""}]
+    facts = {"accelerators": cards, "toolchain": {**DECLARED_TOOLS, **TOOLS}}
+    cluster = with_model(cluster_of(1, facts), **model(4))
+    cluster.set("worker1", llama_backend=backend)
+    return cluster
+
+
+def with_mac_as_head(workers=1, **variables):
+    """A head with Metal beside a worker, and a model for both."""
+    head = {"system": "Darwin", "service_manager": "launchd", "architecture": "arm64", "memory_mib": 16384}
+    card = accelerator("metal", "Apple M4", "apple", 12124, unified=True)
+    return with_model(cluster_of(workers, CARD, head_facts={**head, "accelerators": [card]}, **variables), **model(24))
 
 
 CASES = [
@@ -277,6 +294,31 @@ CASES = [
         lambda: with_model(cluster_of(1, {**strix_halo(), "kernel": "6.17.12-300.fc43.x86_64"})),
         {"install kernel {first} or": being("worker1", kernel="6.18.4")},
         ["worker1 (6.17.12-300.fc43.x86_64)", "6.18.4"],
+    ),
+    (
+        "rocm-gfx906",
+        lambda: with_card("hip", MI50),
+        {
+            "install ROCm 6.3 on {hosts}": being("worker1", toolchain={**DECLARED_TOOLS, **TOOLS, "hipconfig": "6.3"}),
+            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "add these kernels": accepts("rocm-gfx906"),
+        },
+        ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
+    ),
+    (
+        "sycl-worker",
+        lambda: with_card("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
+        {
+            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "accept this advisory": accepts("sycl-worker"),
+        },
+        ["SYCL0 of worker1", "llama_backend of worker1 to vulkan"],
+    ),
+    (
+        "metal-mmap",
+        lambda: with_mac_as_head(llama_server_load_mode="mmap"),
+        {"leave llama_server_load_mode out": setting("head", llama_server_load_mode=None)},
+        ["Metal of head maps nearly the whole file"],
     ),
     (
         "user-scope",
@@ -514,6 +556,12 @@ def test_a_small_model_is_read_by_mmap_with_hip_too():
     """How a large one is read is in the recorded plans of such hosts."""
     head = strix_halos(2, 20, llama_accept_advisories=["slower-than-one-host"]).accepted()["head"]
     assert (head["load_mode"], "--load-mode" in head["argv"]) == (None, False)
+
+
+def test_a_head_with_metal_maps_no_file_beside_workers():
+    plan = with_mac_as_head().accepted()
+    assert (plan["head"]["load_mode"], {entry["host"] for entry in plan["placement"]}) == ("none", {"head", "worker1"})
+    assert with_model(with_mac_as_head(0), **model(4)).accepted()["head"]["load_mode"] is None
 
 
 def by_wireguard(cluster):

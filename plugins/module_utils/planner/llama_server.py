@@ -231,13 +231,14 @@ def start_timeout_of(server: Server, load_s: float | None) -> int:
 
 
 def load_mode_of(wanted: str | None, release: ReleasePlan, used: Sequence[devices.Holder], head: str) -> str | None:
-    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it. None is llama-server's
-    default.
+    """How the model is read where nothing is said of it: not by mmap where HIP or a GB10 was seen to hang or crawl on it, nor by a head whose Metal
+    would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
     """
     if wanted:
         return wanted
     of_head = [device for device in used if device.host == head]
-    if any(device.is_gb10 for device in of_head):
+    lent = any(device.endpoint for device in used)
+    if any(device.is_gb10 or (lent and not device.endpoint and device.backend == "metal") for device in of_head):
         return "none"
     return unmapped_mode(release) if any(device.hangs_on_mmap or device.slow_on_mmap for device in of_head) else None
 

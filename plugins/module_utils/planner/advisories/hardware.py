@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
@@ -16,6 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
+GFX906_ROCM = (6, 4)
+"""The first ROCm whose rocBLAS has no kernels for this architecture."""
 
 
 def user_scope(context: AdvisoryContext) -> Cases:
@@ -46,6 +49,39 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             }
             cases.append((name, values))
     return cases
+
+
+def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
+    """The backend in place of another one, where Vulkan sees devices of a host."""
+    host = context.cluster.hosts.get(name)
+    has = host and any(device.backend == backends.VULKAN.name for device in host.facts.accelerators)
+    return backends.VULKAN.name if has else None
+
+
+def rocm_without_kernels(context: AdvisoryContext) -> Cases:
+    cases: Cases = []
+    for name in dict.fromkeys(one.host for one in context.used if (one.backend, one.architecture) == ("hip", "gfx906")):
+        host = context.cluster.hosts.get(name)
+        version = host and host.facts.toolchain.get("hipconfig")
+        if version and versions.numbers(version) >= GFX906_ROCM:
+            cases.append((name, {"where": f"{name} (ROCm {version})", "vulkan": _by_vulkan(context, name)}))
+    return cases
+
+
+def sycl_workers(context: AdvisoryContext) -> Cases:
+    head = context.cluster.head
+    return [
+        (
+            device.host,
+            {
+                "where": f"{device.name} of {device.host}",
+                "vulkan": _by_vulkan(context, device.host),
+                "own": "sycl" if device.host == head else None,
+            },
+        )
+        for device in context.used
+        if device.endpoint and device.backend == "sycl"
+    ]
 
 
 def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:

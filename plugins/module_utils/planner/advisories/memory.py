@@ -31,6 +31,16 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
     ]
 
 
+def metal_maps(context: AdvisoryContext) -> Cases:
+    """A head with Metal and workers whose operator has it map the model's file."""
+    workers = any(device.endpoint for device in context.used)
+    return [
+        (device.host, {"where": device.host})
+        for device in _with_mapped_pages(context)
+        if workers and not device.endpoint and device.backend == "metal"
+    ]
+
+
 def vulkan_memory(context: AdvisoryContext) -> Cases:
     """A share beyond what the driver shows as the device's own, or a model that does not fit within that."""
     places: list[tuple[devices.Holder, str]] = []

@@ -190,6 +190,38 @@ ADVISORIES = (
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
+        "rocm-gfx906",
+        "warning",
+        hardware.rocm_without_kernels,
+        "ROCm from 6.4 on has no rocBLAS kernels for gfx906: {where}.",
+        (
+            "install ROCm 6.3 on {hosts}",
+            "set llama_backend of {hosts} to {vulkan}",
+            "add these kernels, and accept this advisory",
+        ),
+        "ROCm/legacy-rocm-build#4625",
+    ),
+    Advisory(
+        "sycl-worker",
+        "warning",
+        hardware.sycl_workers,
+        "Workers with SYCL were seen to end at the first graph: {where}.",
+        (
+            "set llama_backend of {hosts} to {vulkan}",
+            "set llama_server_backend to {own}",
+            "accept this advisory where they compute",
+        ),
+        THREAD.format(21837),
+    ),
+    Advisory(
+        "metal-mmap",
+        "warning",
+        memory.metal_maps,
+        "Metal of {where} maps nearly the whole file, with layers of workers.",
+        ("leave llama_server_load_mode out",),
+        THREAD.format(27667),
+    ),
+    Advisory(
         "user-scope",
         "warning",
         hardware.user_scope,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     device_load,
@@ -94,11 +94,13 @@ def lay(draft: Draft, placed: device_load.Placed) -> Laid:
     as_planned = server_settings.as_planned(cluster.server, drafts) and not sizes
     without = [*sizes, *server_settings.uncounted(cluster.server, drafts)]
     exact = as_planned and draft.release.mainline
-    entries = layout.as_plan(placed, exact, cluster.server.load_mode, without)
+    load_mode = cluster.server.load_mode
+    entries = layout.as_plan(placed, exact, load_mode, without)
     holders = [
         devices.holder(
             device, cluster.every_host[device.host].facts, entry.weights_mib, entry.kv_mib + entry.auxiliary_mib
         )
         for device, entry in zip(placed.devices, entries)
     ]
-    return Laid(placed, entries, holders)
+    read = llama_server.load_mode_of(load_mode, draft.release, holders, cluster.head)
+    return Laid(placed, entries if read == load_mode else layout.as_plan(placed, exact, read, without), holders)
