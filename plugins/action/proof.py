@@ -10,10 +10,10 @@ from typing import Annotated, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 
 display = Display()
@@ -22,8 +22,8 @@ POLL_SECONDS = 2.0
 LIMIT_SECONDS = 4 * 3600
 NEVER = "never"
 FIX = (
-    "No other device was given the model. Try another backend (llama_backend), llama_release, llama_server_flash_attention or type of cache for it, or "
-    "leave it out of the cluster; -e llama_proof=never serves without a proof"
+    "The model was not loaded. Give that device another backend (llama_backend), try another llama_release, llama_server_flash_attention or type of cache, "
+    "or leave it out; where it ended, its worker's log says more. -e llama_proof=never serves without a proof"
 )
 
 
@@ -46,7 +46,6 @@ class ActionModule(Action):
                 proofs.append(self._prove(one, asked, prefix, arguments.prove))
             elif asked:
                 self._show(f"{one.model.name}: not proven, {asked}")
-        self.leave(prefix, names.PROOF, Record(tuple(proofs)))
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         if wrong:
             raise AnsibleActionFail(f"{'; '.join(wrong)}. {FIX}")

@@ -11,7 +11,7 @@ short_description: Proves with the model's own first layers that the planned dev
 description:
   - Runs on the head while its server is stopped. Makes a file of the model's first layers, has llama-server compute with it on the planned devices and on
     the head's processor alone, and compares the likeliest tokens of both. Where they differ, each device is asked alone.
-  - An action plugin of the same name shows what is found, leaves it on the head, and fails where a device computes wrong.
+  - The head keeps the result. An action plugin of the same name shows it, and fails where a device computes wrong.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
@@ -57,7 +57,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import record, run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
 
 
 def main():
@@ -73,10 +73,13 @@ def main():
     )
     with errors.reported(module):
         work = typed_json.parse(Work, module.params["work"])
-        known = record.read(Path(module.params["prefix"], names.PROOF)).get(work.id)
+        path = Path(module.params["prefix"], names.PROOF)
+        known = record.read(path).get(work.id)
         if known and known.right and module.params["prove"] == "once":
             module.exit_json(changed=False, known=True, proof=typed_json.dump(known))
-        module.exit_json(changed=False, known=False, proof=accounts.work_as(work.account, run.prove, work))
+        proof = typed_json.reported("this host", "the proof", Proof, accounts.work_as(work.account, run.prove, work))
+        record.keep(path, proof)
+    module.exit_json(changed=False, known=False, proof=typed_json.dump(proof))
 
 
 if __name__ == "__main__":

@@ -396,7 +396,12 @@ def test_what_cannot_be_compared_says_why(prove, changed, why):
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
     path, proof = tmp_path / names.PROOF, Proof("0" * 16, 1, 2, devices=(Compared("x", 1, 2, ()),))
     assert record.read(path) == {}
-    path.write_text(json.dumps({"proofs": [typed_json.dump(proof)]}))
-    assert record.read(path) == {proof.id: proof}
+    record.keep(path, proof)
+    again = proof._replace(seconds=3)
+    record.keep(path, again)
+    assert record.read(path) == {proof.id: again}
+    for number in range(20):
+        record.keep(path, proof._replace(id=f"{number:016}"))
+    assert list(record.read(path)) == [f"{number:016}" for number in range(4, 20)]
     path.write_text(json.dumps({"proofs": [{"id": 3}]}))
     assert record.read(path) == {}

@@ -91,7 +91,7 @@ def work_of(plan: Plan) -> Work | str | None:
     )
     together = None
     if first.layers >= len(devices) > 1:
-        together = Side("the whole of the devices", _argv(plan, plan.placement, first.layers))
+        together = Side("the cluster", _argv(plan, plan.placement, first.layers))
     processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers))
     work = Work(
         id="0" * 16,
@@ -108,9 +108,15 @@ def work_of(plan: Plan) -> Work | str | None:
         together=together,
         devices=devices,
     )
-    programs = {worker.endpoint: worker.argv[0] for host in plan.hosts.values() for worker in host.workers}
+    lent = {one.endpoint for one in plan.placement}
+    workers = [
+        (one.argv, dict(one.environment))
+        for host in plan.hosts.values()
+        for one in host.workers
+        if one.endpoint in lent
+    ]
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    whole = json.dumps([typed_json.dump(work), programs, files], sort_keys=True)
+    whole = json.dumps([typed_json.dump(work), workers, files], sort_keys=True)
     return work._replace(id=hashlib.sha256(whole.encode()).hexdigest()[:16])
 
 

@@ -104,4 +104,4 @@ class Record(NamedTuple):
     """What the head keeps."""
 
     proofs: tuple[Proof, ...]
-    """the last one of each model"""
+    """the last ones"""
