@@ -78,6 +78,10 @@ def test_the_fastest_device_of_the_head_has_both_where_there_is_room():
     assert "--no-mmproj-offload" not in argv
     assert plan["head"]["environment"]["MTMD_BACKEND_DEVICE"] == "CUDA0"
     first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
+    for one in both.values():
+        assert one["total_mib"] == pytest.approx(
+            sum(one[f"{part}_mib"] for part in ("weights", "kv", "compute")), abs=0.03
+        )
     assert first["auxiliary_mib"] == pytest.approx(sum(one["total_mib"] for one in both.values()), abs=0.02)
     assert first["total_mib"] == pytest.approx(
         sum(first[f"{part}_mib"] for part in ("weights", "kv", "compute", "auxiliary")), abs=0.03
