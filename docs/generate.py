@@ -62,6 +62,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "architecture-unknown": {"who": "build *build* does or may", "newer": "build *build*"},
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
     "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "own": "sycl"},
+    "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
     "user-scope": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},

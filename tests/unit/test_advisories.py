@@ -129,11 +129,14 @@ def lends_all(cluster):
         device["memory_mib"] = 124928
 
 
-def with_card(backend, card):
+MAC = accelerator("metal", "Apple M4", "apple", 12124, unified=True)
+
+
+def with_card(backend, card, keys=None, **variables):
     """A worker with a card that Vulkan sees too."""
     cards = [card, {**card, "backend": "vulkan", "architecture": ""}]
     facts = {"accelerators": cards, "toolchain": {**DECLARED_TOOLS, **TOOLS}}
-    cluster = with_model(cluster_of(1, facts), **model(4))
+    cluster = with_model(cluster_of(1, facts, **variables), **model(4, keys=keys or {}))
     cluster.set("worker1", llama_backend=backend)
     return cluster
 
@@ -141,8 +144,7 @@ def with_card(backend, card):
 def with_mac_as_head(workers=1, **variables):
     """A head with Metal beside a worker, and a model for both."""
     head = {"system": "Darwin", "service_manager": "launchd", "architecture": "arm64", "memory_mib": 16384}
-    card = accelerator("metal", "Apple M4", "apple", 12124, unified=True)
-    return with_model(cluster_of(workers, CARD, head_facts={**head, "accelerators": [card]}, **variables), **model(24))
+    return with_model(cluster_of(workers, CARD, head_facts={**head, "accelerators": [MAC]}, **variables), **model(24))
 
 
 CASES = [
@@ -313,6 +315,15 @@ CASES = [
             "accept this advisory": accepts("sycl-worker"),
         },
         ["SYCL0 of worker1", "llama_backend of worker1 to vulkan"],
+    ),
+    (
+        "metal-mtp",
+        lambda: with_card("metal", MAC, keys={"nextn_predict_layers": 1}, llama_server_speculation="mtp"),
+        {
+            "set llama_server_speculation to ngram": setting("head", llama_server_speculation="ngram"),
+            "accept this advisory": accepts("metal-mtp"),
+        },
+        ["seen to end with llama_server_speculation: mtp: worker1."],
     ),
     (
         "metal-mmap",

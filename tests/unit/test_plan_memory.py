@@ -37,6 +37,20 @@ def test_what_makes_compute_buffers_smaller_is_a_remedy(variables, change, remed
     assert not advisories_of(cluster, "compute-over-capacity")
 
 
+def test_a_host_that_the_plan_uses_alone_is_not_said_not_to_hold_the_model():
+    cluster = cards_of(1)
+    plan = typed(cluster.accepted())
+    best = plan.estimate.best_single_host._replace(host=plan.placement[0].host, fits=False)
+    placement = tuple(entry for entry in plan.placement if entry.host == best.host)
+    notes = plan_text.speed_notes
+    alone = plan._replace(estimate=plan.estimate._replace(best_single_host=best), placement=placement)
+    assert "does not hold the model" not in " ".join(notes(alone))
+    other = best._replace(host="another")
+    assert "another alone: does not hold" in " ".join(
+        notes(alone._replace(estimate=plan.estimate._replace(best_single_host=other)))
+    )
+
+
 def test_the_default_context_is_that_of_the_variable():
     assert inventory.specification()["llama_server_context"]["default"] == server.DEFAULT_CONTEXT
     cluster = cards_of(1, summary={"context": 4096})

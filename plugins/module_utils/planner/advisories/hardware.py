@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
@@ -82,6 +83,12 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
         for device in context.used
         if device.endpoint and device.backend == "sycl"
     ]
+
+
+def predicting_with_metal(context: AdvisoryContext) -> Cases:
+    """Workers with Metal where layers that predict further tokens are used."""
+    lent = [device for device in context.used if device.endpoint and device.backend == "metal"]
+    return [(device.host, {}) for device in lent if speculation.DRAFT_MTP in context.plan.head.argv]
 
 
 def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:

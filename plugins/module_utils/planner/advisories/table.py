@@ -214,6 +214,14 @@ ADVISORIES = (
         THREAD.format(21837),
     ),
     Advisory(
+        "metal-mtp",
+        "warning",
+        hardware.predicting_with_metal,
+        "Workers with Metal were seen to end with llama_server_speculation: mtp: {where}.",
+        ("set llama_server_speculation to ngram", "accept this advisory where they compute"),
+        THREAD.format(27801),
+    ),
+    Advisory(
         "metal-mmap",
         "warning",
         memory.metal_maps,

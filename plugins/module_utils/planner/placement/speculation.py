@@ -47,7 +47,7 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
     if kind in WORDS and not release.mainline:
         raise Refusal(
             f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
-            "use one of these, or a release of llama.cpp"
+            "use one of these"
         )
     if kind == DRAFT and not model.path_of(download_record.DRAFT):
         raise Refusal(
