@@ -3,7 +3,7 @@
 import json
 from pathlib import PurePath
 
-from conftest import PLAN, on
+from conftest import PLAN, WORK, on
 
 
 def test_the_head_serves_what_it_fetched():
@@ -16,3 +16,8 @@ def test_the_head_serves_what_it_fetched():
     assert all(recorded[key] == file[key] for key in ("name", "bytes", "sha256", "revision"))
     assert PLAN["model"]["source"] == f"huggingface:llamacpp/known-answer@{file['revision']}"
     assert file["path"] in PLAN["head"]["argv"]
+
+
+def test_its_first_layers_were_computed_alike_on_a_processor_and_by_vulkan():
+    checks = json.loads((WORK / "verify.json").read_text())["checks"]
+    assert [check["status"] for check in checks if check["name"] == "computes"] == ["passed"]
