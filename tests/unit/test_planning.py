@@ -127,10 +127,11 @@ def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact
 def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(pair):
     facts = pair.hosts["head"]["facts"]
     facts["accelerators"] = [{**GPU, "backend": "metal", "architecture": "apple", "unified": True}]
-    pair.hosts["head"]["variables"]["llama_backend"] = "metal"
+    pair.set("head", llama_backend="metal", llama_server_load_mode="mmap")
     assert [entry["exact"] for entry in pair.plan()["placement"]][1:] == [["weights_mib", "kv_mib"], ["kv_mib"]]
-    pair.hosts["head"]["variables"]["llama_server_load_mode"] = "none"
-    assert pair.plan()["placement"][-1]["exact"] == ["weights_mib", "kv_mib"]
+    for mode in ("none", None):
+        pair.set("head", llama_server_load_mode=mode)
+        assert pair.plan()["placement"][-1]["exact"] == ["weights_mib", "kv_mib"]
 
 
 @pytest.mark.parametrize(
@@ -920,3 +921,5 @@ def test_a_model_for_embeddings_is_served_as_one_without_a_speed_of_generation(
     assert (estimate["generation_tokens_per_s"], estimate["at_context"]) == (None, [])
     assert estimate["prompt_tokens_per_s"] > 0
     assert "none: this model makes embeddings" in plan_text.plan_page(typed(plan))
+    path = "/v1/embeddings" if "--embeddings" in words else "/v1/rerank"
+    assert f"127.0.0.1:8080{path} " in " ".join(plan_text.request_lines(typed(plan)))

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -34,6 +34,23 @@ def first_certificate(text: str) -> bytes:
     if not block:
         raise ValueError("it holds no certificate in PEM form")
     return ssl.PEM_cert_to_DER_cert(block[0])
+
+
+WITHOUT_TEXT = {
+    **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
+    **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
+}
+"""Option of a llama-server that makes no text → what it answers instead."""
+
+
+def instead_of_text(argv: Sequence[str]) -> str | None:
+    """What a llama-server answers that makes embeddings; None of one that makes text."""
+    return next((path for word, path in WITHOUT_TEXT.items() if word in argv), None)
+
+
+def question_without_text(text: str) -> dict[str, Any]:
+    """For embeddings, and for reranking."""
+    return {"input": text, "query": text, "documents": [text]}
 
 
 class Reply(NamedTuple):

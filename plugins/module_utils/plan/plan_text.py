@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     AdvisoryPlan,
@@ -170,14 +170,17 @@ def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
 def request_lines(plan: Plan) -> list[str]:
     """How to ask the server, as a shell takes it."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
+    path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
     question |= (
-        {"prompt": "", "temperature": 0}
+        replies.question_without_text("Once upon a time")
+        if path
+        else {"prompt": "", "temperature": 0}
         if plan.each()[0].model.known_answer
         else {"prompt": "Once upon a time", "max_tokens": 32}
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
     return command_lines(
-        ["curl", "-sS", *key, f"{plan.head.url}/v1/completions", "-d", json.dumps(question)], {}, "    "
+        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
     )
 
 

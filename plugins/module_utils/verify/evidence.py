@@ -215,9 +215,9 @@ def _complete(client: Client, subject: Subject) -> Completion:
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=TOKENS)
     argv = (asked or subject.head).argv
-    embeds = next((path for word, path in server_client.EMBEDDING.items() if word in argv), None)
+    embeds = replies.instead_of_text(argv)
     if embeds:
-        question = {"input": PROMPT, "query": PROMPT, "documents": [PROMPT]}
+        question = replies.question_without_text(PROMPT)
     if asked:
         question["model"] = asked.name
     sleeps = server.SLEEP in argv

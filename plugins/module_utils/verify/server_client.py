@@ -107,13 +107,6 @@ def _error(reply: replies.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
-EMBEDDING = {
-    **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
-    **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
-}
-"""Option of a llama-server that makes no text → what it answers instead."""
-
-
 def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
     """llama-server's reply to a question.
 
