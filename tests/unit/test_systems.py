@@ -440,9 +440,14 @@ def test_a_cluster_may_leave_to_the_heads_processor_what_devices_do_not_hold(cou
     assert written(data, llama_server_gpu_layers=layers + 1)["refused"]
 
 
-@pytest.mark.parametrize("mode, fits", [(None, True), ("mmap", True), ("none", False)])
-def test_pages_of_the_models_file_may_take_half_of_the_reserve_of_the_head(mode, fits):
-    data = cluster_of(False, with_card("head", "one"), llama_server_context=2048, **big(102))
+@pytest.mark.parametrize(
+    "mode, others, fits", [(None, 0, True), (None, 1, True), ("mmap", 0, True), ("none", 0, False)]
+)
+def test_pages_of_the_models_file_may_take_half_of_the_reserve_of_the_head(mode, others, fits):
+    """Also where the head has a device that shares its memory, and does not use it."""
+    found, other = with_card("head", "one"), {**GPU, "memory_mib": 1024, "unified": True}
+    found["head"]["llama_hardware"] = {"memory_mib": 65536, "accelerators": [GPU, *[other] * others]}
+    data = cluster_of(False, found, llama_server_context=2048, **big(102))
     planned = written(data, llama_server_load_mode=mode, llama_server_gpu_layers=44)
     assert planned["refused"] != fits, planned["reasons"]
 

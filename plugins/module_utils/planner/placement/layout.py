@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     solver,
     workers,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import shares_memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Server
 
 ALL, FASTEST = "all", "fastest"
@@ -163,7 +164,9 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         candidates = _candidates(load, first, devices, device_costs(devices, case.hosts))
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
-    mapped = server.load_mode not in ("none", "dio", "mlock")
+    # auto maps nothing where a device of the head shares its memory
+    copies = any(not device.worker and shares_memory(device, case.facts) for device in devices)
+    mapped = server.load_mode == "mmap" or (server.load_mode in (None, "auto") and not copies)
     missing = _missing_on_head(case.facts, load, first, beside, mapped)
     over, stays = placed.over(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
