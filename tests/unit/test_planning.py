@@ -902,6 +902,11 @@ def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architect
     )
 
 
+def test_a_number_of_requests_that_is_none_is_refused_of_embeddings_too(pair):
+    pair = serving(pair, on_paper(1, architecture="bert"), llama_server_parallel=0)
+    assert "llama_server_parallel is 0: use 1 or more" in pair.reason()
+
+
 @pytest.mark.parametrize(
     "summary, variables, words, micro_batch",
     [

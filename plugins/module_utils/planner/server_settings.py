@@ -324,7 +324,7 @@ def serving_as(server: Server, summary: ModelSummary) -> Server:
     """The server with the option for what the model does. Embeddings need micro-batches as long as an input, which is computed at once."""
     if summary.switch and generates(server, summary):
         server = server._replace(extra_args=(*server.extra_args, summary.switch))
-    if server.micro_batch or generates(server, summary):
+    if server.micro_batch or server.parallel < 1 or generates(server, summary):
         return server
     return server._replace(micro_batch=min(batch_of(server), context_per_request(server, summary)))
 
