@@ -22,8 +22,8 @@ POLL_SECONDS = 2.0
 LIMIT_SECONDS = 4 * 3600
 NEVER = "never"
 FIX = (
-    "The model was not loaded. Give that device another backend (llama_backend), try another llama_release, llama_server_flash_attention or type of cache, "
-    "or leave it out; where it ended, its worker's log says more. -e llama_proof=never serves without a proof"
+    "The model was not loaded. Try another llama_backend or llama_release, llama_server_flash_attention: 'off', another llama_server_cache_type_k, or leave "
+    "that device out; where it ended, its worker's log says more. -e llama_proof=never serves without a proof"
 )
 
 
@@ -45,7 +45,7 @@ class ActionModule(Action):
             if isinstance(asked, Work):
                 proofs.append(self._prove(one, asked, prefix, arguments.prove))
             elif asked:
-                self._show(f"{one.model.name}: not proven, {asked}")
+                self._show(f"{one.model.name}: not proven, since {asked}")
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         if wrong:
             raise AnsibleActionFail(f"{'; '.join(wrong)}. {FIX}")
@@ -58,15 +58,15 @@ class ActionModule(Action):
         first, name = plan.head.first_layers, plan.model.name
         if first:
             self._show(
-                f"{first.layers} of {plan.model.layers} of {name} on each planned device, about {first.seconds} s"
+                f"the first {first.layers} of {plan.model.layers} layers of {name} are computed on the planned devices, about {first.seconds} s"
             )
 
         def show(seconds: float) -> str:
             if seconds % 10 < POLL_SECONDS:
-                self._show(f"{seconds:.0f} s")
+                self._show(f"computing, {seconds:.0f} s")
             return str(seconds)
 
-        lost = "Run the playbook again."
+        lost = "It may go on there: run the playbook again, which waits for it."
         job = Job("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), show, lost)
         answer = self.background(job, work=typed_json.dump(asked), prove=prove, prefix=prefix)
         if answer.get("failed"):

@@ -121,7 +121,7 @@ def test_the_device_that_computes_something_else_is_named(prove):
     proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
     assert [one.right for one in proof.devices] == [True, False]
     assert proof.wrong()[0].startswith(
-        "second cpu computes wrong in short prompts and beyond 1024 tokens and beyond 4096 tokens: "
+        "second cpu computes wrong in prompts of 2 to 8 tokens, in prompts of 9 to 64 tokens, "
     )
 
 

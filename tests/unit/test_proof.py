@@ -19,7 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, record, run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
+from support.verification import healthy
 
 KEYS = (
     ("general.architecture", gguf_files.STRING, "unheard"),
@@ -33,6 +35,7 @@ KEYS = (
     ("unheard.embedding_length", gguf_files.U32, 64),
     ("unheard.context_length", gguf_files.U32, 128),
     ("tokenizer.ggml.tokens", gguf_files.ARRAY, (gguf_files.STRING, [f"token {number}" for number in range(5000)])),
+    ("other.\u200bname", gguf_files.U32, 1),
     ("other.list", gguf_files.ARRAY, (gguf_files.U32, [1, 2, 3, 4])),
 )
 TENSORS = (
@@ -129,7 +132,7 @@ def summary_of(groups, layers=8, **keys):
         ([range(8)], {"attention.sliding_window_pattern": (1, 1, 0, 1, 1, 0, 1, 1)}, 1, 10_000, (3, True)),
         ([range(8)], {}, 9, 10_000, (8, True)),
         ([range(5), range(5, 8)], {}, 2, 300, (3, False)),
-        ([range(8)], {}, 4, 0, (1, True)),
+        ([range(8)], {}, 4, 100, (1, True)),
         ([range(7), (7,)], {"nextn_predict_layers": 1}, 2, 10_000, (2, True)),
     ],
 )
@@ -138,6 +141,7 @@ def test_which_layers_are_taken(groups, keys, devices, room, expected):
     chosen = first_layers.choose(summary, devices, outside + room)
     assert (chosen.layers, chosen.of_each_kind) == expected
     assert chosen.bytes == outside + 100 * chosen.layers
+    assert first_layers.choose(summary, devices, outside + 99) is None
 
 
 def answers(shift=0.0, seed=1):
@@ -151,15 +155,20 @@ def answers(shift=0.0, seed=1):
     ]
 
 
-EVERYWHERE = "in short prompts and beyond 1024 tokens and beyond 4096 tokens"
+GROUPS = [
+    *(f"in prompts {lengths}" for lengths in questions.RANGES),
+    "in single tokens beyond 1024",
+    "in single tokens beyond 4096",
+]
+EVERYWHERE = ", ".join(GROUPS)
 ASKED = questions.questions(planned.CONTEXT)
 
 
 def test_what_is_asked_fits_the_context():
     assert len(ASKED) == 64
-    assert {one.group for one in ASKED} == {"in short prompts", "beyond 1024 tokens", "beyond 4096 tokens"}
+    assert [*dict.fromkeys(one.group for one in ASKED)] == GROUPS
     assert max(one.length for one in ASKED) < planned.CONTEXT
-    assert {one.group for one in questions.questions(2048)} == {"in short prompts", "beyond 1024 tokens"}
+    assert [*dict.fromkeys(one.group for one in questions.questions(2048))] == GROUPS[:-1]
     assert all(0 <= token < 100 for token in questions.tokens(100))
     assert len(questions.tokens(1)) >= max(one.length for one in ASKED)
 
@@ -170,10 +179,13 @@ def test_answers_that_round_otherwise_are_the_same():
 
 @pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
 def test_answers_of_a_device_that_computes_wrong(other):
-    groups = ("in short prompts", "beyond 1024 tokens", "beyond 4096 tokens")
-    assert questions.compare(ASKED, answers(), other).differs == groups
-    late = [wrong if one.length > 4096 else right for one, right, wrong in zip(ASKED, answers(), other)]
-    assert questions.compare(ASKED, answers(), late).differs == ("beyond 4096 tokens",)
+    assert questions.compare(ASKED, answers(), other).differs == tuple(GROUPS)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_kernel_that_is_wrong_for_some_numbers_of_rows_alone(group):
+    some = [wrong if one.group == group else right for one, right, wrong in zip(ASKED, answers(), answers(seed=5))]
+    assert questions.compare(ASKED, answers(), some).differs == (group,)
 
 
 def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
@@ -333,6 +345,7 @@ def prove(tmp_path):
             together=side("both", together) if together else None,
             devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
         )
+        (tmp_path / "first-layers-of-one-that-was-killed").mkdir()
         proof = typed_json.parse(Proof, run.prove(work._replace(**changed)))
         assert not list(tmp_path.glob("first-layers-*"))
         return proof
@@ -379,10 +392,11 @@ def test_the_device_that_computes_wrong_is_named(prove, together, devices, said)
 @pytest.mark.parametrize(
     "changed, why",
     [
-        ({"processor": "ends"}, "head's processor with 1 layers alone ends with status 3: GGML_ASSERT"),
-        ({"processor": "none"}, "computes no numbers with 1 layers alone"),
-        ({"bytes": 1 << 60}, "a file of its first 1 layers has 1099511627776 MiB, and"),
+        ({"processor": "ends"}, "head's processor with the first layers (1) ends with status 3: GGML_ASSERT"),
+        ({"processor": "none"}, "computes no numbers with the first layers (1)"),
+        ({"bytes": 1 << 60}, "a file of its first layers (1) has 1099511627776 MiB, and"),
         ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),
+        ({"context": 2}, "computes no numbers"),
         ({"model": "/nowhere.gguf"}, "a file of its first layers cannot be written"),
     ],
 )
@@ -391,6 +405,32 @@ def test_what_cannot_be_compared_says_why(prove, changed, why):
     assert not proof.right
     assert why in proof.untested
     assert proof.wrong() == []
+
+
+@pytest.mark.parametrize(
+    "proof, status, said",
+    [
+        (None, "not tested", "no proof is recorded"),
+        (Proof("", 2, 9, untested="no room"), "not tested", "no room"),
+        (
+            Proof("", 2, 9, together=Compared("x", 64, 64, ())),
+            "passed",
+            "64 of 64, against head's processor, 2 of 80 layers",
+        ),
+        (
+            Proof("", 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),)),
+            "not tested",
+            "x computes wrong everywhere",
+        ),
+    ],
+)
+def test_verify_shows_what_a_proof_found(served, proof, status, said):
+    plan = typed(served.accepted())
+    proofs = (proof._replace(id=planned.work_of(plan).id),) if proof else ()
+    evidence = healthy(plan)._replace(proofs=proofs)
+    [check] = [one for one in judge.judge(plan, evidence, judge.Observed({}, {})).checks if one.name == "computes"]
+    assert (check.subject, check.status) == ("worker1 cpu, worker2 cpu", status)
+    assert said in check.evidence
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):

@@ -25,37 +25,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 MOST_BYTES = 8 << 30
 PROGRAMS_S = 10
 """For the starts of three llama-servers."""
+LEAST_START_S, LOADS = 120, 5
+"""A server may take as long to be healthy, and several times as long as the whole proof is predicted to take."""
 CONTEXT = 4352
 """For the longest prompt and what follows it, in blocks of 256."""
-OTHERWISE = (
-    *(
-        "model",
-        "host",
-        "port",
-        "rpc",
-        "device",
-        "gpu-layers",
-        "tensor-split",
-        "context",
-        "parallel",
-        "prompt-cache",
-        "context-checkpoints",
-        "sleep",
-    ),
-    *(
-        "api-key-file",
-        "tls-certificate",
-        "tls-key",
-        "projector",
-        "projector-offload",
-        "projector-device",
-        "adapter",
-        options.SPECULATION,
-    ),
-    *("draft", "draft-device", "draft-layers", "draft-tensors", "draft-cache-type-k", "draft-cache-type-v"),
-)
+_OTHERWISE = f"""
+model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
+tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
+draft-cache-type-k draft-cache-type-v
+"""
+OTHERWISE = frozenset(_OTHERWISE.split())
 """Options that the proof gives itself, or that are of clients and of what is loaded beside the model."""
-DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots")
+DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots", "--log-file")
+ON_PROCESSOR = "=CPU"
+"""How overrides end that hold on each side."""
 ANSWERS_OTHERWISE = ("embeddings", "reranking")
 
 
@@ -81,17 +64,17 @@ def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float 
 def work_of(plan: Plan) -> Work | str | None:
     """Of the plan of one model; None where there is nothing to prove, or why it cannot be."""
     first, head = plan.head.first_layers, plan.hosts[plan.head.host]
-    given = [option.name for pair in options.pairs(plan.head.argv[1:]) if (option := options.of_word(pair[0]))]
     if not first:
         return None
-    if set(ANSWERS_OTHERWISE).intersection(given):
-        return "a model that generates no tokens is not compared"
+    if {_name_of(word) for word in plan.head.argv[1:]}.intersection(ANSWERS_OTHERWISE):
+        return "it generates no tokens that could be compared"
     devices = tuple(
-        Side(f"{entry.host} {_name(entry)}", _argv(plan, [entry], first.layers)) for entry in plan.placement
+        Side(f"{entry.host} {entry.worker or entry.device}", _argv(plan, [entry], first.layers))
+        for entry in plan.placement
     )
     together = None
     if first.layers >= len(devices) > 1:
-        together = Side("the cluster", _argv(plan, plan.placement, first.layers))
+        together = Side("the chain of devices", _argv(plan, plan.placement, first.layers))
     processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers))
     work = Work(
         id="0" * 16,
@@ -103,25 +86,17 @@ def work_of(plan: Plan) -> Work | str | None:
         environment=plan.head.environment,
         client=services.behind_tunnels(plan, ()),
         context=min(CONTEXT, plan.head.context_per_request),
-        start_seconds=plan.head.start_timeout,
+        start_seconds=min(plan.head.start_timeout, LEAST_START_S + LOADS * first.seconds),
         processor=processor,
         together=together,
         devices=devices,
     )
-    lent = {one.endpoint for one in plan.placement}
-    workers = [
-        (one.argv, dict(one.environment))
-        for host in plan.hosts.values()
-        for one in host.workers
-        if one.endpoint in lent
-    ]
-    files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    whole = json.dumps([typed_json.dump(work), workers, files], sort_keys=True)
-    return work._replace(id=hashlib.sha256(whole.encode()).hexdigest()[:16])
-
-
-def _name(entry: DevicePlacement) -> str:
-    return entry.worker or entry.device
+    whole = [typed_json.dump(work._replace(start_seconds=1, folder="/")), plan.model.revision]
+    whole += [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
+    whole += [(one.host, one.device, one.capacity_mib) for one in plan.placement]
+    whole += [(one.device, one.gb_per_s, one.prompt_gflops) for one in plan.estimate.devices]
+    whole += [(one.argv, dict(one.environment)) for host in plan.hosts.values() for one in host.workers if one.used]
+    return work._replace(id=hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16])
 
 
 def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[str, ...]:
@@ -129,6 +104,9 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
     fork = plan.release.fork
     program, *words = plan.head.argv
     kept = [word for pair in options.pairs(words) if not _is_otherwise(pair[0]) for word in pair]
+    overrides = [
+        one for pair in options.pairs(words) if _name_of(pair[0]) == "override-tensor" for one in pair[1].split(",")
+    ]
     endpoints = [entry.endpoint for entry in entries if entry.endpoint]
     named = [
         capabilities.DEVICE_NAME[fork].format(index=endpoints.index(entry.endpoint), endpoint=entry.endpoint)
@@ -136,17 +114,15 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
         else entry.device
         for entry in entries
     ]
-    shares = (
-        [layers // len(entries) + (index < layers % len(entries)) for index in range(len(entries))] if entries else []
-    )
-    if shares:
-        shares[-1] += 1
+    shares = [layers // len(entries) + (index < layers % len(entries)) for index in range(len(entries))]
+    shares[-1:] = [share + 1 for share in shares[-1:]]
     values: Mapping[str, str | Sequence[str]] = {
         "rpc": endpoints,
         "device": named or "none",
         "host": LOOPBACK,
         "gpu-layers": str(layers + 1 if entries else 0),
         "tensor-split": [str(share) for share in shares] if len(shares) > 1 else [],
+        "override-tensor": [one for one in overrides if one.endswith(ON_PROCESSOR)] if entries else [],
         "context": str(min(CONTEXT, plan.head.context_per_request)),
         "parallel": "1",
         "prompt-cache": "0",
@@ -155,6 +131,10 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
     return (program, *own, *kept)
 
 
-def _is_otherwise(word: str) -> bool:
+def _name_of(word: str) -> str | None:
     option = options.of_word(word)
-    return word in DROPPED or (option is not None and option.name in OTHERWISE)
+    return option.name if option else None
+
+
+def _is_otherwise(word: str) -> bool:
+    return options.normalize(word) in DROPPED or _name_of(word) in OTHERWISE

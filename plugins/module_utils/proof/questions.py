@@ -4,24 +4,29 @@
 """What both sides are asked, and when their answers are the same.
 
 Two right programs round otherwise: a device may quantise activations, and add in another order. A wrong one has other logits altogether. Tokens are
-given, not generated, so that both sides always compute the same; docs/architecture.md has the distances that were measured.
+given, not generated, so that both sides always compute the same; docs/operating.md has distances that were measured.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-PROMPTS = (2, 3, 5, 8, 9, 16, 17, 31, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 256, 257, 300, 513)
-"""Lengths around which kernels for few and for many rows take turns."""
-LONG_PROMPTS = {1100: 15, 4200: 25}
-"""Length, longer than 1024 and 4096 columns → single tokens that follow, one after the other."""
+RANGES = {
+    "of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
+    "of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
+    "of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
+    "beyond 1024 tokens": (1025, 1100, 1200, 1300, 4200),
+}
+"""Lengths of prompts between which kernels for few and for many rows take turns."""
+STEPS = {1300: 12, 4200: 24}
+"""Prompt → single tokens that follow it, one after the other."""
+LONGEST = 1 << 20
 LISTED, COMPARED = 64, 32
 """Likeliest tokens that a side lists, and those of the processor's that are looked for among them."""
 FAR = 0.15
-"""Distance beyond which the median of a group is of another computation. The median, since experts that are nearly equal are chosen otherwise now and then."""
+"""Distance of a group that is computed wrong. Single positions are farther where experts are nearly equal, and are chosen otherwise."""
 Answer = Mapping[int, float]
 """Likeliest tokens and logarithms of their probabilities, the likeliest first; empty where they are no numbers."""
 
@@ -37,25 +42,25 @@ class Question(NamedTuple):
 
 def questions(context: int) -> list[Question]:
     """Those that fit."""
-    asked = [Question("in short prompts", length, False) for length in PROMPTS]
-    for first, further in LONG_PROMPTS.items():
-        group = f"beyond {first // 1024 * 1024} tokens"
-        asked += [Question(group, first + step, step > 0) for step in range(further + 1)]
+    asked = []
+    for group, lengths in RANGES.items():
+        for length in lengths:
+            asked.append(Question(f"in prompts {group}", length, False))
+            single = f"in single tokens beyond {length // 1024 * 1024}"
+            asked += [Question(single, length + step, True) for step in range(1, STEPS.get(length, 0) + 1)]
     return [one for one in asked if one.length < context]
 
 
 def computed() -> int:
     """Tokens that a side computes."""
-    return sum(PROMPTS) + sum(first + further for first, further in LONG_PROMPTS.items())
+    return sum(1 if one.goes_on else one.length for one in questions(LONGEST))
 
 
 def tokens(vocabulary: int) -> list[int]:
     """Of the longest prompt; not those at the ends of a vocabulary, which are no words in many."""
     chosen = random.Random(45)
     low, high = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
-    return [
-        chosen.randrange(low, high) for _index in range(max(first + further for first, further in LONG_PROMPTS.items()))
-    ]
+    return [chosen.randrange(low, high) for _index in range(max(one.length for one in questions(LONGEST)))]
 
 
 def answer_of(reply: Any) -> Answer:
@@ -80,6 +85,11 @@ def distance(right: Answer, other: Answer) -> float:
     return sum(far) / len(far)
 
 
+def distance_of(group: Sequence[float]) -> float:
+    """What three of four positions are apart, or more."""
+    return sorted(group)[len(group) // 4]
+
+
 class Difference(NamedTuple):
     equal: int
     of: int
@@ -93,5 +103,5 @@ def compare(asked: Sequence[Question], right: Sequence[Answer], other: Sequence[
     far: dict[str, list[float]] = {}
     for question, one, two in zip(asked, right, other):
         far.setdefault(question.group, []).append(distance(one, two))
-    differs = tuple(group for group, positions in far.items() if statistics.median(positions) > FAR)
+    differs = tuple(group for group, found in far.items() if distance_of(found) > FAR)
     return Difference(equal, len(asked), differs)

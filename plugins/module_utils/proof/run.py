@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
@@ -27,6 +27,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
 
+PREFIX, LOCK_SECONDS = "first-layers-", 600
+"""Of what is in the folder meanwhile, and for how long another proof is waited for: one whose playbook was killed goes on."""
+HEALTH_SECONDS = 5.0
 ANSWER_SECONDS = 600
 """For one question; the slowest processors take seconds for the longest prompt of a few layers."""
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
@@ -38,7 +41,6 @@ LOG_BYTES = 65536
 SURELY = 1000.0
 AWAY = re.compile(r"[Ff]ailed to connect")
 TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
-TAIL = {"GGML_NO_BACKTRACE": "1"}
 
 
 class Ended(Exception):
@@ -46,14 +48,20 @@ class Ended(Exception):
 
 
 def prove(work: Work) -> Any:
-    """A Proof as JSON has it."""
+    """A Proof as JSON has it.
+
+    :raises BusyError: another one goes on here for long.
+    """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="first-layers-", dir=work.folder) as folder:
-        model = Path(folder, "first-layers.gguf")
-        try:
-            found = _compared(work, model, _written(work, model))
-        except Ended as ended:
-            found = {"untested": str(ended)}
+    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+        for old in Path(work.folder).glob(f"{PREFIX}*"):  # of one that was killed
+            shutil.rmtree(old, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=work.folder) as folder:
+            model = Path(folder, "first-layers.gguf")
+            try:
+                found = _compared(work, model, _written(work, model))
+            except Ended as ended:
+                found = {"untested": printable(str(ended), 1000)}
     return typed_json.dump(Proof(work.id, work.layers, round(time.monotonic() - began), **found))
 
 
@@ -65,7 +73,7 @@ def _written(work: Work, model: Path) -> list[int]:
     free = shutil.disk_usage(work.folder).free
     if free < work.bytes + ROOM:
         raise Ended(
-            f"a file of its first {work.layers} layers has {work.bytes // MIB} MiB, and {work.folder} has {free // MIB} MiB free"
+            f"a file of its first layers ({work.layers}) has {work.bytes // MIB} MiB, and {work.folder} has {free // MIB} MiB free: free so much there"
         )
     try:
         first_layers.write(work.model, model, work.layers)
@@ -86,9 +94,9 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
     try:
         right = _answers(work, work.processor, model, asked, tokens)
     except Ended as ended:
-        raise Ended(f"{work.processor.name} with {work.layers} layers alone {ended}") from None
-    if not all(right):
-        raise Ended(f"{work.processor.name} computes no numbers with {work.layers} layers alone")
+        raise Ended(f"{work.processor.name} with the first layers ({work.layers}) {ended}") from None
+    if not asked or not all(right):
+        raise Ended(f"{work.processor.name} computes no numbers with the first layers ({work.layers})")
 
     def compared(side: Side) -> Compared:
         try:
@@ -133,7 +141,7 @@ def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
         "HOME": home,
         "LLAMA_CACHE": home,
         "LC_ALL": "C",
-        **TAIL,
+        "GGML_NO_BACKTRACE": "1",
         **work.environment,
     }
     with open(model.with_name("log"), "w+b") as log:
@@ -168,7 +176,7 @@ class _Server:
     def wait(self, seconds: float) -> None:
         """Until it is healthy."""
         deadline = time.monotonic() + seconds
-        while replies.ask(self.place, "/health", ANSWER_SECONDS).status != 200:
+        while replies.ask(self.place, "/health", HEALTH_SECONDS).status != 200:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise self.ended(f"was not healthy within {seconds:.0f} s")
             time.sleep(PAUSE_SECONDS)

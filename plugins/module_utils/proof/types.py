@@ -70,7 +70,7 @@ class Compared(NamedTuple):
         if self.ended:
             return f"{self.name} {self.ended}"
         if self.differs:
-            return f"{self.name} computes wrong {' and '.join(self.differs)}: {likeliest}"
+            return f"{self.name} computes wrong {', '.join(self.differs)}: {likeliest}"
         return f"{self.name} computes right: {likeliest}"
 
 

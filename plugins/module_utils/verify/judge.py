@@ -331,33 +331,30 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
         yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)
-    yield from _computes(plan, evidence)
+    yield from _computes(plan, evidence) if not evidence.fallback else ()
     yield _known_answer(url, plan.model, completion)
     yield _completion(url, completion)
 
 
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     """What the proof found before the server started: workers serve one head at a time, so that none can be made now."""
-    asked, devices = (
-        first_layers.work_of(plan),
-        ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement),
-    )
+    asked = first_layers.work_of(plan)
+    devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
     if not isinstance(asked, Work):
         yield from [_check("computes", devices, None, asked)] if asked else []
         return
     found = next((proof for proof in evidence.proofs if proof.id == asked.id), None)
     if not found or found.untested:
-        text = (found and found.untested) or "no proof is recorded: site.yml makes one when it starts the server"
-        yield _check("computes", devices, None, text)
+        missing = "no proof is recorded: site.yml makes one when it starts the server, unless llama_proof is never"
+        yield _check("computes", devices, None, (found and found.untested) or missing)
         return
     sides = [one for one in (found.together, *found.devices) if one]
     text = "; ".join(found.wrong() or [f"likeliest token equal in {one.equal} of {one.of}" for one in sides])
+    whole = "" if plan.head.first_layers and plan.head.first_layers.of_each_kind else ", not one of each kind"
+    text += f", against {asked.processor.name}, {found.layers} of {plan.model.layers} layers{whole}"
     yield _check(
-        "computes",
-        devices,
-        found.right,
-        f"{text}, against {asked.processor.name}, {found.layers} of {plan.model.layers} layers",
-    )
+        "computes", devices, found.right or None, text
+    )  # one that is wrong is served where the operator left the proof out
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:

@@ -41,18 +41,21 @@ class FirstLayers(NamedTuple):
 
 
 def choose(summary: ModelSummary, devices: int, most_bytes: int) -> FirstLayers | None:
-    """One layer for each device at least, and as many as it takes to have one of each kind, so far as a bound of bytes allows; None without the names
-    of its tensors. Layers are of one kind where names, types and shapes of their tensors, their entries in the header and their kind of cache are equal."""
-    if not summary.tensors:
+    """One layer for each device at least, and as many as it takes to have one of each kind, so far as a bound of bytes allows. Layers are of one kind
+    where names, types and shapes of their tensors and what the header says of their caches are equal.
+
+    :returns: None where one does not fit, where the names of tensors are not known, or where tensors outside the layers have a part for each.
+    """
+    if not summary.tensors or any(group.name.startswith("per_layer_") for group in summary.tensors):
         return None
     kinds = _kinds(summary)
     first_of_each = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
     needed = max(first_of_each.values()) + 1
     layers = min(max(devices, needed), len(kinds))
     outside = sum(group.bytes for group in summary.tensors if group.layers is None)
-    while layers > 1 and outside + sum(summary.layer_bytes[:layers]) > most_bytes:
+    while layers and outside + sum(summary.layer_bytes[:layers]) > most_bytes:
         layers -= 1
-    return FirstLayers(layers, outside + sum(summary.layer_bytes[:layers]), layers >= needed)
+    return FirstLayers(layers, outside + sum(summary.layer_bytes[:layers]), layers >= needed) if layers else None
 
 
 def _kinds(summary: ModelSummary) -> list[tuple]:
@@ -98,9 +101,10 @@ def write(source: str, target: Path, layers: int) -> int:
 def _cut(model: gguf.Model, architecture: str, key: str, entry: bytes, layers: int) -> bytes:
     """A key and its value, as a model with so many layers has it."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    predicting = model.metadata.get(f"{architecture}.{PREDICTING}", 0)
+    told = model.metadata.get(f"{architecture}.{PREDICTING}")
+    predicting = told if gguf.is_whole(told) else 0
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
-    kind = gguf.U64.size + len(key.encode())
+    kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
     begin = kind + gguf.U32.size
     if isinstance(value, list) and len(value) in (count, count - predicting) and name and name not in NOT_BY_LAYER:
         form, first = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, begin)), begin + gguf.U32.size
