@@ -58,7 +58,7 @@ def choose(summary: ModelSummary, devices: int, most_bytes: int) -> FirstLayers 
     return FirstLayers(layers, outside + sum(summary.layer_bytes[:layers]), layers >= needed) if layers else None
 
 
-def _kinds(summary: ModelSummary) -> list[tuple]:
+def _kinds(summary: ModelSummary) -> list[tuple[tuple[object, ...], ...]]:
     """Of each layer that computes."""
     groups = [group for group in summary.named_tensors if group.layers is not None]
     listed = [value for _key, value in summary.keys if isinstance(value, tuple)]
