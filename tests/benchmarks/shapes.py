@@ -79,33 +79,38 @@ SHAPES = {
 }
 
 
-def write(path: Path, model, kind: str, filled: bool) -> None:
+def write(
+    path: Path, model, kind: str, filled: bool, vocabulary=models.VOCABULARY, stored_as=models._stored_as
+) -> None:
     """Writes one of these shapes.
 
     :param filled: whether there is noise in it; a file without is a hole of its size.
+    :param stored_as: type of a tensor of a name and shape, in a file of a kind.
     """
     architecture, keys, layers, further = model
+    if "output" in further:
+        further = {**further, "output": (keys["embedding_length"], vocabulary)}
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in {"context_length": 1 << 18, "block_count": len(layers), **keys}.items():
         add = writer.add_array if isinstance(value, list) else writer.add_uint32
         (writer.add_float32 if isinstance(value, float) else add)(f"{architecture}.{key}", value)
     known = known_answer.CONTROL_TOKENS + known_answer.BYTE_TOKENS
-    more = models.VOCABULARY - len(known)
+    more = vocabulary - len(known)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([*known, *(f"\u2581w{index}" for index in range(more))])
-    writer.add_token_scores([0.0] * models.VOCABULARY)
+    writer.add_token_scores([0.0] * vocabulary)
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * more)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     width = keys["embedding_length"]
     output_norm = further.get("output_norm=", "output_norm")
-    tensors = {"token_embd.weight": (width, models.VOCABULARY), f"{output_norm}.weight": (width,)}
+    tensors = {"token_embd.weight": (width, vocabulary), f"{output_norm}.weight": (width,)}
     tensors |= {f"{name}.weight": shape for name, shape in further.items() if not name.endswith("=")}
     for index, layer in enumerate(layers):
         tensors |= {f"blk.{index}.{models._full_name(name)}": shape for name, shape in layer.items()}
     sizes = []
     for name, shape in tensors.items():
-        stored = models._stored_as(name, shape, kind)
+        stored = stored_as(name, shape, kind)
         elements, size = gguf.GGML_QUANT_SIZES[stored]
         sizes.append((name, stored, shape, numpy.prod(shape, dtype=numpy.int64) // elements * size))
         writer.add_tensor_info(name, shape[::-1], numpy.dtype("float32"), sizes[-1][3], raw_dtype=stored)
