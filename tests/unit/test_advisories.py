@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_TOOLS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
 from conftest import Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos
 
@@ -480,6 +480,10 @@ IN_THE_TABLE = {advisory.id: advisory for advisory in table.ADVISORIES}
 
 IN_CLEAR = {"rpc-in-clear"}
 """Nearly all of these clusters have workers on an ordinary network."""
+
+
+def test_no_context_is_offered_in_which_requests_have_no_room():
+    assert list(remedies._shorter_contexts(16384, 4)) == [8192, 4096]
 
 
 def ids(plan):

@@ -89,6 +89,9 @@ def test_the_fastest_device_of_the_head_has_both_where_there_is_room():
     assert first["exact"] == []
     assert both["draft"]["weights_mib"] == 1124
     assert both["draft"]["in_memory_mib"] == 100
+    assert both["draft"] == {
+        key: round(value, 2) if key.endswith("_mib") else value for key, value in both["draft"].items()
+    }
 
 
 def test_a_device_that_only_a_draft_model_needs_is_the_servers():
@@ -164,6 +167,9 @@ def test_a_draft_model_that_is_a_part_of_another_model_is_counted(tmp_path):
     assert one["weights_mib"] >= 4
     context = plan["head"]["context"]
     assert one["kv_mib"] == 2 * 2 * 1024 * context / MIB, "of one layer"
+    windows = {"architecture": "gemma3", "layer_bytes": [0] * 15 + [GIB], "keys": {"attention.sliding_window": 512}}
+    one = rows(with_both(head_with_cards(2, 20, **BUILD), draft={**draft(), **windows}).plan())["draft"]
+    assert one["kv_mib"] == 2 * 2 * 8 * 64 * context / MIB, "of one that has no window"
 
 
 def test_too_little_is_said_of_a_device_that_does_not_hold_what_is_beside_the_model():

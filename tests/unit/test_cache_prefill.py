@@ -53,7 +53,21 @@ def launchers(plan):
 
 @pytest.mark.parametrize(
     "auxiliary",
-    [{"llama_model_draft": "/srv/d.gguf"}, {"llama_server_extra_args": ["--lora", "/srv/a.gguf"]}],
+    [
+        {"llama_model_draft": "/srv/d.gguf"},
+        {"llama_server_extra_args": ["--lora", "/srv/a.gguf"]},
+        {
+            "llama_model_known_answer": None,
+            "llama_models": [
+                {"name": "one", "known_answer": known_answer_of(4, SIDE, "f16")},
+                {
+                    "name": "two",
+                    "known_answer": known_answer_of(4, SIDE, "f16"),
+                    "extra_args": ["--lora", "/srv/a.gguf"],
+                },
+            ],
+        },
+    ],
 )
 def test_the_launcher_removes_no_tensors_of_auxiliary_models(large, auxiliary):
     large.hosts["head"]["variables"].update(auxiliary)

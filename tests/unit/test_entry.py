@@ -226,6 +226,7 @@ def test_words_that_belong_to_options(local):
         ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a number of 16610"),
         ({"llama_server_extra_args": ["x" * 70000]}, "llama_server_extra_args[0] has 70000 characters: use 65536"),
         ({"llama_release": json.loads("[" * 40 + "]" * 40)}, "has more than 32 levels: shorten it"),
+        ({"llama_release": json.loads("[" * 30 + "]" * 30)}, f"llama_release is {30 * '['}"),
     ],
 )
 def test_what_no_plan_can_hold(local, variables, said):

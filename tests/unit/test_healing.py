@@ -71,6 +71,12 @@ def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, aft
     assert (head.asleep, head.props) == (after, None)
 
 
+def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
+    still, looks = progress.Stillness(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
+    found = [still.seconds(progress.Look(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks]
+    assert found == [0, 1, 10, 11, 0]
+
+
 def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

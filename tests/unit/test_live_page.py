@@ -252,6 +252,8 @@ def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
     with socket.create_connection(("127.0.0.1", port)) as loud, contextlib.suppress(OSError):
         loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page_server.MOST_BYTES * 2)
         assert loud.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port)) as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
+        until(lambda: slow.sendall(b"G"), 20)
     for connection in idle:
         connection.close()
 

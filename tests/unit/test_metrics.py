@@ -282,6 +282,9 @@ def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(
     sensors.asking.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
+    failing = exporter.Sensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
+    failing._ask_nvidia()
+    assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert missing.read(["CUDA0"]) == {}
 

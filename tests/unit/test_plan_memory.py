@@ -88,6 +88,7 @@ def test_the_operator_says_what_devices_of_the_head_hold(variables, expected):
 )
 def test_what_devices_of_the_head_cannot_hold_is_refused(variables, said):
     assert re.search(said, head_with_cards(**variables).reason())
+    assert not head_with_cards(llama_server_memory_mib={"CUDA0": 1}).plan()["refused"]
 
 
 def test_a_head_without_devices_of_its_own_has_the_memory_of_its_workers():

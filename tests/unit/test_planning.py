@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -627,6 +628,12 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
         "reboot": False,
     }
     assert hosts["worker2"]["tuning"] == {"parameters": {}, "reboot": False}
+
+
+def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(pair):
+    tuned(pair, llama_host_reboot=True)["facts"]["accelerators"][0]["memory_mib"] = 65536
+    host = kernel_parameters.after_reboot(entry.read("test", pair.hosts).hosts["worker1"])
+    assert [device.memory_mib for device in host.facts.accelerators] == [128200 - 4096]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
         ("cuda", {"newest_cuda": "13.4", "devices": ("8.6", "12.0")}, "ubuntu-cuda-13.4-x64"),
         ("cuda", {"newest_cuda": None, "devices": ("",)}, "ubuntu-cuda-13.4-x64"),
         ("cuda", {"newest_cuda": "13.3", "devices": ("9.0",)}, "ubuntu-cuda-12.8-x64"),
+        ("cuda", {"newest_cuda": "13.3", "devices": ("5.0",)}, "ubuntu-cuda-12.8-x64"),
         ("cuda", {"newest_cuda": "13.4", "devices": ("6.1", "8.6")}, "ubuntu-cuda-12.8-x64"),
         ("cuda", {"newest_cuda": "13.10", "architecture": "aarch64", "devices": ("12.1",)}, "ubuntu-cuda-13.4-arm64"),
         ("hip", {"rocm": "10.0.2", "devices": ("gfx90a:xnack-", "gfx1151")}, "ubuntu-rocm-10.0-x64"),

@@ -3,7 +3,7 @@
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
-from conftest import typed
+from conftest import known_answer_of, typed
 from support import models
 from support.clusters import CARD, FORK, cards_of, head_with_cards, model, strix_halo_head, strix_halos
 
@@ -37,6 +37,16 @@ def test_conversations_are_kept_in_half_of_what_is_free_and_8192_mib_at_most():
         assert argument(plan, "--cache-ram") == str(sizes[memory])
     assert sizes == {8192: 3072, 16384: 7168, 65536: 8192}
     assert "kept in 8192 MiB of the memory of head." in pages(plan)
+
+
+def test_what_a_worker_beside_the_head_holds_is_not_free(local):
+    head = local.hosts["here"]
+    head["facts"]["memory_mib"], head["variables"]["llama_server_parallel"] = 16384, 1
+    sizes = []
+    for layers in (2, 40):
+        head["variables"]["llama_model_known_answer"] = known_answer_of(layers, 2304, "f16")
+        sizes.append(local.plan()["head"]["prompt_cache_mib"])
+    assert sizes[1] < sizes[0] - 1024
 
 
 def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
@@ -214,6 +224,14 @@ def test_checkpoints_that_come_over_a_link_slow_prompts_down_and_are_off_where_t
     assert none is None
     assert 0.6 < with_them / without < 0.9
     assert planned(4096) == ("0", planned(4096, "--swa-full")[1])
+
+    def more_ms(micro_batch):
+        given = {"llama_server_context": 32768, "llama_placement": "all", "llama_server_micro_batch": micro_batch}
+        both = [{**given, "llama_server_extra_args": arguments} for arguments in ([], ["--swa-full"])]
+        found = [cards_of(30, 2, summary=WINDOWS, **one).plan()["estimate"]["prompt_tokens_per_s"] for one in both]
+        return 512000 / found[0] - 512000 / found[1]
+
+    assert more_ms(256) > 1.8 * more_ms(512), "those before the last micro-batch, too"
 
 
 def test_a_kernel_that_takes_a_little_memory_changes_no_command_line():

@@ -354,6 +354,13 @@ def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, si
     assert sorted(path.name for path in cache.iterdir()) == left
 
 
+def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch):
+    tidied = []
+    monkeypatch.setattr(workers, "tidy", lambda *given: tidied.append(given))
+    workers.run([sys.executable, "-c", ""], tmp_path, 99, pause=60)
+    assert tidied == [(tmp_path, 99, ())]
+
+
 def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
     for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         process = worker_service(tmp_path / "cache")

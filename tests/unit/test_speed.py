@@ -170,6 +170,7 @@ def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     dense = cost_model.units_read(load_of(summary))
     mixed = cost_model.units_read(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
+    assert cost_model.active_share(summary._replace(keys=EXPERTS[:1])) == 1, "of experts that nobody counted, all"
     load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
     assert cost_model.units_read(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
@@ -234,6 +235,10 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
     costs = cost_model.prompt_costs(work._replace(link=link), 4096)
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
+    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)], 4096) for share in (0, 1, 100)]
+    assert (
+        factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_SURE * cost_model.ATTENTION_FACTOR
+    )
     works = [work, work._replace(link=link)]
     assert cost_model.load_s(predicted_speed.release_of(11063), works) == pytest.approx(
         8 / cost_model.DISK_GB_PER_S + 8 / 0.125

@@ -280,6 +280,12 @@ def test_a_toolkit_compiles_for_the_oldest_architecture_that_it_still_has():
     assert build_of(planned(RTX, change=facts, llama_build_toolchain=CUDA_LINK))["backend"] == "cuda"
 
 
+def test_a_toolkit_compiles_for_the_newest_architecture_that_it_has():
+    (known,) = [one for one in facts_of(RTX)["toolchains"] if one["version"] == "12.6"]
+    plan = planned(RTX, change=lambda facts: facts.update(toolchains=[{**known, "version": "12.8"}]))
+    assert build_of(plan)["backend"] == "cuda"
+
+
 @pytest.mark.parametrize(
     "type_k, type_v, all_quants",
     [("f16", "f16", None), ("q8_0", "q8_0", None), ("q8_0", "q4_0", "ON"), ("q5_1", "q5_1", "ON")],

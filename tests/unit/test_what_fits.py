@@ -103,6 +103,9 @@ def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():
     assert files == ["Q8_0", "Q6_K", "Q4_K_M", "Q8_0"]
     by_speed = rows_of(cluster.hosts, [SMALL, "Qwen3 14B"], speed=1e6)
     assert [row.model for row in by_speed] == [SMALL, "Qwen3 14B"]
+    (slower,) = rows_of(cluster.hosts, ["Qwen3 14B"], speed=1.0)
+    as_fast = rows_of(cluster.hosts, [SMALL, "Qwen3 14B"], speed=slower.generation_tokens_per_s)
+    assert [row.model for row in as_fast] == ["Qwen3 14B", SMALL], "just fast enough is enough"
 
 
 def test_a_host_too_small_for_all_says_how_much_is_missing():

@@ -131,7 +131,7 @@ def load(name):
     loaded, place = name, str(next(places))
     print("spawning server instance with name=%s on port %s" % (name, place), flush=True)
     program = str(pathlib.Path(sys.argv[0]).with_name("llama_server.py"))
-    argv = [sys.executable, program, place, *models[name], "--alias", name, "--port", place, "--rpc", models[name][1]]
+    argv = [sys.executable, program, place, *models[name], "--port", place, "--rpc", models[name][1], "--alias", name]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     threading.Thread(target=forward, args=(child.stdout, place), daemon=True).start()
     while child.poll() is None:
