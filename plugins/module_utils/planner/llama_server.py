@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -238,7 +238,8 @@ def load_mode_of(wanted: str | None, release: ReleasePlan, used: Sequence[device
         return wanted
     of_head = [device for device in used if device.host == head]
     lent = any(device.endpoint for device in used)
-    if any(device.is_gb10 or (lent and not device.endpoint and device.backend == "metal") for device in of_head):
+    maps_whole = lent and any(not one.endpoint and backends.RECORDS[one.backend].maps_weights for one in of_head)
+    if maps_whole or any(device.is_gb10 for device in of_head):
         return "none"
     return unmapped_mode(release) if any(device.hangs_on_mmap or device.slow_on_mmap for device in of_head) else None
 
