@@ -196,7 +196,10 @@ def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
 def test_a_reply_of_another_form_is_none():
     listed = [{"id": 1, "logprob": -1.0}, {"id": 2, "logprob": None}]
     assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed[:1]}]}) == {1: -1.0}
-    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {}
+    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {1: -1.0}
+    listed[1]["logprob"] = -3.4e38
+    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {1: -1.0}
+    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": [{"id": 1, "logprob": None}]}]}) == {}
     with pytest.raises(KeyError):
         questions.answer_of({"content": "x"})
 

@@ -43,7 +43,7 @@ ANSWERS_OTHERWISE = ("embeddings", "reranking")
 
 
 def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float | None) -> FirstLayersPlan | None:
-    """What fits on each device, and beside nothing else into the memory of the head; None where there is nothing to prove.
+    """What fits on each device, and into the memory of the head; None where there is nothing to prove, or not one layer fits.
 
     :param load_s: of the whole model.
     """

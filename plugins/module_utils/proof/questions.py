@@ -9,6 +9,7 @@ given, not generated, so that both sides always compute the same; docs/operating
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ STEPS = {1300: 12, 4200: 24}
 LONGEST = 1 << 20
 LISTED, COMPARED = 64, 32
 """Likeliest tokens that a side lists, and those of the processor's that are looked for among them."""
+LEAST = -80.0
+"""Logarithm of a probability; below it single precision ends, and llama-server says the lowest number."""
 FAR = 0.15
 """Distance of a group that is computed wrong. Single positions are farther where experts are nearly equal, and are chosen otherwise."""
 Answer = Mapping[int, float]
@@ -69,9 +72,8 @@ def answer_of(reply: Any) -> Answer:
     :raises ValueError, TypeError, KeyError, IndexError: it has another form.
     """
     listed = reply["completion_probabilities"][0]["top_logprobs"][:LISTED]
-    if any(entry["logprob"] is None for entry in listed):
-        return {}
-    return {int(entry["id"]): float(entry["logprob"]) for entry in listed}
+    known = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > LEAST, listed)
+    return {int(entry["id"]): float(entry["logprob"]) for entry in known}
 
 
 def distance(right: Answer, other: Answer) -> float:
