@@ -121,7 +121,7 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     return _variables(name, task_vars["hostvars"][name])
 
 
-OF_ONE_RUN = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure"}
+OF_ONE_RUN = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
 """They change nothing of what serves."""
 KEPT_LENGTH = 4096
 
