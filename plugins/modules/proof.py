@@ -45,7 +45,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: Of each model what was compared, with C(right), or C(untested) and why.
+  description: Of each model what was compared, C(together) and C(devices), or C(untested), which says why nothing was.
   returned: success
   type: list
   elements: dict

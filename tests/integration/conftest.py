@@ -186,3 +186,18 @@ def programs(cluster):
     if not list(cluster.prefix.glob("releases/*/bin/llama-server")):
         assert cluster.site().status == "successful"
     return next(cluster.prefix.glob("releases/*/bin/llama-server")).parent
+
+
+@pytest.fixture(scope="module")
+def workers(programs):
+    """Endpoints of three workers that lend the processor."""
+    ports = [free_port() for _worker in range(3)]
+    program, quiet = programs / capabilities.WORKER_BINARY["llama.cpp"], subprocess.DEVNULL
+    argvs = [[program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"] for port in ports]
+    started = [subprocess.Popen(argv, stdout=quiet, stderr=quiet) for argv in argvs]
+    for port in ports:
+        until(lambda port=port: socket.create_connection(("127.0.0.1", port), 1).close() or True)
+    yield [f"127.0.0.1:{port}" for port in ports]
+    for process in started:
+        process.kill()
+        process.wait()

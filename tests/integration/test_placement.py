@@ -1,6 +1,5 @@
 """Holds what planning says of each device against every buffer that the real server tells of in its log."""
 
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -28,36 +27,6 @@ from conftest import free_port, until
 
 SERVER_PORT = free_port()
 BUILD = capabilities.PYPI_TREES["0.3.36"]["build"]
-
-
-@pytest.fixture(scope="module")
-def workers(programs):
-    """Endpoints of three workers that lend the CPU."""
-    ports = [free_port() for _worker in range(3)]
-    started = [
-        subprocess.Popen(
-            [
-                programs / capabilities.WORKER_BINARY["llama.cpp"],
-                "-H",
-                "127.0.0.1",
-                "-p",
-                str(port),
-                "-d",
-                "CPU",
-                "-t",
-                "1",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for port in ports
-    ]
-    for port in ports:
-        until(lambda port=port: socket.create_connection(("127.0.0.1", port), 1).close() or True)
-    yield [f"127.0.0.1:{port}" for port in ports]
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def planned(path, endpoints, split, gpu_layers=None, **variables):

@@ -3,16 +3,12 @@
 A device that computes wrong is one that is told another value of the model's header than the head's processor.
 """
 
-import socket
-import subprocess
-
 import models
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, Work
-from conftest import free_port, until
+from conftest import free_port
 
 MODELS = {
     "dense": models.dense,
@@ -33,21 +29,6 @@ KINDS = [
 LAYERS = 4
 
 
-@pytest.fixture(scope="module")
-def workers(programs):
-    """Endpoints of two workers that lend the processor."""
-    ports = [free_port() for _worker in range(2)]
-    program = programs / capabilities.WORKER_BINARY["llama.cpp"]
-    argvs = [[program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"] for port in ports]
-    started = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for argv in argvs]
-    for port in ports:
-        until(lambda port=port: socket.create_connection(("127.0.0.1", port), 1).close() or True)
-    yield [f"127.0.0.1:{port}" for port in ports]
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
 def prove(programs, workers, tmp_path):
     """Proves a model; ``wrong`` are further words for the second worker."""
@@ -55,7 +36,7 @@ def prove(programs, workers, tmp_path):
     def of(name, kind="f16", words=(), wrong=(), endpoints=None):
         path = tmp_path / "model.gguf"
         models.write(str(path), MODELS[name](), kind)
-        endpoints = endpoints or workers
+        endpoints = endpoints or workers[:2]
 
         def side(name, used, *further):
             argv = [

@@ -31,7 +31,7 @@ PREFIX, LOCK_SECONDS = "first-layers-", 600
 """Of what is in the folder meanwhile, and for how long another proof is waited for: one whose playbook was killed goes on."""
 HEALTH_SECONDS = 5.0
 ANSWER_SECONDS = 600
-"""For one question; the slowest processors take seconds for the longest prompt of a few layers."""
+"""For one question."""
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
 """For which a worker that was just started is waited for."""
