@@ -13,6 +13,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, builder, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
     PackedRelease,
@@ -38,8 +39,13 @@ class ActionModule(Action):
     def perform(self, arguments: ReleaseArguments) -> dict:
         if arguments.state == "fetched":
             return {"changed": any(archive.changed for archive in _fetch(arguments))}
-        if arguments.release.source in release_request.COMPILED:
-            return self._compiled(arguments)
+        compiled = arguments.release.source in release_request.COMPILED
+        result = self._compiled(arguments) if compiled else self._unpacked(arguments)
+        for sentence in result.get("said_otherwise", ()):
+            display.warning(printable(sentence))
+        return result
+
+    def _unpacked(self, arguments: ReleaseArguments) -> dict:
         result = self._install(arguments)
         if result.get("failed") or self.check_mode or "manifest" in result:
             return result

@@ -86,6 +86,14 @@ manifest:
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
+said_otherwise:
+  description:
+    - Sentences on planned options of llama-server that the build does not know, and that the launcher says by another name, or leaves out since they only
+      tune. The action warns of them.
+  returned: when the release is installed
+  type: list
+  elements: str
+  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is left out, and llama-server's default holds"]
 path:
   description: The packed release on the host.
   returned: when O(pack) is true
@@ -140,10 +148,13 @@ def main():
         if installed:
             programs = target.release / "bin"
             listed = target.probe(programs) if arguments.services else {}
-            wrong = option_check.check(programs, listed, arguments.services, arguments.release, arguments.host_name)
-            if wrong:
-                raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
-            module.exit_json(changed=changed, manifest=typed_json.dump(installed), diff=diff if changed else {})
+            compared = option_check.check(programs, listed, arguments.services, arguments.release, arguments.host_name)
+            if compared.refused:
+                raise Refusal(f"{'. '.join(compared.refused)}. No running service was touched.")
+            if not module.check_mode:
+                option_check.record(target.release, option_check.words_instead(listed, arguments.release.fork))
+            told = {"manifest": typed_json.dump(installed), "said_otherwise": compared.changed}
+            module.exit_json(changed=changed, diff=diff if changed else {}, **told)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:

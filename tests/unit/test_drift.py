@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
@@ -24,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     FolderPlan,
     LinkPlan,
     ModelFilePlan,
+    ServiceFallback,
 )
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from support import builds
@@ -77,6 +79,19 @@ def test_the_state_of_a_service(installation):
     assert state_of(prefix, waiting) == ("waiting", process.pid, (), (), None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert state_of(prefix, service(program, other.getsockname()[1])).state == "foreign"
+
+
+def test_a_service_in_the_words_of_its_build_runs_as_planned(installation, popen):
+    prefix, program, _start = installation
+    (prefix / serving.WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    port, server = free_port(), str(prefix / "bin" / "llama-server")
+    words = [server, str(program), str(port)]
+    process = popen([*words, "-c", "8"], executable=sys.executable, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    planned = service(program, port, process=(*words, "--ctx-size", "8", "--fit", "off"))
+    fallback = planned._replace(process=("x",), fallbacks=(ServiceFallback("worker1", planned.process),))
+    assert [state_of(prefix, one).pid for one in (planned, fallback)] == [process.pid] * 2
+    assert state_of(prefix, fallback).fallback == "worker1"
 
 
 def test_a_port_that_something_else_has_is_reported_with_its_variable():

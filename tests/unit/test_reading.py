@@ -32,7 +32,7 @@ OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "
 OTHER_READS = """
 builds/archives.members builds/archives.take builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed
-builds/option_check._lacks_tls common/files.sha256 common/files.sync common/files.text_of common/locks.holders common/locks.open_file
+builds/option_check._lacks_tls builds/option_check.record common/files.sha256 common/files.sync common/files.text_of common/locks.holders common/locks.open_file
 common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of drift/processes.of_account
 drift/processes.started_at drift/state._is_same drift/state._redefined facts/amx.compiled_wrongly facts/connection._of_ancestors
 facts/firewall.of_host facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools

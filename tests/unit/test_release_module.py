@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, smoke_test, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
@@ -260,15 +261,52 @@ def command(programs, program, *argv, release="new", **values):
 
 
 def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing):
-    arguments = printing(HELP_OF_SERVER.replace("--ctx-size", "--context-size"))
+    arguments = printing(HELP_OF_SERVER.replace("--rpc", "--rpc-servers"))
     assert call(check=True, **arguments)["changed"], "it is not installed yet, so nothing is compared"
     for check in (False, True):
         told = call(check=check, **arguments)
         assert told["failed"]
         assert told["msg"] == (
-            "Installing new: llama-server of new on strix1 does not know --ctx-size, which llama_server_context sets: set llama_release to a build "
-            "that has it, or use a version of this collection that knows this build. No running service was touched."
+            "Installing new: llama-server of new on strix1 does not know --rpc (its help has --rpc-servers), which llama_worker_endpoints sets: set "
+            "llama_release to a build that has it, or use a version of this collection that knows this build. No running service was touched."
         )
+
+
+@pytest.mark.parametrize(
+    "planned, said, told",
+    [
+        ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size (its help has --context-size): it is said to it as -c"),
+        ("--fit off --alias x", "--alias x", "--fit: it is left out, and llama-server's default holds"),
+        ("--cache-ram 8192", "", "--cache-ram: it is left out"),
+        ("--cache-ram 8191", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
+        ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
+        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is left out"),
+        ("--model x", None, "--model, which llama_model_path sets"),
+        ("--no-repack", None, "--no-repack, which"),
+        ("--mmproj x", None, "--mmproj, which"),
+    ],
+)
+def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printing, planned, said, told):
+    """The launcher says it otherwise, of which the run warns each time."""
+    help_of_server = HELP_OF_SERVER.replace("--ctx-size", "--context-size") + "--alias X   x\n-mmu X   x\n"
+    arguments = printing(help_of_server)
+    service = command(arguments, "llama-server", *planned.split())
+    for _run in range(2):
+        result = call(**{**arguments, "services": [service]})
+        assert result.get("failed", False) == (said is None)
+        assert f"does not know {told}" in " ".join([result.get("msg", ""), *result.get("said_otherwise", ())])
+    assert said is None or serving.said_to_build(service["process"])[1:] == said.split()
+    assert call(**{**printing(f"{help_of_server}{planned} X   x\n"), "services": []})["changed"] is False
+
+
+def test_what_is_said_otherwise_is_warned_of(monkeypatch, plugin):
+    warned = []
+    monkeypatch.setattr(action.display, "warning", warned.append)
+    monkeypatch.setattr(
+        plugin, "_install", lambda _arguments: {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
+    )
+    plugin.perform(installer.ReleaseArguments(builds.RELEASE._replace(source="binary"), builds.BUILD, "/p", "/c"))
+    assert warned == [r"it\x1b is left out"]
 
 
 WITH_TLS = f"{HELP_OF_SERVER}--ssl-cert-file FNAME   x\n"
@@ -284,7 +322,7 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
         ("llama-server --no-such-option", {"help": "usage: none, but --rpc"}, ""),
         ("llama-server --rpc x", {"children": [CHILD]}, "does not know --no-such-option"),
         ("llama-server --draft 4", {}, "does not know --draft, which"),
-        ("llama-server --fit off", {}, "--fit, which the plan sets"),
+        ("llama-server --fit off", {"fork": "ik_llama.cpp"}, "--fit, which the plan sets"),
         ("llama-server --ssl-cert-file x", {"help": WITH_TLS}, ""),
         ("llama-server --ssl-cert-file x", {"help": f"{WITH_TLS}built without SSL support"}, "was built without TLS"),
         ("llama-server --ssl-cert-file x", {"help": WITH_TLS, "fork": "ik_llama.cpp"}, "was built without TLS"),

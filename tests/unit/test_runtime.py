@@ -86,6 +86,18 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
 
 
+def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    program = tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / serving.WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
+    runtime.run(argv, runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
+    assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
+
+
 def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "START_LOG_BYTES", 100)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)

@@ -10,7 +10,7 @@ looked for in the programs' help all come from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
@@ -65,6 +65,8 @@ class Option(NamedTuple):
     :param remedy: what to do instead of giving it, where no variable sets it.
     :param adds: what devices hold with it beside what is planned.
     :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
+    :param without: of an option that only tunes, the number that llama-server takes without it: it may be left out where no less is planned, so that
+        nothing holds more memory than planned. None where llama-server would serve something else, or less safely.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Option(NamedTuple):
     program: str = SERVER
     secret: bool = False
     adds: str = ""
+    without: int | None = None
 
     @property
     def owned(self) -> bool:
@@ -168,13 +171,14 @@ TABLE: tuple[Option, ...] = (
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _both("--threads -t"), "llama_server_threads"),
-    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",)),
+    Option("threads", _both("--threads -t"), "llama_server_threads", without=0),
+    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), without=8192),
     Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
         (_in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"), _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt")),
         remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
+        without=32,
     ),
     Option(
         "load-mode",
@@ -215,6 +219,7 @@ TABLE: tuple[Option, ...] = (
         (_in(MAINLINE, "--fit -fit"), _in(IK_LLAMA, "--fit", form=SWITCH, written=False)),
         implied=("off",),
         remedy="remove it: it would place the layers again",
+        without=0,
     ),
     Option("models-preset", (_in(MAINLINE, "--models-preset"),), "llama_models"),
     Option("models-max", (_in(MAINLINE, "--models-max"),), "llama_models"),
@@ -224,6 +229,7 @@ TABLE: tuple[Option, ...] = (
         (_in(MAINLINE, "--log-verbosity -lv --verbosity"), _in(IK_LLAMA, "--verbosity", written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
+        without=0,
     ),
     Option(
         "repack",
@@ -238,6 +244,7 @@ TABLE: tuple[Option, ...] = (
         _both("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
+    Option("metrics", _both("--metrics", form=SWITCH), without=0),
     Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
     Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
     Option(
@@ -505,6 +512,30 @@ def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
     words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
     word = next((word for word in words if word in listed), "" if listed else words[0])
     return [word, value] if word else []
+
+
+def words_instead(known: Mapping[str, bool]) -> dict[str, str]:
+    """Word of llama-server that the plan writes and a build of llama.cpp does not list → another word of that option which it lists, or nothing where
+    the option only tunes. Options of UNPLANNED have words that mean different things.
+
+    :param known: of capabilities.parse_help.
+    """
+    instead = {}
+    for option in TABLE:
+        for spelling in option.spelled(MAINLINE):
+            word, takes_value = spelling.words[0], spelling.form != SWITCH
+            if option.program == SERVER and spelling.written and option.memory != UNPLANNED and word not in known:
+                others = [other for other in spelling.words if known.get(other) == takes_value]
+                if others or option.without is not None:
+                    instead[word] = others[0] if others else ""
+    return instead
+
+
+def may_be_left_out(word: str, values: Sequence[str]) -> bool:
+    """Whether llama-server answers the same without an option, and takes no more memory than with these values."""
+    option = of_word(word)
+    numbers = [int(value) for value in values if value.isdigit()]
+    return option is not None and option.without is not None and min(numbers, default=option.without) >= option.without
 
 
 def listed(program: str, fork: str, build: int) -> dict[str, bool]:

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers, gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
@@ -134,7 +134,7 @@ def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         port = listening.getsockname()[1]
-    argv = [*work.client, *side.argv, "--model", str(model), "--port", str(port)]
+    argv = [*work.client, *serving.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
     home = str(model.parent)
     environment = {
         "PATH": commands.SEARCH,

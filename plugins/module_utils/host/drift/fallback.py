@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import said_to_build
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 
 
@@ -27,7 +28,8 @@ def served(service: ServicePlan, running: Mapping[int, list[str]]) -> Served | N
     :param running: process → argv, of processes.of_account.
     """
     for entry in service.fallbacks or ():
+        process = said_to_build(entry.process)
         for pid, argv in running.items():
-            if argv == list(entry.process):
+            if argv == process:
                 return Served(entry.name, int(processes.started_at(pid) or 0), pid)
     return None

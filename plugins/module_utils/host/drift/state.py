@@ -28,6 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import rules as firewall_rules
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
@@ -62,7 +63,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
     """
     address, port = service.listens.rsplit(":", 1)
     served = fallback.served(service, running)
-    programs = [pid for pid, argv in running.items() if argv == list(service.process)]
+    programs = [pid for pid, argv in running.items() if argv == serving.said_to_build(service.process)]
     programs += [served.process] if served else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
     found = programs or launchers or processes.listening_at(int(port), running, sockets)
