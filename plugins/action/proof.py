@@ -20,16 +20,14 @@ display = Display()
 
 POLL_SECONDS = 2.0
 LIMIT_SECONDS = 4 * 3600
-NEVER = "never"
-FIX = (
-    "The model was not loaded. Try another llama_backend or llama_release, llama_server_flash_attention: 'off', another llama_server_cache_type_k, or leave "
-    "that device out; where it ended, its worker's log says more. -e llama_proof=never serves without a proof"
-)
+NEVER, SEARCH = "never", "search"
+LOOK = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
+FIX = "Set what makes it right, another llama_backend or llama_release, or leave that device out; -e llama_proof=never serves without a proof"
 
 
 class Arguments(NamedTuple):
     plan: Plan
-    prove: Annotated[str, ("once", "always", NEVER)] = "once"
+    prove: Annotated[str, ("once", "always", NEVER, SEARCH)] = "once"
 
 
 class ActionModule(Action):
@@ -43,12 +41,14 @@ class ActionModule(Action):
         for one in plan.each():
             asked = first_layers.work_of(one)
             if isinstance(asked, Work):
+                asked = asked if arguments.prove == SEARCH else asked._replace(remedies=())
                 proofs.append(self._prove(one, asked, prefix, arguments.prove))
             elif asked:
                 self._show(f"{one.model.name}: not proven, since {asked}")
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         if wrong:
-            raise AnsibleActionFail(f"{'; '.join(wrong)}. {FIX}")
+            look = "" if arguments.prove == SEARCH else LOOK
+            raise AnsibleActionFail(f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}")
         return {"changed": False, "proofs": [typed_json.dump(proof) for proof in proofs]}
 
     def _show(self, text: str) -> None:

@@ -23,8 +23,9 @@ options:
   prove:
     description:
       - V(once) leaves out what the head has a record of, for the same release, model, devices and command line. V(never) proves nothing.
+      - V(search) is like V(once), and tries other settings on devices that compute wrong.
     type: str
-    choices: [once, always, never]
+    choices: [once, always, never, search]
     default: once
   prefix:
     description: Folder of the installation, where the record is.
@@ -64,7 +65,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "plan": {"type": "dict"},
-            "prove": {"type": "str", "choices": ["once", "always", "never"], "default": "once"},
+            "prove": {"type": "str", "choices": ["once", "always", "never", "search"], "default": "once"},
             "prefix": {"type": "path"},
             "work": {"type": "dict"},
         },
@@ -75,7 +76,7 @@ def main():
         work = typed_json.parse(Work, module.params["work"])
         path = Path(module.params["prefix"], names.PROOF)
         known = record.read(path).get(work.id)
-        if known and known.right and module.params["prove"] == "once":
+        if known and known.right and module.params["prove"] != "always":
             module.exit_json(changed=False, known=True, proof=typed_json.dump(known))
         proof = typed_json.reported("this host", "the proof", Proof, accounts.work_as(work.account, run.prove, work))
         record.keep(path, proof)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import gguf_files
 import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     first_layers,
@@ -18,9 +20,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, record, run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Remedy, Side, Work
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
+from support import actions
 from support.verification import healthy
 
 KEYS = (
@@ -252,6 +255,51 @@ def test_each_side_is_the_planned_command_line_with_another_model(served):
     typed_json.parse(Work, typed_json.dump(work))
 
 
+@pytest.mark.parametrize(
+    "variables, settings",
+    [
+        (
+            {},
+            [
+                "llama_server_flash_attention: 'off'",
+                "llama_server_cache_type_k: 'f16'",
+                "llama_server_micro_batch: 128",
+            ],
+        ),
+        (
+            {"llama_server_flash_attention": "off", "llama_server_cache_type_k": "f16"},
+            ["llama_server_flash_attention: 'on'", "llama_server_micro_batch: 128"],
+        ),
+        (
+            {
+                "llama_server_flash_attention": None,
+                "llama_server_cache_type_v": "q8_0",
+                "llama_server_micro_batch": 128,
+            },
+            [
+                "llama_server_flash_attention: 'off', llama_server_cache_type_v: 'f16'",
+                "llama_server_flash_attention: 'on'",
+                "llama_server_cache_type_k: 'f16', llama_server_cache_type_v: 'f16'",
+            ],
+        ),
+    ],
+)
+def test_remedies_are_settings_that_the_plan_does_not_have(served, variables, settings):
+    served.set("head", **variables)
+    work = planned.work_of(typed(served.accepted()))
+    assert [one.setting for one in work.remedies] == settings
+    names_of = {side.name for side in (work.together, *work.devices)}
+    assert [one for one in work.remedies if one.argv.keys() != names_of] == []
+
+
+def test_a_remedy_is_the_same_command_line_with_another_setting(served):
+    work = planned.work_of(typed(served.accepted()))
+    side = work.devices[0]
+    shared, added = [word for word in side.argv if word not in ("--flash-attn", "on")], ["--flash-attn", "off"]
+    assert work.remedies[0].argv[side.name] == (*shared, *added)
+    assert "--cache-type-k" not in work.remedies[1].argv[side.name]
+
+
 def test_a_proof_is_another_one_where_its_result_may_be(served):
     first = planned.work_of(typed(served.accepted())).id
     assert planned.work_of(typed(served.accepted())).id == first
@@ -329,7 +377,7 @@ def prove(tmp_path):
     program.chmod(0o755)
     model.write_bytes(gguf_files.vocabulary(100))
 
-    def of(processor="right", together="right", devices=("right", "right"), **changed):
+    def of(processor="right", together="right", devices=("right", "right"), remedies=(), **changed):
         def side(name, how):
             return Side(name, (str(program), how))
 
@@ -347,6 +395,9 @@ def prove(tmp_path):
             processor=side("head's processor", processor),
             together=side("both", together) if together else None,
             devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
+            remedies=tuple(
+                Remedy(f"s: {how}", dict.fromkeys(["both", "worker1 cpu"], (str(program), how))) for how in remedies
+            ),
         )
         (tmp_path / "first-layers-of-one-that-was-killed").mkdir()
         proof = typed_json.parse(Proof, run.prove(work._replace(**changed)))
@@ -371,7 +422,7 @@ def test_devices_that_compute_right_are_asked_together_once(prove):
         (
             "wrong",
             ("right", "wrong"),
-            [f"worker1 cpu computes wrong {EVERYWHERE}: likeliest token equal in 64 of 64"],
+            [f"worker1 cpu computes wrong {EVERYWHERE}: likeliest token equal in 64 of 64 (64 of 64 on worker0 cpu)"],
         ),
         ("ends", ("ends", "right"), ["worker0 cpu ends with status 3: GGML_ASSERT(rows < 8) failed"]),
         ("stops", ("right", "stops"), ["worker1 cpu ends with status 134: srv  error: TOP_K is not supported"]),
@@ -389,6 +440,45 @@ def test_the_device_that_computes_wrong_is_named(prove, together, devices, said)
     proof = prove(together=together, devices=devices)
     assert not proof.right
     assert proof.wrong() == said
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "devices, remedies, said",
+    [
+        (("right", "stops"), ("wrong", "right", "none"), "with s: right it computes right"),
+        (("right", "wrong"), ("ends", "none"), "none of s: ends; s: none makes it right"),
+        (
+            ("right", "right"),
+            ("ends", "right"),
+            "with s: right it computes right, and each of them alone computes right",
+        ),
+    ],
+)
+def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_helps_is_named(
+    prove, devices, remedies, said
+):
+    [sentence] = prove(together="wrong", devices=devices, remedies=remedies).wrong()
+    assert sentence.endswith(f"; {said}")
+
+
+@pytest.mark.parametrize(
+    "prove, tried, told",
+    [("once", 0, "-e llama_proof=search tries"), ("search", 3, "Set what makes it right")],
+)
+def test_settings_are_tried_where_the_operator_asks(served, prove, tried, told):
+    plan, given = served.accepted(), []
+    proof = Proof("0" * 16, 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),))
+    action = actions.made(action_plugin, plan=plan, prove=prove)
+
+    def background(_job, *, work, **_arguments):
+        given.append(len(work["remedies"]))
+        return {"proof": typed_json.dump(proof)}
+
+    action.background = background
+    with pytest.raises(AnsibleActionFail, match=f"x computes wrong everywhere.* The model was not loaded.*{told}"):
+        action.run(task_vars={"inventory_hostname": "head"})
+    assert given == [tried]
 
 
 @pytest.mark.programs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
 MOST_BYTES = 8 << 30
 PROGRAMS_S = 10
@@ -40,6 +40,13 @@ DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots", "--log-f
 ON_PROCESSOR = "=CPU"
 """How overrides end that hold on each side."""
 ANSWERS_OTHERWISE = ("embeddings", "reranking")
+REMEDIES = (
+    {"flash-attention": "off", "cache-type-v": "f16"},
+    {"flash-attention": "on"},
+    {"cache-type-k": "f16", "cache-type-v": "f16"},
+    {"micro-batch": 128},
+)
+"""Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
 
 
 def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float | None) -> FirstLayersPlan | None:
@@ -68,13 +75,7 @@ def work_of(plan: Plan) -> Work | str | None:
         return None
     if {_name_of(word) for word in plan.head.argv[1:]}.intersection(ANSWERS_OTHERWISE):
         return "it generates no tokens that could be compared"
-    devices = tuple(
-        Side(f"{entry.host} {entry.worker or entry.device}", _argv(plan, [entry], first.layers))
-        for entry in plan.placement
-    )
-    together = None
-    if first.layers >= len(devices) > 1:
-        together = Side("the chain of devices", _argv(plan, plan.placement, first.layers))
+    together, devices = _sides(plan, first.layers)
     processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers))
     work = Work(
         id="0" * 16,
@@ -90,6 +91,7 @@ def work_of(plan: Plan) -> Work | str | None:
         processor=processor,
         together=together,
         devices=devices,
+        remedies=tuple(_remedies(plan, first.layers)),
     )
     whole = [typed_json.dump(work._replace(start_seconds=1, folder="/")), plan.model.revision]
     whole += [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
@@ -97,6 +99,28 @@ def work_of(plan: Plan) -> Work | str | None:
     whole += [(one.device, one.gb_per_s, one.prompt_gflops) for one in plan.estimate.devices]
     whole += [(one.argv, dict(one.environment)) for host in plan.hosts.values() for one in host.workers if one.used]
     return work._replace(id=hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16])
+
+
+def _sides(plan: Plan, layers: int) -> tuple[Side | None, tuple[Side, ...]]:
+    """All devices together, and each alone."""
+    placed = plan.placement
+    alone = tuple(Side(f"{one.host} {one.worker or one.device}", _argv(plan, [one], layers)) for one in placed)
+    chain = layers >= len(placed) > 1
+    return Side("the chain of devices", _argv(plan, placed, layers)) if chain else None, alone
+
+
+def _remedies(plan: Plan, layers: int) -> Iterator[Remedy]:
+    program, *words = plan.head.argv
+    given = {_name_of(pair[0]): pair for pair in options.pairs(words)}
+    for values in REMEDIES:
+        rendered = {name: options.render(name, str(value), plan.release.fork) for name, value in values.items()}
+        other = {name: said for name, said in rendered.items() if said != given.get(name, [])}
+        if other:
+            kept = [word for pair in options.pairs(words) if _name_of(pair[0]) not in other for word in pair]
+            argv = (program, *kept, *(word for said in other.values() for word in said))
+            together, devices = _sides(plan._replace(head=plan.head._replace(argv=argv)), layers)
+            setting = ", ".join(f"{options.of_name(name).variable}: {values[name]!r}" for name in other)
+            yield Remedy(setting, {side.name: side.argv for side in (together, *devices) if side})
 
 
 def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[str, ...]:

@@ -105,8 +105,19 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
             return Compared(side.name, 0, len(asked), (), str(ended))
         return Compared(side.name, *questions.compare(asked, right, answers))
 
+    def remedied(side: Side, found: Compared) -> Compared:
+        """With the first settings that make it right, where it is wrong."""
+        if found.right or not work.remedies:
+            return found
+        for one in work.remedies:
+            if compared(side._replace(argv=one.argv[side.name])).right:
+                return found._replace(remedy=f"with {one.setting} it computes right")
+        return found._replace(remedy=f"none of {'; '.join(one.setting for one in work.remedies)} makes it right")
+
     together = compared(work.together) if work.together else None
-    alone = () if together and together.right else tuple(map(compared, work.devices))
+    alone = () if together and together.right else tuple(remedied(side, compared(side)) for side in work.devices)
+    if work.together and together and all(one.right for one in alone):
+        together = remedied(work.together, together)
     return {"together": together, "devices": alone}
 
 

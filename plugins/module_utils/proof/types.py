@@ -23,6 +23,15 @@ class Side(NamedTuple):
     """of llama-server, without model and port"""
 
 
+class Remedy(NamedTuple):
+    """Other settings, with which a device may compute right."""
+
+    setting: Line
+    """variables and their values"""
+    argv: Mapping[str, tuple[str, ...]]
+    """name of a side → its command line with these"""
+
+
 class Work(NamedTuple):
     """What the head runs. Whoever runs it gives model and port."""
 
@@ -47,6 +56,8 @@ class Work(NamedTuple):
     together: Optional[Side]
     """all devices in their order; null where there are fewer layers than devices"""
     devices: tuple[Side, ...]
+    remedies: tuple[Remedy, ...] = ()
+    """that are tried where a side computes wrong"""
 
 
 class Compared(NamedTuple):
@@ -60,18 +71,19 @@ class Compared(NamedTuple):
     """where it computes something else; empty where nowhere"""
     ended: Absent[Line] = None
     """how llama-server ended, with the line of its log"""
+    remedy: Absent[Line] = None
+    """which settings make it right, where some were tried"""
 
     @property
     def right(self) -> bool:
         return not self.differs and not self.ended
 
-    def sentence(self) -> str:
-        likeliest = f"likeliest token equal in {self.equal} of {self.of}"
-        if self.ended:
-            return f"{self.name} {self.ended}"
-        if self.differs:
-            return f"{self.name} computes wrong {', '.join(self.differs)}: {likeliest}"
-        return f"{self.name} computes right: {likeliest}"
+    def sentence(self, best: Optional["Compared"] = None) -> str:
+        """:param best: another side, which computes right."""
+        how = f"computes wrong {', '.join(self.differs)}" if self.differs else "computes right"
+        beside = f" ({best.equal} of {best.of} on {best.name})" if best else ""
+        found = self.ended or f"{how}: likeliest token equal in {self.equal} of {self.of}{beside}"
+        return "; ".join([f"{self.name} {found}", *filter(None, [self.remedy])])
 
 
 class Proof(NamedTuple):
@@ -94,7 +106,8 @@ class Proof(NamedTuple):
 
     def wrong(self) -> list[str]:
         """Sentences that name the devices that compute wrong."""
-        alone = [one.sentence() for one in self.devices if not one.right]
+        best = max((one for one in self.devices if one.right), key=lambda one: one.equal, default=None)
+        alone = [one.sentence(best) for one in self.devices if not one.right]
         if alone or not self.together or self.together.right:
             return alone
         return [f"{self.together.sentence()}, and each of them alone computes right"]
