@@ -1,16 +1,19 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Has the head prove each model with its first layers, and says what was found."""
+"""Has the head prove each model with its first layers, and shows what was found."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 from typing import Annotated, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
@@ -35,10 +38,8 @@ class ActionModule(Action):
 
     def perform(self, arguments: Arguments) -> dict:
         plan, proofs = arguments.plan, []
-        if arguments.prove == NEVER or self.check_mode:
-            return {"changed": False, "proofs": []}
         prefix = plan.hosts[plan.head.host].prefix
-        for one in plan.each():
+        for one in plan.each() if arguments.prove != NEVER and not self.check_mode else ():
             asked = first_layers.work_of(one)
             if isinstance(asked, Work):
                 asked = asked if arguments.prove == SEARCH else asked._replace(remedies=())
@@ -46,10 +47,21 @@ class ActionModule(Action):
             elif asked:
                 self._show(f"{one.model.name}: not proven, since {asked}")
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
-        if wrong:
-            look = "" if arguments.prove == SEARCH else LOOK
-            raise AnsibleActionFail(f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}")
-        return {"changed": False, "proofs": [typed_json.dump(proof) for proof in proofs]}
+        look = "" if arguments.prove == SEARCH else LOOK
+        ended = {one.name for proof in proofs for one in proof.devices if one.ended}
+        seconds = sum(proof.seconds for proof in proofs)
+        logs = [
+            {"host": name, "command": _log_of(host, names.service(f"worker-{worker.name}"), seconds)}
+            for name, host in plan.hosts.items()
+            for worker in host.workers
+            if f"{name} {worker.name}" in ended
+        ]
+        return {
+            "changed": False,
+            "proofs": [typed_json.dump(proof) for proof in proofs],
+            "wrong": f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}" if wrong else "",
+            "ended": logs,
+        }
 
     def _show(self, text: str) -> None:
         display.display(f"  [{self.host}] first layers: {text}")
@@ -78,3 +90,9 @@ class ActionModule(Action):
             known = f", {proof.seconds} s" if not answer.get("known") else ", by an earlier run"
             self._show(f"{'; '.join(one.sentence() for one in (proof.together, *proof.devices) if one)}{known}")
         return proof
+
+
+def _log_of(host: HostPlan, service: str, seconds: int) -> str:
+    """The command that shows what a service wrote in the last seconds, or last."""
+    shown = MANAGERS[host.service_manager].log.format(prefix=host.prefix, service=service)
+    return f"tail -n 100 {shlex.quote(shown)}" if shown.startswith("/") else f"{shown} --since=-{seconds + 60}s"

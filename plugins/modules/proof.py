@@ -11,7 +11,7 @@ short_description: Proves with the model's own first layers that the planned dev
 description:
   - Runs on the head while its server is stopped. Makes a file of the model's first layers, has llama-server compute with it on the planned devices and on
     the head's processor alone, and compares the likeliest tokens of both. Where they differ, each device is asked alone.
-  - The head keeps the result. An action plugin of the same name shows it, and fails where a device computes wrong.
+  - The head keeps the result. An action plugin of the same name shows it, and returns what is wrong.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
@@ -47,6 +47,15 @@ EXAMPLES = r"""
 RETURN = r"""
 proofs:
   description: Of each model what was compared, C(together) and C(devices), or C(untested), which says why nothing was.
+  returned: success
+  type: list
+  elements: dict
+wrong:
+  description: Which devices compute wrong or end, and what to do. Empty where none.
+  returned: success
+  type: str
+ended:
+  description: Of each worker that ended its C(host), and the C(command) that shows its log there.
   returned: success
   type: list
   elements: dict

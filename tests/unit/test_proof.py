@@ -4,12 +4,15 @@ tests; here they are stand-ins that answer as recorded ones do."""
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
 import gguf_files
 import pytest
-from ansible.errors import AnsibleActionFail
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -26,6 +29,7 @@ from conftest import typed
 from support import actions
 from support.verification import healthy
 
+SITE = Path(__file__).resolve().parents[2] / "playbooks/site.yml"
 KEYS = (
     ("general.architecture", gguf_files.STRING, "unheard"),
     ("unheard.block_count", gguf_files.U32, 4),
@@ -462,23 +466,57 @@ def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_hel
     assert sentence.endswith(f"; {said}")
 
 
-@pytest.mark.parametrize(
-    "prove, tried, told",
-    [("once", 0, "-e llama_proof=search tries"), ("search", 3, "Set what makes it right")],
-)
-def test_settings_are_tried_where_the_operator_asks(served, prove, tried, told):
-    plan, given = served.accepted(), []
-    proof = Proof("0" * 16, 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),))
-    action = actions.made(action_plugin, plan=plan, prove=prove)
+def told(plan, proof, prove="once"):
+    """What the action returns where the head finds this, and how many settings that was to try."""
+    given, action = [], actions.made(action_plugin, plan=plan, prove=prove)
 
     def background(_job, *, work, **_arguments):
         given.append(len(work["remedies"]))
         return {"proof": typed_json.dump(proof)}
 
     action.background = background
-    with pytest.raises(AnsibleActionFail, match=f"x computes wrong everywhere.* The model was not loaded.*{told}"):
-        action.run(task_vars={"inventory_hostname": "head"})
-    assert given == [tried]
+    return action.run(task_vars={"inventory_hostname": "head"}), *given
+
+
+@pytest.mark.parametrize(
+    "prove, tried, said",
+    [("once", 0, "-e llama_proof=search tries"), ("search", 3, "Set what makes it right")],
+)
+def test_settings_are_tried_where_the_operator_asks(served, prove, tried, said):
+    proof = Proof("0" * 16, 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),))
+    found, given = told(served.accepted(), proof, prove)
+    assert (given, found["ended"]) == (tried, [])
+    assert re.match(f"x computes wrong everywhere.* The model was not loaded. {said}", found["wrong"])
+
+
+@pytest.mark.parametrize(
+    "manager, command",
+    [
+        ("systemd", "journalctl --unit=llamacpp-worker-cpu --since=-69s"),
+        ("launchd", "tail -n 100 /opt/llamacpp/state/llamacpp-worker-cpu.log"),
+    ],
+)
+def test_the_log_of_a_worker_that_ended_says_why(served, manager, command):
+    plan = served.accepted()
+    plan["hosts"]["worker2"]["service_manager"] = manager
+    devices = (Compared("worker1 cpu", 64, 64, ()), Compared("worker2 cpu", 0, 64, (), "ends by signal 6: crashed"))
+    found = told(plan, Proof("0" * 16, 2, 9, devices=devices))[0]
+    assert found["ended"] == [{"host": "worker2", "command": command}]
+    lines = ["Accepted", "TOP_K failed", "x.cu:3: fatal \x1berror", "ggml_abort+0x1", "llamacpp: the worker ended"]
+    [play] = [play for play in yaml.safe_load(SITE.read_text()) if play["name"] == "Change the services"]
+    [block] = [task for task in play["tasks"] if "rescue" in task]
+    [prove] = [task for task in block["block"] if task["name"] == "Prove the devices"]
+    task = prove["block"][-1]
+    for logs, said in (([{"stdout_lines": lines}], "TOP_K failed; x.cu:3: fatal  error"), ([{}], "nothing that tells")):
+        known = {"__llama_proof": found, "__llama_logs": {"results": logs}}
+        known |= {name: trust_as_template(text) for name, text in task["vars"].items()}
+        shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
+        assert shown.startswith(f"{found['wrong']}. Logs of the workers ({command}) say: {said}")
+
+
+def test_devices_that_compute_right_are_no_failure(served):
+    found = told(served.accepted(), Proof("0" * 16, 2, 9, devices=(Compared("worker1 cpu", 64, 64, ()),)))[0]
+    assert (found["wrong"], found["ended"]) == ("", [])
 
 
 @pytest.mark.programs
