@@ -53,6 +53,7 @@ class Arguments(NamedTuple):
     gate: bool = False
     fallback_wait: int = 0
     wake: bool = False
+    unproven: bool = False
     benchmark: Benchmark | None = None
     path: ControllerPath | None = None
     report: ControllerPath | None = None
@@ -105,7 +106,7 @@ class ActionModule(Action):
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, more)
+        observed = judge.Observed(drifts, probed, self._arguments.changed, more, self._arguments.unproven)
         report = judge.judge(plan, evidence, observed)
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:

@@ -54,6 +54,10 @@ options:
       - The action plugin always wakes it where O(gate) is set, or O(changed) names a host.
     type: bool
     default: false
+  unproven:
+    description: Whether the operator asked for a proof (M(llamacpp.cluster.proof)) that this run did not make.
+    type: bool
+    default: false
 seealso:
   - module: llamacpp.cluster.plan
   - module: llamacpp.cluster.host_info
@@ -103,6 +107,7 @@ def main():
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},
             "wake": {"type": "bool", "default": False},
+            "unproven": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
         no_log=True,

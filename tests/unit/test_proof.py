@@ -1,6 +1,7 @@
 """The proof by the first layers: which are taken, how they are cut, what is run, and when answers are the same. Real llama-servers are asked by the integration
 tests; here they are stand-ins that answer as recorded ones do."""
 
+import html
 import json
 import math
 import os
@@ -27,9 +28,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
 from support import actions
-from support.verification import healthy
+from support.verification import healthy, verify
 
-SITE = Path(__file__).resolve().parents[2] / "playbooks/site.yml"
+PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
 KEYS = (
     ("general.architecture", gguf_files.STRING, "unheard"),
     ("unheard.block_count", gguf_files.U32, 4),
@@ -503,7 +504,9 @@ def test_the_log_of_a_worker_that_ended_says_why(served, manager, command):
     found = told(plan, Proof("0" * 16, 2, 9, devices=devices))[0]
     assert found["ended"] == [{"host": "worker2", "command": command}]
     lines = ["Accepted", "TOP_K failed", "x.cu:3: fatal \x1berror", "ggml_abort+0x1", "llamacpp: the worker ended"]
-    [play] = [play for play in yaml.safe_load(SITE.read_text()) if play["name"] == "Change the services"]
+    [play] = [
+        play for play in yaml.safe_load((PLAYBOOKS / "site.yml").read_text()) if play["name"] == "Change the services"
+    ]
     [block] = [task for task in play["tasks"] if "rescue" in task]
     [prove] = [task for task in block["block"] if task["name"] == "Prove the devices"]
     task = prove["block"][-1]
@@ -555,13 +558,36 @@ def test_what_cannot_be_compared_says_why(prove, changed, why):
         ),
     ],
 )
-def test_verify_shows_what_a_proof_found(served, proof, status, said):
-    plan = typed(served.accepted())
-    proofs = (proof._replace(id=planned.work_of(plan).id),) if proof else ()
-    evidence = healthy(plan)._replace(proofs=proofs)
-    [check] = [one for one in judge.judge(plan, evidence, judge.Observed({}, {})).checks if one.name == "computes"]
-    assert (check.subject, check.status) == ("worker1 cpu, worker2 cpu", status)
-    assert said in check.evidence
+def test_verify_shows_what_a_proof_found(served, tmp_path, proof, status, said):
+    plan, page = served.accepted(), tmp_path / "page.html"
+    proofs = (proof._replace(id=planned.work_of(typed(plan)).id),) if proof else ()
+    evidence = healthy(typed(plan))._replace(proofs=proofs)
+    for unproven, told in ((False, ""), (True, judge.NOT_REPEATED)):
+        verify(plan, evidence, unproven=unproven, report=str(page))
+        [shown] = re.findall(
+            '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>',
+            html.unescape(page.read_text()),
+        )
+        assert shown[0] == status.replace(" ", "-")
+        assert said in shown[1]
+        assert (judge.NOT_REPEATED in shown[1], shown[1].endswith(told)) == (unproven, True)
+
+
+@pytest.mark.parametrize(
+    "known, unproven",
+    [
+        ({}, False),
+        ({"llama_proof": "always"}, True),
+        ({"llama_proof": "search", "__llama_proof": {"skipped": True}}, True),
+        ({"llama_proof": "always", "__llama_proof": {"proofs": [{}]}}, False),
+    ],
+)
+def test_verify_says_where_a_run_made_no_proof_that_was_asked_for(known, unproven):
+    [task] = [
+        one for one in yaml.safe_load((PLAYBOOKS / "tasks/verify.yml").read_text()) if "llamacpp.cluster.verify" in one
+    ]
+    asked = trust_as_template(task["llamacpp.cluster.verify"]["unproven"])
+    assert Templar(DataLoader(), known).template(asked) is unproven
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):

@@ -45,6 +45,7 @@ ROUNDING_MIB = 0.02
 LINE = 500
 """Characters of a check that are recorded on the head."""
 LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
+NOT_REPEATED = "; none was made now, since workers answer one llama-server at a time: run stop.yml, then site.yml -e llama_proof=always"
 FAILED_CHECKS = 20
 """That are recorded on the head."""
 
@@ -60,6 +61,8 @@ class Observed(NamedTuple):
     """Hosts that the run changed, and that were compared again since."""
     others: Sequence[Evidence] = ()
     """Of models that take turns, after the first one."""
+    unproven: bool = False
+    """Whether the operator asked for a proof that this run did not make."""
 
 
 def evidence_of(head: str, data: Any) -> Evidence:
@@ -84,7 +87,9 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     checks.append(_health(plan, evidence))
     if evidence.server:
         checks += _handshakes(plan, evidence.handshakes)
-        checks += _of_models(plan, [evidence, *observed.others])
+        again = {"computes": NOT_REPEATED} if observed.unproven else {}
+        models = _of_models(plan, [evidence, *observed.others])
+        checks += [one._replace(evidence=f"{one.evidence}{again.get(one.name, '')}") for one in models]
     else:
         skipped = ("handshake", "buffers", "known answer", "completion")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
