@@ -242,10 +242,16 @@ CASES = [
         ["architecture not-yet, which build 12211 does not know", "to a newer build that knows it"],
     ),
     (
-        "architecture-unread",
+        "model-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
-        {"look for it in": accepts("architecture-unread")},
-        ["which no build up to 12211 knows", "nobody read build 12300"],
+        {"look for it in": accepts("model-unread")},
+        ["has the architecture not-yet, which no build up to 12211 knows", "nobody read build 12300"],
+    ),
+    (
+        "model-unread",
+        lambda: with_type("type 44", build=12300),
+        {"look for it in": accepts("model-unread")},
+        ["has tensors of type 44, which no build up to 12211 knows"],
     ),
     (
         "tensor-kernels",
@@ -616,6 +622,9 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     assert all(entry["message"].endswith(text) for entry, text in zip(met, said))
 
 
-def test_a_type_that_is_newer_than_the_build_is_refused():
-    said = "types that archive-bbbbbbbb is not known to have (F8_E4M3): set llama_release to build 12211 or a newer one"
-    assert said in with_type("F8_E4M3", build=12210).reason()
+@pytest.mark.parametrize("kind, build, first", [("F8_E4M3", 12210, 12211), ("type 44", 12211, 12212)])
+def test_a_type_that_is_newer_than_the_build_is_refused(kind, build, first):
+    said = (
+        f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or a newer one"
+    )
+    assert said in with_type(kind, build=build).reason()

@@ -326,6 +326,42 @@ def test_what_cannot_be_planned_with(data, said):
     refused(data, said)
 
 
+WHOLE = files.model()
+
+
+@pytest.mark.parametrize(
+    "name, data, said",
+    [
+        *(
+            (
+                name,
+                data,
+                "is a part of a file that was cut: join all of its parts in their order with cat, and name the",
+            )
+            for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
+            for data in (WHOLE[:-1], b"?" * 30)
+        ),
+        ("m.gguf", WHOLE[:-1], "fetch it whole, or join it with its other parts .cat., if it was cut$"),
+        ("m.gguf", b"?" * 30, "is not a GGUF file$"),
+        ("m-00001-of-00002.gguf", b"?" * 30, "is not a GGUF file$"),
+    ],
+)
+def test_raw_parts_of_a_file_are_said_to_be_such(name, data, said):
+    with pytest.raises(gguf.GGUFError, match=said):
+        gguf.read(name, lambda _name: files.Source(data))
+    assert gguf.read("m.gguf.part1of1", lambda _name: files.Source(WHOLE)).files
+
+
+def test_a_type_that_nobody_read_is_as_large_as_its_place():
+    """Of the last tensor, all that follows."""
+    tensors = (("a", (64,), 44, 0), ("b", (4, 2), 0, 96), ("c", (2,), 45, 128))
+    found = read(with_tensors(*tensors)).tensors
+    *others, last = ((one.type, one.bytes) for one in found.values())
+    assert (others, last[0]) == ([("type 44", 96), ("F32", 32)], "type 45")
+    assert 65536 - 128 - 32 < last[1] <= 65536 - 128
+    refused(with_tensors(("a", (64,), 44, 0), ("b", (4, 2), 0, 0)), "'a' has the unknown type 44")
+
+
 def test_names_are_escaped():
     for name in (b"\xff\xfe", b"\x1b[31mred", "\u202eevil".encode(), b"new\nline"):
         refused(files.model(keys=[(name, 13, b"")]), "has the unknown type 13")

@@ -113,6 +113,12 @@ def test_a_repository_without_a_model_names_what_it_has(server):
     (server.folder / REPO / "model.safetensors").write_bytes(b"x")
     message = refusal(looked_up, on_huggingface())
     assert "has no GGUF file: use a repository that has one; it has model.safetensors" in message
+    for part in "ba":
+        (server.folder / REPO / f"m.gguf-split-{part}").write_bytes(b"x")
+    message = refusal(looked_up, on_huggingface())
+    assert (
+        "has no GGUF file, but parts of one that was cut, m.gguf-split-a, m.gguf-split-b: fetch them, join" in message
+    )
 
 
 def test_a_repository_that_does_not_exist_or_is_gated(server, repo):

@@ -52,5 +52,5 @@ def test_a_build_that_nobody_read_is_planned_and_what_is_unknown_is_said(local):
     local.model = {"summary": {**model(1, layers=16), "architecture": "not-yet"}}
     plan = local.accepted()
     assert plan["release"]["protocol"] is None
-    assert "architecture-unread" in {advisory["id"] for advisory in plan["advisories"]}
+    assert "model-unread" in {advisory["id"] for advisory in plan["advisories"]}
     assert "kv_mib" not in plan["placement"][0]["exact"]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
     kv_cache,
@@ -346,7 +346,12 @@ def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable
             f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
-    newer = {kind: build for kind, build in tensor_types.SINCE.items() if kind in kinds and release.build < build}
+    unread = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST + 1)
+    newer = {
+        kind: build
+        for kind, build in {**tensor_types.SINCE, **unread}.items()
+        if kind in kinds and release.build < build
+    }
     if newer and release.mainline:
         raise Refusal(
             f"llama_model_path is {path!r}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "

@@ -226,6 +226,12 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
     if not models:
         kind = "projector (mmproj)" if source.role == download_record.MMPROJ else "GGUF file"
         available = _names(file.name for file in listing.files)
+        cut = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
+        if cut:
+            raise Refusal(
+                f"{subject} no {kind}, but parts of one that was cut, {', '.join(cut)}: fetch them, join them in their order with cat, and set "
+                "llama_model_path to the joined file"
+            )
         raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
     wanted = repository.quantisation
     fitting = [model for model in models if wanted is None or model.label.lower() == wanted.lower()]

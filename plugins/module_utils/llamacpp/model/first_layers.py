@@ -27,7 +27,10 @@ NOT_BY_LAYER = ("rope.dimension_sections",)
 """Arrays whose entries are no layers, even where there are as many."""
 PART = "split."
 """How keys begin that say which part of a model a file is."""
-NUMBERS = {kind.name: number for number, kind in tensor_types.ALL.items()}
+NUMBERS = {
+    **{f"{tensor_types.UNREAD_NAME}{number}": number for number in tensor_types.UNREAD},
+    **{kind.name: number for number, kind in tensor_types.ALL.items()},
+}
 CHUNK = 1 << 20
 
 

@@ -46,6 +46,9 @@ OTHERS = {
 }
 """How files begin that are often found in place of a model, in small letters → what they are."""
 
+WHOLE = "fetch it whole, or join it with its other parts (cat), if it was cut"
+CUT = "is a part of a file that was cut: join all of its parts in their order with cat, and name the joined file"
+
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its form."""
@@ -222,7 +225,7 @@ class _Reader:
 
 def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
     """Name and size of each tensor of a file, which lie there without gaps, each at the next multiple of ``alignment``."""
-    end = 0
+    end, entries = 0, []
     for _index in range(count):
         name, dimensions = reader.name(), reader.number(U32)
         if dimensions > MAX_DIMENSIONS:
@@ -232,17 +235,19 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
             elements *= size
         if not 0 < elements <= MAX_ELEMENTS:
             raise GGUFError(f"is refused: tensor {short(name)} has the shape {list(shape)}")
-        kind, _offset = reader.number(U32), reader.number(U64)
-        if kind not in tensor_types.ALL:
-            raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
-        stored, row = tensor_types.ALL[kind], shape[0] if shape else 1
-        size = stored.size(row, elements // row)
-        end = -(-end // alignment) * alignment + size
-        yield name, Tensor(stored.name, shape, elements, size)
+        entries.append((name, shape, elements, reader.number(U32), reader.number(U64)))
     start = -(-reader.position // alignment) * alignment
+    ends = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
+    for (name, shape, elements, kind, offset), after in zip(entries, ends):
+        stored, row = tensor_types.ALL.get(kind), shape[0] if shape else 1
+        size = stored.size(row, elements // row) if stored else after - offset
+        if not stored and (kind not in tensor_types.UNREAD or size <= 0):
+            raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
+        end = -(-end // alignment) * alignment + size
+        yield name, Tensor(stored.name if stored else f"{tensor_types.UNREAD_NAME}{kind}", shape, elements, size)
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
-        raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}")
+        raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}: {WHOLE}")
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
         raise GGUFError(
@@ -312,7 +317,11 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
     reader = _Reader()
     tensors: dict[str, Tensor] = {}
     with closing(open_file(name)) as source:
-        metadata = _read_file(reader, source, tensors)
+        try:
+            metadata = _read_file(reader, source, tensors)
+        except GGUFError as error:
+            cut = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
+            raise GGUFError(CUT) if cut else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata.values):
         try:

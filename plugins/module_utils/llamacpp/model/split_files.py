@@ -21,6 +21,10 @@ class ModelFiles(NamedTuple):
     """Files of the split model that are not there."""
 
 
+RAW_PART = re.compile(
+    r"(?i).*[.-](part[-_.]?(\d+|[a-z]{1,2})([-_]?of[-_]?\d+)?|split-[a-z]{1,2}|(?<=gguf\.)(\d{2,3}|[a-z]{2}))(\.gguf)?"
+)
+"""Name of a part of a file that was cut at any byte."""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 

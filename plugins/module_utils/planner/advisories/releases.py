@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
@@ -78,12 +79,13 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     return [(context.plan.head.host, {**values, "architecture": name})]
 
 
-def unread_architecture(context: AdvisoryContext) -> Cases:
-    """An architecture that no build has which was read, and a build that is newer than those."""
-    if not _architecture(context) or unknown_architecture(context):
-        return []
-    values = {"architecture": context.summary.architecture, "build": context.release.build}
-    return [(context.plan.head.host, {**values, "newest": capabilities.NEWEST})]
+def unread_model(context: AdvisoryContext) -> Cases:
+    """An architecture or types that no build has which was read, and a build that is newer than those."""
+    kinds = tensor_types.unread({row.type for row in context.summary.named_tensors})
+    unknown = _architecture(context) and not unknown_architecture(context)
+    what = [f"the architecture {context.summary.architecture}"] * bool(unknown) + [f"tensors of {one}" for one in kinds]
+    values = {"what": remedies.listed(what), "build": context.release.build, "newest": capabilities.NEWEST}
+    return [(context.plan.head.host, values)] if what else []
 
 
 def missing_kernels(context: AdvisoryContext) -> Cases:

@@ -151,10 +151,10 @@ ADVISORIES = (
         "docs/models.md",
     ),
     Advisory(
-        "architecture-unread",
+        "model-unread",
         "warning",
-        releases.unread_architecture,
-        "The model has the architecture {architecture}, which no build up to {newest} knows, and nobody read build {build}.",
+        releases.unread_model,
+        "The model has {what}, which no build up to {newest} knows, and nobody read build {build}.",
         ("look for it in that build's notes before a long download, and accept this advisory",),
         "docs/models.md",
     ),
