@@ -150,7 +150,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
             cost_model.Work(
                 name,
                 name,
-                cost_model.rate_of_row(_known(name, backend), cost_model.TABLE, backend),
+                cost_model.rate_of_row(_known(name, backend), cost_model.TABLE, backend, model.architecture),
                 read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
                 multiplied=sum(cost.multiplied for _part, cost in own),
@@ -168,18 +168,17 @@ def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
     return 1000 / cost_model.token_ms(works)
 
 
-def _family(name: str, backend: str) -> str:
-    known = _known(name, backend)
-    exact = f"{known.family}-{backend}"
-    return exact if exact in device_rates.FAMILIES else known.family
+def _family(name: str, backend: str, architecture: str) -> str:
+    return device_rates.family_of(_known(name, backend).family, backend, architecture)
 
 
 def published(name: str = "published_speeds.csv") -> list[Row]:
     rows = []
     for row in _rows(name):
-        families = [_family(*device.split("/")[:2]) for device in row["devices"].split(";")]
+        model = _models()[row["model"]]
+        families = [_family(*device.split("/")[:2], model.architecture) for device in row["devices"].split(";")]
         figure = row["source"].split("@")[0], row["test"], float(row["tokens_per_s"])
-        rows.append(Row(*figure, _works(row), families, _models()[row["model"]].width))
+        rows.append(Row(*figure, _works(row), families, model.width))
     return rows
 
 

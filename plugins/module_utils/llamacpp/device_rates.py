@@ -26,12 +26,13 @@ class Family(NamedTuple):
     """Of the 16-bit rate, in prompts."""
     source: str
     factor: float = 1.3
-    """The speed is that of the table times or through this: so it was in 87 % of the measurements of owners whose figures a fit had not seen."""
+    """The speed is that of the table times or through this: so it was in 89 % of the measurements of owners whose figures a fit had not seen."""
 
 
 FITTED = "fitted with docs/performance.md"
 FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
+    "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED + ": M5 Max"),
     "nvidia": Family(0.86, 1.2, 1.2, FITTED),
     "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.34),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
@@ -49,6 +50,8 @@ FAMILIES = {
     "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
     "strix": Family(0.86, 1.1, 0.3, FITTED),
     "strix-hip": Family(0.88, 2.1, 0.32, FITTED),
+    "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED),
+    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=1.6),
     "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34),
     "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
     "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.5),
@@ -57,11 +60,16 @@ FAMILIES = {
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
-"""A family, or one with a backend behind it, which counts first."""
+"""A family, or one with a backend or the architecture of a model behind it, which counts first."""
 
 
-def family_of(name: str, backend: str) -> Family:
-    return FAMILIES.get(f"{name}-{backend}") or FAMILIES[name]
+def family_of(name: str, backend: str, architecture: str = "") -> str:
+    """The row's name in FAMILIES.
+
+    :param architecture: of the model.
+    """
+    names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
+    return next((one for one in names if one in FAMILIES), name)
 
 
 class TypeCost(NamedTuple):

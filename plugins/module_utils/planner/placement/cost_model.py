@@ -42,16 +42,22 @@ UNKNOWN = 1.6
 """The factor of a device that no table has."""
 
 
-def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name) -> Rate:
-    """What llama.cpp reaches of a row's figures."""
-    family = device_rates.family_of(row.family, backend)
+def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name, architecture: str = "") -> Rate:
+    """What llama.cpp reaches of a row's figures.
+
+    :param architecture: of the model.
+    """
+    family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     reached = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN if source == ASSUMED else family.factor, row.spread)
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
 
 
-def rate_of(device: Device, facts: Facts) -> Rate:
-    """The rate of a device by its name or architecture, or what is assumed of its kind."""
+def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
+    """The rate of a device by its name or architecture, or what is assumed of its kind.
+
+    :param architecture: of the model.
+    """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
@@ -60,7 +66,7 @@ def rate_of(device: Device, facts: Facts) -> Rate:
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
-    return rate_of_row(row, source, accelerator.backend)
+    return rate_of_row(row, source, accelerator.backend, architecture)
 
 
 def processor_rate(facts: Facts) -> Rate:

@@ -175,7 +175,7 @@ def works_of(case: Case) -> list[cost_model.Work]:
             cost_model.Work(
                 host=device.host,
                 device=device.buffer,
-                rate=cost_model.rate_of(device, host.facts),
+                rate=cost_model.rate_of(device, host.facts, case.summary.architecture),
                 link=link_of(device.wire, host, case.every_host) if device.endpoint else None,
                 **share._asdict(),
             )

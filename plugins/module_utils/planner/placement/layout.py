@@ -40,11 +40,14 @@ class DeviceCost(NamedTuple):
     """For each further time that a token comes to it."""
 
 
-def device_costs(devices: Sequence[Device], hosts: Mapping[str, Host]) -> dict[str, DeviceCost]:
-    """Device, as the log names it → its cost."""
+def device_costs(devices: Sequence[Device], hosts: Mapping[str, Host], architecture: str) -> dict[str, DeviceCost]:
+    """Device, as the log names it → its cost.
+
+    :param architecture: of the model.
+    """
     costs_of = {}
     for device in devices:
-        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts))
+        cost = DeviceCost(cost_model.rate_of(device, hosts[device.host].facts, architecture))
         if device.endpoint:
             link = estimate.link_of(device.wire, hosts[device.host], hosts)
             once = cost_model.worker_ms(link)
@@ -161,7 +164,9 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
     else:
-        candidates = _candidates(load, first, devices, device_costs(devices, case.hosts))
+        candidates = _candidates(
+            load, first, devices, device_costs(devices, case.hosts, case.model.summary.architecture)
+        )
         placed, fits = _fastest(_ordered(candidates, load), load, first, every)
     _check_number(placed.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
