@@ -211,12 +211,13 @@ def test_words_that_belong_to_options(local):
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         (
             {"llama_hardware": {"system": "Windows"}},
-            "has the system 'Windows': use Linux or Darwin. A host with another one",
+            "has the system 'Windows': use Linux or Darwin. A host with another system",
         ),
         (
             {"llama_hardware": {"system": "windows"}},
             "name these in llama_external_workers of a head with Linux or macOS",
         ),
+        ({"llama_hardware": {"distribution": "Windows 11"}}, "has the distribution 'Windows 11': use one of Linux"),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
         ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),

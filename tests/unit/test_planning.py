@@ -926,12 +926,19 @@ def test_a_number_of_requests_that_is_none_is_refused_of_embeddings_too(pair):
 def test_a_model_for_embeddings_is_served_as_one_without_a_speed_of_generation(
     pair, summary, variables, words, micro_batch
 ):
-    plan = serving(pair, on_paper(1, **summary), llama_server_context=4096, **variables).accepted()
+    pair = serving(pair, on_paper(1, **summary), llama_server_context=4096, llama_placement="all", **variables)
+    plan = pair.accepted()
     argv, estimate = plan["head"]["argv"], plan["estimate"]
     assert [word for word in argv if "embed" in word or "rerank" in word] == words
     assert argv[argv.index("--ubatch-size") + 1] == str(micro_batch)
     assert (estimate["generation_tokens_per_s"], estimate["at_context"]) == (None, [])
     assert estimate["prompt_tokens_per_s"] > 0
-    assert "none: this model makes embeddings" in plan_text.plan_page(typed(plan))
+    assert {one["generation_tokens_per_s"] for one in (estimate["best_single_host"], *plan["fallbacks"])} == {None}
+    assert plan["fallbacks"]
+    assert not plan["head"]["checkpoints_mib"]
+    page = plan_text.plan_page(typed(plan))
+    assert "none: this model makes no text" in page
+    assert "conversation" not in page.partition("Predicted speed")[2].lower().replace("no conversations are", "")
+    assert "proof" not in page
     path = "/v1/embeddings" if "--embeddings" in words else "/v1/rerank"
     assert f"127.0.0.1:8080{path} " in " ".join(plan_text.request_lines(typed(plan)))

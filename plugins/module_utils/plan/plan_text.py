@@ -459,14 +459,18 @@ RATES = {
 }
 
 
+def makes_text(plan: Plan) -> bool:
+    return plan.estimate.generation_range is not None
+
+
 def speed_rows(plan: Plan) -> list[list[str]]:
     """What is predicted, how much, and what limits it; nothing where the model does not fit."""
-    estimate, first = plan.estimate, plan.head.first_layers
+    estimate, first = plan.estimate, plan.head.first_layers if makes_text(plan) else None
     if estimate.load_s is None:
         return []
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
-        ["generation", *(generation if estimate.generation_range else ["none: this model makes embeddings", ""])],
+        ["generation", *(generation if makes_text(plan) else ["none: this model makes no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *([["proof", f"{first.seconds} seconds", f"once, by the first {first.layers} layers"]] if first else []),
@@ -493,7 +497,7 @@ def speed_notes(plan: Plan) -> list[str]:
     """What the best host alone would do, and what the prediction rests on."""
     estimate, best = plan.estimate, plan.estimate.best_single_host
     speed = "does not hold the model"
-    if best.fits and estimate.load_s is not None and not estimate.generation_range:
+    if best.fits and estimate.load_s is not None and not makes_text(plan):
         speed = f"{best.prompt_range} tokens per second in prompts"
     elif best.fits:
         speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
@@ -522,6 +526,8 @@ def _correction(estimate: Estimate) -> list[str]:
 def _conversations(plan: Plan) -> str:
     """What the head keeps of conversations."""
     head = plan.head
+    if not makes_text(plan):
+        return "No conversations are kept, since there are none."
     memory = f"MiB of the memory of {head.host}"
     kept = f"Conversations that left their slot are kept in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
@@ -560,7 +566,7 @@ def _fallbacks(plan: Plan) -> list[str]:
     rows = [
         [
             f"without {entry.without}:",
-            f"fits, {entry.generation_range} tokens per second" if plan.estimate.generation_range else "fits",
+            f"fits, {entry.generation_range} tokens per second" if makes_text(plan) else "fits",
         ]
         for entry in plan.fallbacks
     ]

@@ -240,9 +240,9 @@ class FallbackPlan(NamedTuple):
     """llama-server"""
     workers: tuple[Endpoint, ...]
     """endpoints that it needs"""
-    generation_tokens_per_s: float
-    """predicted, with an empty context"""
-    generation_range: SpeedRange
+    generation_tokens_per_s: Optional[float]
+    """predicted, with an empty context; null of a model that makes no text"""
+    generation_range: Optional[SpeedRange]
     """how sure that is"""
 
 

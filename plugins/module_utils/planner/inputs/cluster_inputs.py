@@ -458,10 +458,16 @@ def merge_hardware(
     if hardware is None:
         return dict(facts) if facts else None
     declared = {key: value for key, value in hardware.items() if value is not None}
-    system = declared.get("system", "Linux")
-    if system not in ("Linux", "Darwin"):
+    system, distribution = declared.get("system", "Linux"), declared.get("distribution")
+    windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
+    if windows or system not in ("Linux", "Darwin"):
+        wrong = (
+            f"distribution {validation.show(distribution)}: use one of Linux"
+            if windows
+            else f"system {validation.show(system)}: use Linux or Darwin"
+        )
         raise Refusal(
-            f"llama_hardware of {name} has the system {validation.show(system)}: use Linux or Darwin. A host with another one, like Windows, may lend "
+            f"llama_hardware of {name} has the {wrong}. A host with another system, like Windows, may lend "
             f"its devices as workers that others run: take it out of llama_head and llama_workers, and name these in {EXTERNAL} of a head with Linux "
             "or macOS"
         )

@@ -52,15 +52,21 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     """
     release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
     known = {name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)}
+    generates = server_settings.generates(server, case.summary)
     room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
         most = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
-        checkpoints = most if estimate.pays_checkpoints(case, works) else 0
+        checkpoints = most if generates and estimate.pays_checkpoints(case, works) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = server_settings.context_per_request(server, case.summary)
-    pays = "prompt-cache" in known and works and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
+    pays = (
+        generates
+        and "prompt-cache" in known
+        and works
+        and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
+    )
     planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)

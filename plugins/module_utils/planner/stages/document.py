@@ -14,7 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     UncountedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, first_layers, llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
+    cache_prefill,
+    first_layers,
+    llama_server,
+    server_settings,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
@@ -80,13 +85,14 @@ def write(draft: Draft, found: Sequence[fallbacks.Fallback], runtime_id: str) ->
 
 def _fallback(draft: Draft, absence: fallbacks.Absence, laid: Laid, runtime_id: str) -> FallbackPlan:
     case = draft.estimated(laid.placed)
-    speeds = estimate.speeds_of(case, estimate.works_of(case))
+    generates = server_settings.generates(case.server, case.summary)
+    speeds = estimate.speeds_of(case, estimate.works_of(case)) if generates else None
     return FallbackPlan(
         without=absence.name,
         endpoint=absence.workers[0].endpoint,
         placement=laid.entries,
         head=FallbackHead(llama_server.argv_of(head.serving(draft, laid, runtime_id))),
         workers=tuple(worker.endpoint for worker in laid.placed.lent()),
-        generation_tokens_per_s=speeds.generation,
-        generation_range=speeds.generation_range,
+        generation_tokens_per_s=speeds and speeds.generation,
+        generation_range=speeds and speeds.generation_range,
     )
