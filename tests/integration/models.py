@@ -1,7 +1,9 @@
-"""Small models of several architectures, to load, not to talk to: their weights are noise.
+"""Small models of several architectures, to load, not to talk to: their weights are noise, as large as keeps states and logits at their size.
 
 Names and shapes of tensors are those that llama.cpp asks for when it loads a model of the architecture (src/models/*.cpp, load_arch_tensors).
 """
+
+import math
 
 import gguf
 import numpy
@@ -9,6 +11,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 VOCABULARY = 2048
 CONTEXT = 32768
+Q4_K_SCALES = {0: 258.3, 2: 34.44}
+"""Place of a scale in a block of 144 bytes → standard deviation of random weights for a scale of one; their mean is zero."""
 
 
 def _attention(width, heads, kv_heads, size, value=None):
@@ -216,7 +220,21 @@ def _stored_as(name, shape, kind):
     return stored if shape[0] % gguf.GGML_QUANT_SIZES[stored][0] == 0 else gguf.GGMLQuantizationType.F16
 
 
-def write(path, model, kind="f16", vocabulary=VOCABULARY):
+def _weights(random, name, shape, stored):
+    if stored == gguf.GGMLQuantizationType.Q4_K:  # gguf cannot quantise to it
+        blocks = numpy.frombuffer(random.bytes(math.prod(shape) // 256 * 144), numpy.uint8).reshape(-1, 144).copy()
+        for place, factor in Q4_K_SCALES.items():
+            blocks[:, place : place + 2] = numpy.array([shape[0] ** -0.5 / factor], "<f2").view(numpy.uint8)
+        return blocks.reshape(*shape[:0:-1], -1)
+    values = random.standard_normal(shape[::-1]) * shape[0] ** -0.5
+    if name.endswith("norm.weight"):
+        values += 1
+    elif name.endswith("ssm_a"):
+        values = -abs(values)  # a state that decays
+    return gguf.quantize(values.astype(numpy.float32), stored)
+
+
+def write(path, model, kind="f16", vocabulary=VOCABULARY, seed=1):
     """Writes one of the models above.
 
     :param kind: type of the matrices.
@@ -246,11 +264,10 @@ def write(path, model, kind="f16", vocabulary=VOCABULARY):
     tensors |= {f"{name}.weight": shape for name, shape in further.items() if not name.endswith("=")}
     for index, layer in enumerate(layers):
         tensors |= {f"blk.{index}.{_full_name(name)}": shape for name, shape in layer.items()}
-    noise = numpy.random.default_rng(1)
+    random = numpy.random.default_rng(seed)
     for name, shape in tensors.items():
-        values = (noise.standard_normal(shape[::-1]) / 16).astype(numpy.float32)
         stored = _stored_as(name, shape, kind)
-        writer.add_tensor(name, gguf.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(name, _weights(random, name, shape, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,13 +17,15 @@ MODELS = {
     "latent": models.latent,
     "windowed": models.windowed,
     "sinks": models.sinks,
+    "recurrent": models.recurrent,
     "mixed": models.mixed,
     "further tokens": models.further_tokens,
 }
 KINDS = [
     ("f16", ()),
     ("q8_0", ()),
-    ("q4_0", ()),
+    ("q4_K", ()),
+    ("mxfp4", ()),
     ("f16", ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on")),
 ]
 LAYERS = 4
@@ -55,7 +57,8 @@ def prove(programs, workers, tmp_path):
             argv += ["--rpc", ",".join(used)] if used else []
             argv += ["--device", ",".join(f"RPC{index}" for index in range(len(used))) or "none"]
             argv += ["--n-gpu-layers", str(LAYERS + 1 if used else 0)]
-            return Side(name, (*argv, *(["--tensor-split", "2,3"] if len(used) > 1 else []), *words, *further))
+            split = ["--tensor-split", "2,3"] if len(used) > 1 else []
+            return Side(name, (*argv, *split, *words, *further), processor=True)
 
         work = Work(
             id="0" * 16,

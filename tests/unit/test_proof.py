@@ -182,23 +182,29 @@ def test_what_is_asked_fits_the_context():
 
 
 def test_answers_that_round_otherwise_are_the_same():
-    assert questions.compare(ASKED, answers(), answers(0.01)) == (64, 64, ())
+    assert questions.compare(ASKED, answers(), answers(0.01), True) == (64, 64, ())
+
+
+def test_processors_round_prompts_alike():
+    other = answers(0.3)
+    assert questions.compare(ASKED, answers(), other, False).differs == ()
+    assert questions.compare(ASKED, answers(), other, True).differs == tuple(GROUPS[:4])
 
 
 @pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
 def test_answers_of_a_device_that_computes_wrong(other):
-    assert questions.compare(ASKED, answers(), other).differs == tuple(GROUPS)
+    assert questions.compare(ASKED, answers(), other, False).differs == tuple(GROUPS)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_kernel_that_is_wrong_for_some_numbers_of_rows_alone(group):
     some = [wrong if one.group == group else right for one, right, wrong in zip(ASKED, answers(), answers(seed=5))]
-    assert questions.compare(ASKED, answers(), some).differs == (group,)
+    assert questions.compare(ASKED, answers(), some, False).differs == (group,)
 
 
 def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
     some = [wrong if index % 5 == 0 else right for index, (right, wrong) in enumerate(zip(answers(), answers(seed=5)))]
-    assert questions.compare(ASKED, answers(), some).differs == ()
+    assert questions.compare(ASKED, answers(), some, False).differs == ()
 
 
 def test_a_reply_of_another_form_is_none():
@@ -256,7 +262,7 @@ def test_each_side_is_the_planned_command_line_with_another_model(served):
         assert not {"--model", "--port", "--metrics", "--tensor-split"}.intersection(side.argv) - (
             {"--tensor-split"} if side is work.together else set()
         )
-    assert [side.name for side in work.devices] == ["worker1 cpu", "worker2 cpu"]
+    assert [(side.name, side.processor) for side in work.devices] == [("worker1 cpu", True), ("worker2 cpu", True)]
     typed_json.parse(Work, typed_json.dump(work))
 
 
@@ -331,6 +337,14 @@ def test_what_is_not_proven(served, variables, why):
     assert why in str(planned.work_of(typed(served.accepted())))
 
 
+def test_an_accelerator_may_round_otherwise_than_the_processor(served):
+    plan = typed(served.accepted())
+    (worker,) = plan.hosts["worker2"].workers
+    host = plan.hosts["worker2"]._replace(workers=(worker._replace(backend="vulkan"),))
+    work = planned.work_of(plan._replace(hosts={**plan.hosts, "worker2": host}))
+    assert [side.processor for side in (work.processor, *work.devices, work.together)] == [True, True, False, False]
+
+
 def test_a_device_for_each_layer_is_asked_alone_where_there_are_fewer(served):
     plan = typed(served.accepted())
     first = plan.head.first_layers._replace(layers=1)
@@ -384,7 +398,7 @@ def prove(tmp_path):
 
     def of(processor="right", together="right", devices=("right", "right"), remedies=(), **changed):
         def side(name, how):
-            return Side(name, (str(program), how))
+            return Side(name, (str(program), how), True)
 
         work = Work(
             id="0" * 16,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, FirstLayersPlan, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
@@ -76,7 +76,7 @@ def work_of(plan: Plan) -> Work | str | None:
     if {_name_of(word) for word in plan.head.argv[1:]}.intersection(ANSWERS_OTHERWISE):
         return "it generates no tokens that could be compared"
     together, devices = _sides(plan, first.layers)
-    processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers))
+    processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers), True)
     work = Work(
         id="0" * 16,
         model=plan.model.path,
@@ -103,10 +103,14 @@ def work_of(plan: Plan) -> Work | str | None:
 
 def _sides(plan: Plan, layers: int) -> tuple[Side | None, tuple[Side, ...]]:
     """All devices together, and each alone."""
-    placed = plan.placement
-    alone = tuple(Side(f"{one.host} {one.worker or one.device}", _argv(plan, [one], layers)) for one in placed)
-    chain = layers >= len(placed) > 1
-    return Side("the chain of devices", _argv(plan, placed, layers)) if chain else None, alone
+    workers = [one for host in plan.hosts.values() for one in host.workers]
+    processors = {one.endpoint for one in workers if one.backend == backends.CPU.name}
+
+    def side(name: str, *entries: DevicePlacement) -> Side:
+        return Side(name, _argv(plan, entries, layers), {one.endpoint for one in entries} <= processors)
+
+    alone = tuple(side(f"{one.host} {one.worker or one.device}", one) for one in plan.placement)
+    return side("the chain of devices", *plan.placement) if layers >= len(alone) > 1 else None, alone
 
 
 def _remedies(plan: Plan, layers: int) -> Iterator[Remedy]:

@@ -28,8 +28,9 @@ LISTED, COMPARED = 64, 32
 """Likeliest tokens that a side lists, and those of the processor's that are looked for among them."""
 LEAST = -80.0
 """Logarithm of a probability; below it single precision ends, and llama-server says the lowest number."""
-FAR = 0.15
-"""Distance of a group that is computed wrong. Single positions are farther where experts are nearly equal, and are chosen otherwise."""
+FAR, FAR_OF_PROCESSORS = 0.15, 0.05
+"""Distance of a group that is computed wrong, and where both sides are processors, which round activations alike: but for single tokens, for which they
+add in half precision. Single positions are farther where experts are nearly equal, and are chosen otherwise."""
 Answer = Mapping[int, float]
 """Likeliest tokens and logarithms of their probabilities, the likeliest first; empty where they are no numbers."""
 
@@ -99,11 +100,16 @@ class Difference(NamedTuple):
     """Groups."""
 
 
-def compare(asked: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer]) -> Difference:
-    """:param right: the processor's, none of which is empty."""
+def compare(
+    asked: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer], processors: bool
+) -> Difference:
+    """:param right: the processor's, none of which is empty.
+    :param processors: whether the other's are, too.
+    """
     equal = sum(next(iter(one)) == next(iter(two), None) for one, two in zip(right, other))
-    far: dict[str, list[float]] = {}
+    found: dict[tuple[str, float], list[float]] = {}
     for question, one, two in zip(asked, right, other):
-        far.setdefault(question.group, []).append(distance(one, two))
-    differs = tuple(group for group, found in far.items() if distance_of(found) > FAR)
+        far = FAR_OF_PROCESSORS if processors and not question.goes_on else FAR
+        found.setdefault((question.group, far), []).append(distance(one, two))
+    differs = tuple(group for (group, far), distances in found.items() if distance_of(distances) > far)
     return Difference(equal, len(asked), differs)

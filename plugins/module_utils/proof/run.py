@@ -103,7 +103,7 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
             answers = _answers(work, side, model, asked, tokens)
         except Ended as ended:
             return Compared(side.name, 0, len(asked), (), str(ended))
-        return Compared(side.name, *questions.compare(asked, right, answers))
+        return Compared(side.name, *questions.compare(asked, right, answers, side.processor))
 
     def remedied(side: Side, found: Compared) -> Compared:
         """With the first settings that make it right, where it is wrong."""

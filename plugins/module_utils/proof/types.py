@@ -21,6 +21,8 @@ class Side(NamedTuple):
     """for people: host and device"""
     argv: tuple[str, ...]
     """of llama-server, without model and port"""
+    processor: bool
+    """whether processors compute it"""
 
 
 class Remedy(NamedTuple):
