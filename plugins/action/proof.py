@@ -72,14 +72,8 @@ class ActionModule(Action):
             self._show(
                 f"the first {first.layers} of {plan.model.layers} layers of {name} are computed on the planned devices, about {first.seconds} s"
             )
-
-        def show(seconds: float) -> str:
-            if seconds % 10 < POLL_SECONDS:
-                self._show(f"computing, {seconds:.0f} s")
-            return str(seconds)
-
         lost = "It may go on there: run the playbook again, which waits for it."
-        job = Job("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), show, lost)
+        job = Job("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
         answer = self.background(job, work=typed_json.dump(asked), prove=prove, prefix=prefix)
         if answer.get("failed"):
             raise AnsibleActionFail(f"proof on {self.host}: {why(answer)}")

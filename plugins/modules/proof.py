@@ -66,7 +66,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import record, run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
 
 
@@ -84,11 +84,11 @@ def main():
     with errors.reported(module):
         work = typed_json.parse(Work, module.params["work"])
         path = Path(module.params["prefix"], names.PROOF)
-        known = record.read(path).get(work.id)
+        known = run.known(path).get(work.id)
         if known and known.right and module.params["prove"] != "always":
             module.exit_json(changed=False, known=True, proof=typed_json.dump(known))
         proof = typed_json.reported("this host", "the proof", Proof, accounts.work_as(work.account, run.prove, work))
-        record.keep(path, proof)
+        run.keep(path, proof)
     module.exit_json(changed=False, known=False, proof=typed_json.dump(proof))
 
 

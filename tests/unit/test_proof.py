@@ -8,12 +8,10 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import gguf_files
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -23,14 +21,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     known_answer,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, record, run
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Remedy, Side, Work
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from conftest import typed
 from support import actions
 from support.verification import healthy, verify
 
-PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
 KEYS = (
     ("general.architecture", gguf_files.STRING, "unheard"),
     ("unheard.block_count", gguf_files.U32, 4),
@@ -267,48 +264,30 @@ def test_each_side_is_the_planned_command_line_with_another_model(served):
 
 
 @pytest.mark.parametrize(
-    "variables, settings",
+    "attention, type_k, type_v, micro, settings",
     [
+        ("on", "q8_0", "f16", None, ["flash_attention: 'off'", "cache_type_k: 'f16'", "micro_batch: 128"]),
+        ("off", "f16", "f16", None, ["flash_attention: 'on'", "micro_batch: 128"]),
         (
-            {},
-            [
-                "llama_server_flash_attention: 'off'",
-                "llama_server_cache_type_k: 'f16'",
-                "llama_server_micro_batch: 128",
-            ],
-        ),
-        (
-            {"llama_server_flash_attention": "off", "llama_server_cache_type_k": "f16"},
-            ["llama_server_flash_attention: 'on'", "llama_server_micro_batch: 128"],
-        ),
-        (
-            {
-                "llama_server_flash_attention": None,
-                "llama_server_cache_type_v": "q8_0",
-                "llama_server_micro_batch": 128,
-            },
-            [
-                "llama_server_flash_attention: 'off', llama_server_cache_type_v: 'f16'",
-                "llama_server_flash_attention: 'on'",
-                "llama_server_cache_type_k: 'f16', llama_server_cache_type_v: 'f16'",
-            ],
+            None,
+            "f16",
+            "q8_0",
+            128,
+            ["flash_attention: 'off', cache_type_v: 'f16'", "flash_attention: 'on'", "cache_type_v: 'f16'"],
         ),
     ],
 )
-def test_remedies_are_settings_that_the_plan_does_not_have(served, variables, settings):
-    served.set("head", **variables)
+def test_remedies_are_the_planned_command_line_with_settings_that_it_does_not_have(
+    served, attention, type_k, type_v, micro, settings
+):
+    types = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
+    served.set("head", **types, llama_server_flash_attention=attention, llama_server_micro_batch=micro)
     work = planned.work_of(typed(served.accepted()))
-    assert [one.setting for one in work.remedies] == settings
-    names_of = {side.name for side in (work.together, *work.devices)}
-    assert [one for one in work.remedies if one.argv.keys() != names_of] == []
-
-
-def test_a_remedy_is_the_same_command_line_with_another_setting(served):
-    work = planned.work_of(typed(served.accepted()))
-    side = work.devices[0]
-    shared, added = [word for word in side.argv if word not in ("--flash-attn", "on")], ["--flash-attn", "off"]
-    assert work.remedies[0].argv[side.name] == (*shared, *added)
-    assert "--cache-type-k" not in work.remedies[1].argv[side.name]
+    assert [one.setting.replace("llama_server_", "") for one in work.remedies] == settings
+    for side in (work.together, *work.devices):
+        *kept, word, value = work.remedies[0].argv[side.name]
+        assert {*kept} <= {*side.argv}
+        assert f"{word} '{value}'" == settings[0].partition(",")[0].replace("flash_attention:", "--flash-attn")
 
 
 def test_a_proof_is_another_one_where_its_result_may_be(served):
@@ -318,23 +297,13 @@ def test_a_proof_is_another_one_where_its_result_may_be(served):
     assert planned.work_of(typed(served.accepted())).id != first
 
 
-@pytest.mark.parametrize(
-    "variables, why",
-    [
-        ({"llama_server_extra_args": ["--embeddings"]}, "generates no tokens"),
-        (
-            {
-                "llama_model_path": None,
-                "llama_model_known_answer": {"layers": 4, "width": 128, "type": "f32"},
-                "llama_model_gguf_summary": None,
-            },
-            "None",
-        ),
-    ],
-)
-def test_what_is_not_proven(served, variables, why):
-    served.set("head", **variables)
-    assert why in str(planned.work_of(typed(served.accepted())))
+def test_what_generates_no_tokens_is_not_proven(served):
+    served.set("head", llama_server_extra_args=["--embeddings"])
+    assert "generates no tokens" in planned.work_of(typed(served.accepted()))
+
+
+def test_the_known_answer_model_needs_no_proof(pair):
+    assert planned.work_of(typed(pair.accepted())) is None
 
 
 def test_an_accelerator_may_round_otherwise_than_the_processor(served):
@@ -467,11 +436,7 @@ def test_the_device_that_computes_wrong_is_named(prove, together, devices, said)
     [
         (("right", "stops"), ("wrong", "right", "none"), "with s: right it computes right"),
         (("right", "wrong"), ("ends", "none"), "none of s: ends; s: none makes it right"),
-        (
-            ("right", "right"),
-            ("ends", "right"),
-            "with s: right it computes right, and each of them alone computes right",
-        ),
+        (("right", "right"), ("right",), "with s: right it computes right, and each of them alone computes right"),
     ],
 )
 def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_helps_is_named(
@@ -481,59 +446,29 @@ def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_hel
     assert sentence.endswith(f"; {said}")
 
 
-def told(plan, proof, prove="once"):
-    """What the action returns where the head finds this, and how many settings that was to try."""
-    given, action = [], actions.made(action_plugin, plan=plan, prove=prove)
-
-    def background(_job, *, work, **_arguments):
-        given.append(len(work["remedies"]))
-        return {"proof": typed_json.dump(proof)}
-
-    action.background = background
-    return action.run(task_vars={"inventory_hostname": "head"}), *given
+WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker2 cpu", 0, 64, (), "ends by signal 6")
 
 
 @pytest.mark.parametrize(
-    "prove, tried, said",
-    [("once", 0, "-e llama_proof=search tries"), ("search", 3, "Set what makes it right")],
-)
-def test_settings_are_tried_where_the_operator_asks(served, prove, tried, said):
-    proof = Proof("0" * 16, 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),))
-    found, given = told(served.accepted(), proof, prove)
-    assert (given, found["ended"]) == (tried, [])
-    assert re.match(f"x computes wrong everywhere.* The model was not loaded. {said}", found["wrong"])
-
-
-@pytest.mark.parametrize(
-    "manager, command",
+    "found, prove, manager, tried, ended, said",
     [
-        ("systemd", "journalctl --unit=llamacpp-worker-cpu --since=-69s"),
-        ("launchd", "tail -n 100 /opt/llamacpp/state/llamacpp-worker-cpu.log"),
+        (WRONG._replace(differs=()), "search", "systemd", 3, [], "^$"),
+        (WRONG, "once", "systemd", 0, [], "worker2 cpu computes wrong everywhere.* -e llama_proof=search tries"),
+        (WRONG, "search", "systemd", 3, [], "worker2 .* The model was not loaded. Set what makes it right"),
+        (ENDED, "once", "systemd", 0, ["journalctl --unit={} --since=-69s"], "worker2 cpu ends by signal 6"),
+        (ENDED, "once", "launchd", 0, ["tail -n 100 /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
     ],
 )
-def test_the_log_of_a_worker_that_ended_says_why(served, manager, command):
+def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove, manager, tried, ended, said):
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
-    devices = (Compared("worker1 cpu", 64, 64, ()), Compared("worker2 cpu", 0, 64, (), "ends by signal 6: crashed"))
-    found = told(plan, Proof("0" * 16, 2, 9, devices=devices))[0]
-    assert found["ended"] == [{"host": "worker2", "command": command}]
-    lines = ["Accepted", "TOP_K failed", "x.cu:3: fatal \x1berror", "ggml_abort+0x1", "llamacpp: the worker ended"]
-    [play] = [
-        play for play in yaml.safe_load((PLAYBOOKS / "site.yml").read_text()) if play["name"] == "Change the services"
-    ]
-    [block] = [task for task in play["tasks"] if "rescue" in task]
-    [prove] = [task for task in block["block"] if task["name"] == "Prove the devices"]
-    task = prove["block"][-1]
-    for logs, said in (([{"stdout_lines": lines}], "TOP_K failed; x.cu:3: fatal  error"), ([{}], "nothing that tells")):
-        known = {"__llama_proof": found, "__llama_logs": {"results": logs}}
-        known |= {name: trust_as_template(text) for name, text in task["vars"].items()}
-        shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
-        assert shown.startswith(f"{found['wrong']}. Logs of the workers ({command}) say: {said}")
-
-
-def test_devices_that_compute_right_are_no_failure(served):
-    found = told(served.accepted(), Proof("0" * 16, 2, 9, devices=(Compared("worker1 cpu", 64, 64, ()),)))[0]
-    assert (found["wrong"], found["ended"]) == ("", [])
+    action = actions.made(action_plugin, plan=plan, prove=prove)
+    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 2, 9, devices=(found,)))})
+    answer = action.run(task_vars={"inventory_hostname": "head"})
+    assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
+    commands = [command.format("llamacpp-worker-cpu") for command in ended]
+    assert answer["ended"] == [{"host": "worker2", "command": command} for command in commands]
+    assert re.match(said, answer["wrong"])
 
 
 @pytest.mark.programs
@@ -578,41 +513,21 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, proof, status, said):
     evidence = healthy(typed(plan))._replace(proofs=proofs)
     for unproven, told in ((False, ""), (True, judge.NOT_REPEATED)):
         verify(plan, evidence, unproven=unproven, report=str(page))
-        [shown] = re.findall(
-            '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>',
-            html.unescape(page.read_text()),
-        )
-        assert shown[0] == status.replace(" ", "-")
-        assert said in shown[1]
-        assert (judge.NOT_REPEATED in shown[1], shown[1].endswith(told)) == (unproven, True)
-
-
-@pytest.mark.parametrize(
-    "known, unproven",
-    [
-        ({}, False),
-        ({"llama_proof": "always"}, True),
-        ({"llama_proof": "search", "__llama_proof": {"skipped": True}}, True),
-        ({"llama_proof": "always", "__llama_proof": {"proofs": [{}]}}, False),
-    ],
-)
-def test_verify_says_where_a_run_made_no_proof_that_was_asked_for(known, unproven):
-    [task] = [
-        one for one in yaml.safe_load((PLAYBOOKS / "tasks/verify.yml").read_text()) if "llamacpp.cluster.verify" in one
-    ]
-    asked = trust_as_template(task["llamacpp.cluster.verify"]["unproven"])
-    assert Templar(DataLoader(), known).template(asked) is unproven
+        found = '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>'
+        [(result, evident)] = re.findall(found, html.unescape(page.read_text()))
+        assert (result, said in evident) == (status.replace(" ", "-"), True)
+        assert (judge.NOT_REPEATED in evident, evident.endswith(told)) == (unproven, True)
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
     path, proof = tmp_path / names.PROOF, Proof("0" * 16, 1, 2, devices=(Compared("x", 1, 2, ()),))
-    assert record.read(path) == {}
-    record.keep(path, proof)
+    assert run.known(path) == {}
+    run.keep(path, proof)
     again = proof._replace(seconds=3)
-    record.keep(path, again)
-    assert record.read(path) == {proof.id: again}
+    run.keep(path, again)
+    assert run.known(path) == {proof.id: again}
     for number in range(20):
-        record.keep(path, proof._replace(id=f"{number:016}"))
-    assert list(record.read(path)) == [f"{number:016}" for number in range(4, 20)]
+        run.keep(path, proof._replace(id=f"{number:016}"))
+    assert list(run.known(path)) == [f"{number:016}" for number in range(4, 20)]
     path.write_text(json.dumps({"proofs": [{"id": 3}]}))
-    assert record.read(path) == {}
+    assert run.known(path) == {}

@@ -95,6 +95,40 @@ def test_why_a_task_failed(result, before, reason):
     assert failure_reason(result, before) == reason
 
 
+@pytest.mark.parametrize(
+    "known, unproven",
+    [
+        ({}, False),
+        ({"llama_proof": "always"}, True),
+        ({"llama_proof": "search", "__llama_proof": {"skipped": True}}, True),
+        ({"llama_proof": "always", "__llama_proof": {"proofs": [{}]}}, False),
+    ],
+)
+def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, unproven):
+    *_others, task = tasks_of(ROOT / "playbooks/tasks/verify.yml")
+    asked = trust_as_template(task["llamacpp.cluster.verify"]["unproven"])
+    assert Templar(DataLoader(), known).template(asked) is unproven
+
+
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        (
+            ["Accepted", "TOP_K failed", "x.cu:3: fatal \x1berror", "ggml_abort+0x1"],
+            "TOP_K failed; x.cu:3: fatal  error",
+        ),
+        (["Accepted"], "nothing that tells why"),
+    ],
+)
+def test_the_log_of_a_worker_that_ended_says_why(lines, said):
+    (task,) = (one for one in tasks_of(ROOT / "playbooks/site.yml") if "__llama_said" in one.get("vars", {}))
+    known = {name: trust_as_template(text) for name, text in task["vars"].items()}
+    known["__llama_proof"] = {"wrong": "w ends", "ended": [{"command": "tail log"}]}
+    known["__llama_logs"] = {"results": [{"stdout_lines": lines}, {"unreachable": True}]}
+    shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
+    assert shown == f"w ends. Logs of the workers (tail log) say: {said}"
+
+
 @pytest.mark.parametrize("transport", ["plain", "stunnel"])
 def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair, transport):
     endpoints = [{"name": "a", "tunnel": "127.0.0.1:60052"}, {"name": "b", "port": 50053}]

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proof on the head: the file of the first layers, a llama-server for each side, and its answers."""
+"""A proof on the head: the file of the first layers, a llama-server for each side, its answers, and the record of results."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
 import socket
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
@@ -25,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers, gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Record, Side, Work
 
 PREFIX, LOCK_SECONDS = "first-layers-", 600
 """Of what is in the folder meanwhile, and for how long another proof is waited for: one whose playbook was killed goes on."""
@@ -37,7 +38,8 @@ WORKER_SECONDS = 45
 """For which a worker that was just started is waited for."""
 ROOM = 1024 * MIB
 """Of the disk, that stays free."""
-LOG_BYTES = 65536
+LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
+"""Of a log what is read; of the record what is read, and how many proofs."""
 SURELY = 1000.0
 AWAY = re.compile(r"[Ff]ailed to connect")
 TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
@@ -63,6 +65,24 @@ def prove(work: Work) -> Any:
             except Ended as ended:
                 found = {"untested": printable(str(ended), 1000)}
     return typed_json.dump(Proof(work.id, work.layers, round(time.monotonic() - began), **found))
+
+
+def known(path: Path) -> dict[str, Proof]:
+    """Id of the work → its proof; empty where there is no record that can be read."""
+    try:
+        found = typed_json.parse(Record, reading.read_object(path, RECORD_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return {proof.id: proof for proof in found.proofs}
+
+
+def keep(path: Path, proof: Proof) -> None:
+    """Adds a proof: those of a plan that a cluster may go back to stay.
+
+    :raises OSError: the record cannot be written.
+    """
+    others = [one for one in known(path).values() if one.id != proof.id]
+    replace_file(path, json.dumps(typed_json.dump(Record((*others[1 - KEPT :], proof)))) + "\n", 0o644)
 
 
 def _written(work: Work, model: Path) -> list[int]:
@@ -146,40 +166,24 @@ def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
         listening.bind((LOOPBACK, 0))
         port = listening.getsockname()[1]
     argv = [*work.client, *serving.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
-    home = str(model.parent)
-    environment = {
-        "PATH": commands.SEARCH,
-        "HOME": home,
-        "LLAMA_CACHE": home,
-        "LC_ALL": "C",
-        "GGML_NO_BACKTRACE": "1",
-        **work.environment,
-    }
-    with open(model.with_name("log"), "w+b") as log:
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=environment,
-                preexec_fn=progress.end_with_parent,
-            )
-        except OSError as error:
-            raise Ended(f"does not run: {error.strerror}") from None
-        server = _Server(process, log.fileno(), f"{LOOPBACK}:{port}")
-        try:
-            server.wait(work.start_seconds)
-            yield server
-        finally:
-            progress.stop(process, STOP_SECONDS)
+    environment = {"PATH": commands.SEARCH, "HOME": str(model.parent), "GGML_NO_BACKTRACE": "1", **work.environment}
+    output = model.with_name("log")
+    with open(output, "wb") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=progress.end_with_parent
+        )
+    try:
+        server = _Server(process, output, f"{LOOPBACK}:{port}")
+        server.wait(work.start_seconds)
+        yield server
+    finally:
+        progress.stop(process, STOP_SECONDS)
 
 
 class _Server:
     """A llama-server of one side."""
 
-    def __init__(self, process: subprocess.Popen, log: int, place: str) -> None:
+    def __init__(self, process: subprocess.Popen, log: Path, place: str) -> None:
         self.process, self.log, self.place = process, log, place
         self.says: list[list[float]] = []
         """Has it answer a token that is a whole character: of half of one it lists no others. The listed probabilities are those before that."""
@@ -210,8 +214,7 @@ class _Server:
 
     def ended(self, otherwise: str) -> Ended:
         """How it ended, else what it does otherwise, and the line of its log that tells most."""
-        size = os.fstat(self.log).st_size
-        said = os.pread(self.log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace").splitlines()
+        said = reading.end_of(self.log, LOG_BYTES).splitlines()
         telling = [line for line in said if TELLING.search(line)] or said[-1:]
         status = self.process.poll()
         how = otherwise if status is None else f"ends {progress.ended_how(status)}"

@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
@@ -94,7 +94,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
         lock=cluster_lock.read(Path(host.prefix)),
-        proofs=tuple(record.read(Path(host.prefix, names.PROOF)).values()),
+        proofs=tuple(run.known(Path(host.prefix, names.PROOF)).values()),
     )
     hosts = {worker.endpoint: name for name, one in subject.hosts.items() for worker in one.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
