@@ -39,7 +39,10 @@ KEPT_STRING = 65536
 """Longer strings are cut."""
 
 _PAGE = "is a web page and not a GGUF file: give the address of the file itself, which on Hugging Face has /resolve/ in place of /blob/"
+_REFUSAL = "is a server's refusal and not the file itself: correct its address, or the token, and fetch it again"
 OTHERS = {
+    b"entry not found": _REFUSAL,
+    b'{"error"': _REFUSAL,
     b"<!doctype html": _PAGE,
     b"<html": _PAGE,
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself: fetch that with git lfs pull",
@@ -265,9 +268,8 @@ class _Metadata(NamedTuple):
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
     """Adds the tensors of one file and gives its metadata."""
     reader.begin(source)
-    if source.size >= 24:
-        reader.need(24)
-    if reader.window[:4] != b"GGUF":
+    reader.need(min(source.size, 24))
+    if reader.window[:4] != b"GGUF" or source.size < 24:
         begin = reader.window.lstrip().lower()
         raise GGUFError(next((what for start, what in OTHERS.items() if begin.startswith(start)), "is not a GGUF file"))
     reader.skip(4)
