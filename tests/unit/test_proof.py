@@ -178,30 +178,34 @@ def test_what_is_asked_fits_the_context():
     assert len(questions.tokens(1)) >= max(one.length for one in ASKED)
 
 
+def compare(other, processor):
+    return questions.compare(Side("x", (), processor), ASKED, answers(), other)
+
+
 def test_answers_that_round_otherwise_are_the_same():
-    assert questions.compare(ASKED, answers(), answers(0.01), True) == (64, 64, ())
+    assert compare(answers(0.01), processor=True) == Compared("x", 64, 64, ())
 
 
 def test_processors_round_prompts_alike():
     other = answers(0.3)
-    assert questions.compare(ASKED, answers(), other, False).differs == ()
-    assert questions.compare(ASKED, answers(), other, True).differs == tuple(GROUPS[:4])
+    assert compare(other, processor=False).differs == ()
+    assert compare(other, processor=True).differs == tuple(GROUPS[:4])
 
 
 @pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
 def test_answers_of_a_device_that_computes_wrong(other):
-    assert questions.compare(ASKED, answers(), other, False).differs == tuple(GROUPS)
+    assert compare(other, processor=False).differs == tuple(GROUPS)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_kernel_that_is_wrong_for_some_numbers_of_rows_alone(group):
     some = [wrong if one.group == group else right for one, right, wrong in zip(ASKED, answers(), answers(seed=5))]
-    assert questions.compare(ASKED, answers(), some, False).differs == (group,)
+    assert compare(some, processor=False).differs == (group,)
 
 
 def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
     some = [wrong if index % 5 == 0 else right for index, (right, wrong) in enumerate(zip(answers(), answers(seed=5)))]
-    assert questions.compare(ASKED, answers(), some, False).differs == ()
+    assert compare(some, processor=False).differs == ()
 
 
 def test_a_reply_of_another_form_is_none():

@@ -14,6 +14,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Side
+
 RANGES = {
     "of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
     "of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
@@ -93,23 +95,14 @@ def distance_of(group: Sequence[float]) -> float:
     return sorted(group)[len(group) // 4]
 
 
-class Difference(NamedTuple):
-    equal: int
-    of: int
-    differs: tuple[str, ...]
-    """Groups."""
-
-
-def compare(
-    asked: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer], processors: bool
-) -> Difference:
+def compare(side: Side, asked: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer]) -> Compared:
     """:param right: the processor's, none of which is empty.
-    :param processors: whether the other's are, too.
+    :param other: the side's.
     """
     equal = sum(next(iter(one)) == next(iter(two), None) for one, two in zip(right, other))
     found: dict[tuple[str, float], list[float]] = {}
     for question, one, two in zip(asked, right, other):
-        far = FAR_OF_PROCESSORS if processors and not question.goes_on else FAR
+        far = FAR_OF_PROCESSORS if side.processor and not question.goes_on else FAR
         found.setdefault((question.group, far), []).append(distance(one, two))
     differs = tuple(group for (group, far), distances in found.items() if distance_of(distances) > far)
-    return Difference(equal, len(asked), differs)
+    return Compared(side.name, equal, len(asked), differs)

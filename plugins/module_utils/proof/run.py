@@ -120,10 +120,9 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
 
     def compared(side: Side) -> Compared:
         try:
-            answers = _answers(work, side, model, asked, tokens)
+            return questions.compare(side, asked, right, _answers(work, side, model, asked, tokens))
         except Ended as ended:
             return Compared(side.name, 0, len(asked), (), str(ended))
-        return Compared(side.name, *questions.compare(asked, right, answers, side.processor))
 
     def remedied(side: Side, found: Compared) -> Compared:
         """With the first settings that make it right, where it is wrong."""
