@@ -3,6 +3,7 @@
 import json
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
@@ -62,6 +63,21 @@ def test_the_way_back_compiles_nothing_and_so_does_the_next_upgrade(cluster, rel
         assert cluster.complete() == known_answer.SENTENCE
         assert "step " not in result.text
     assert installed(cluster) == both
+
+
+def test_a_build_that_nobody_read_is_served_without_options_that_it_lacks(cluster, release, tmp_path):
+    unread = newer_tree.unread(tmp_path / "unread.tar", Path(str(release["path"])))
+    result = cluster.site(llama_release=unread, llama_verify_path=str(tmp_path / "verify.json"))
+    assert result.status == "successful", result.text
+    told = " ".join(result.text.split())
+    assert "does not know --cache-ram: it is said to it as -cram" in told
+    assert "does not know --fit: it is left out" in told
+    assert "Traceback" not in told
+    checks = json.loads((tmp_path / "verify.json").read_text())["checks"]
+    assert {check["status"] for check in checks} == {"passed"}
+    assert all("protocol 7.1.0" in check["evidence"] for check in checks if check["name"] == "handshake")
+    assert cluster.complete() == known_answer.SENTENCE
+    assert cluster.site(llama_release=unread).changed == 0
 
 
 def test_the_patch_for_loads_compiles_with_it(cluster, release, tmp_path):

@@ -277,8 +277,8 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
     [
         ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size (its help has --context-size): it is said to it as -c"),
         ("--fit off --alias x", "--alias x", "--fit: it is left out, and llama-server's default holds"),
-        ("--cache-ram 8192", "", "--cache-ram: it is left out"),
-        ("--cache-ram 8191", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
+        ("--cache-ram 4096", "", "--cache-ram: it is left out"),
+        ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
         ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
         ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is left out"),
         ("--model x", None, "--model, which llama_model_path sets"),
@@ -288,7 +288,9 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
 )
 def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printing, planned, said, told):
     """The launcher says it otherwise, of which the run warns each time."""
-    help_of_server = HELP_OF_SERVER.replace("--ctx-size", "--context-size") + "--alias X   x\n-mmu X   x\n"
+    help_of_server = (
+        HELP_OF_SERVER.replace("--ctx-size", "--context-size") + "--alias X   x\n-mmu X   x\n--fit-ctx N   x\n"
+    )
     arguments = printing(help_of_server)
     service = command(arguments, "llama-server", *planned.split())
     for _run in range(2):

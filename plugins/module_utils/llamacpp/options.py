@@ -65,8 +65,8 @@ class Option(NamedTuple):
     :param remedy: what to do instead of giving it, where no variable sets it.
     :param adds: what devices hold with it beside what is planned.
     :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
-    :param without: of an option that only tunes, the number that llama-server takes without it: it may be left out where no less is planned, so that
-        nothing holds more memory than planned. None where llama-server would serve something else, or less safely.
+    :param without: of an option that only tunes, the least that is planned where it may be left out, since llama-server's default fits into the memory then:
+        the plan gives conversations half of what is free, llama-server 8192 MiB. None where it would serve something else, or less safely.
     """
 
     name: str
@@ -172,7 +172,7 @@ TABLE: tuple[Option, ...] = (
         implied=("auto", "on", "off"),
     ),
     Option("threads", _both("--threads -t"), "llama_server_threads", without=0),
-    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), without=8192),
+    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), without=4096),
     Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
@@ -443,6 +443,11 @@ def owned(program: str, word: str) -> Option | None:
     return next(matches, None)
 
 
+def is_known(word: str) -> bool:
+    """Whether a build that was read has an option by this word, as far as that has a place here."""
+    return word in _SERVER or word in _ALIASES
+
+
 def is_variable(name: str) -> bool:
     """Whether a variable of llama-server's environment stands for an option that the plan may count."""
     return bool(_VARIABLE.fullmatch(name))
@@ -532,7 +537,7 @@ def words_instead(known: Mapping[str, bool]) -> dict[str, str]:
 
 
 def may_be_left_out(word: str, values: Sequence[str]) -> bool:
-    """Whether llama-server answers the same without an option, and takes no more memory than with these values."""
+    """Whether llama-server answers the same without an option, and has the memory for its default where these values are planned."""
     option = of_word(word)
     numbers = [int(value) for value in values if value.isdigit()]
     return option is not None and option.without is not None and min(numbers, default=option.without) >= option.without

@@ -89,9 +89,10 @@ def record(release: Path, instead: Mapping[str, str]) -> None:
 
 
 def _nearest(word: str, known: Collection[str]) -> str:
-    """The word of a help that looks most like it."""
-    longer = [other for other in known if other.startswith(f"{word}-")]
-    found = longer or difflib.get_close_matches(word, known, 1, 0.7)
+    """The word of a help that looks most like it, of those that no read build has for another option."""
+    new = [other for other in known if not options.is_known(other)]
+    longer = [other for other in new if other.startswith(f"{word}-")]
+    found = longer or difflib.get_close_matches(word, new, 1, 0.7)
     return f" (its help has {found[0]})" if found else ""
 
 
