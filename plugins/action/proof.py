@@ -41,11 +41,9 @@ class ActionModule(Action):
         prefix = plan.hosts[plan.head.host].prefix
         for one in plan.each() if arguments.prove != NEVER and not self.check_mode else ():
             asked = first_layers.work_of(one)
-            if isinstance(asked, Work):
+            if asked:
                 asked = asked if arguments.prove == SEARCH else asked._replace(remedies=())
                 proofs.append(self._prove(one, asked, prefix, arguments.prove))
-            elif asked:
-                self._show(f"{one.model.name}: not proven, since {asked}")
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         look = "" if arguments.prove == SEARCH else LOOK
         ended = {one.name for proof in proofs for one in proof.devices if one.ended}

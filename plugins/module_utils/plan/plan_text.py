@@ -465,7 +465,7 @@ def makes_text(plan: Plan) -> bool:
 
 def speed_rows(plan: Plan) -> list[list[str]]:
     """What is predicted, how much, and what limits it; nothing where the model does not fit."""
-    estimate, first = plan.estimate, plan.head.first_layers if makes_text(plan) else None
+    estimate, first = plan.estimate, plan.head.first_layers
     if estimate.load_s is None:
         return []
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]

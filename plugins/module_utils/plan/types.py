@@ -508,7 +508,7 @@ class HeadPlan(NamedTuple):
     page_port: Absent[Port] = None
     """of `llama_server_page_port`; missing where there is no page"""
     first_layers: Absent[FirstLayersPlan] = None
-    """with which `llama_proof` proves the devices; missing of the known-answer model, and where no device or no tensor is known"""
+    """with which `llama_proof` proves the devices; missing of the known-answer model, of one that makes no text, and where no device or tensor is known"""
     models: Absent[tuple[ServedModel, ...]] = None
     """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""

@@ -16,9 +16,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, FirstLayersPlan, Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
@@ -39,7 +39,6 @@ OTHERWISE = frozenset(_OTHERWISE.split())
 DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots", "--log-file")
 ON_PROCESSOR = "=CPU"
 """How overrides end that hold on each side."""
-ANSWERS_OTHERWISE = ("embeddings", "reranking")
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
     {"flash-attention": "on"},
@@ -49,12 +48,14 @@ REMEDIES = (
 """Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
 
 
-def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float | None) -> FirstLayersPlan | None:
+def of_plan(
+    model: Model, server: Server, placed: device_load.Placed, head: Host, load_s: float | None
+) -> FirstLayersPlan | None:
     """What fits on each device, and into the memory of the head; None where there is nothing to prove, or not one layer fits.
 
     :param load_s: of the whole model.
     """
-    if model.known_answer or not placed.devices:
+    if model.known_answer or not placed.devices or not server_settings.generates(server, model.summary):
         return None
     room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2
     chosen = first_layers.choose(model.summary, len(placed.devices), min(MOST_BYTES, room))
@@ -68,13 +69,11 @@ def of_plan(model: Model, placed: device_load.Placed, head: Host, load_s: float 
     return FirstLayersPlan(*chosen, seconds=math.ceil(PROGRAMS_S + written + share * (load_s or 0) + computes))
 
 
-def work_of(plan: Plan) -> Work | str | None:
-    """Of the plan of one model; None where there is nothing to prove, or why it cannot be."""
+def work_of(plan: Plan) -> Work | None:
+    """Of the plan of one model; None where there is nothing to prove."""
     first, head = plan.head.first_layers, plan.hosts[plan.head.host]
     if not first:
         return None
-    if {_name_of(word) for word in plan.head.argv[1:]}.intersection(ANSWERS_OTHERWISE):
-        return "it generates no tokens that could be compared"
     together, devices = _sides(plan, first.layers)
     processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers), True)
     work = Work(

@@ -26,7 +26,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Work
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     SCHEMA,
     Check,
@@ -344,10 +343,9 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     """What the proof found before the server started: workers serve one head at a time, so that none can be made now."""
     asked = first_layers.work_of(plan)
-    devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
-    if not isinstance(asked, Work):
-        yield from [_check("computes", devices, None, asked)] if asked else []
+    if not asked:
         return
+    devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
     found = next((proof for proof in evidence.proofs if proof.id == asked.id), None)
     if not found or found.untested:
         missing = "no proof is recorded: site.yml makes one when it starts the server, unless llama_proof is never"
@@ -357,9 +355,8 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     text = "; ".join(found.wrong() or [f"likeliest token equal in {one.equal} of {one.of}" for one in sides])
     whole = "" if plan.head.first_layers and plan.head.first_layers.of_each_kind else ", not one of each kind"
     text += f", against {asked.processor.name}, {found.layers} of {plan.model.layers} layers{whole}"
-    yield _check(
-        "computes", devices, found.right or None, text
-    )  # one that is wrong is served where the operator left the proof out
+    # One that is wrong is served where the operator left the proof out.
+    yield _check("computes", devices, found.right or None, text)
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
