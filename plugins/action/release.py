@@ -39,17 +39,15 @@ class ActionModule(Action):
     def perform(self, arguments: ReleaseArguments) -> dict:
         if arguments.state == "fetched":
             return {"changed": any(archive.changed for archive in _fetch(arguments))}
-        compiled = arguments.release.source in release_request.COMPILED
-        result = self._compiled(arguments) if compiled else self._unpacked(arguments)
+        if arguments.release.source in release_request.COMPILED:
+            result = self._compiled(arguments)
+        else:
+            result = self._install(arguments)
+            if not (result.get("failed") or self.check_mode or "manifest" in result):
+                result = self._install(arguments._replace(brought=self._bring(arguments)))
         for sentence in result.get("said_otherwise", ()):
             display.warning(printable(sentence))
         return result
-
-    def _unpacked(self, arguments: ReleaseArguments) -> dict:
-        result = self._install(arguments)
-        if result.get("failed") or self.check_mode or "manifest" in result:
-            return result
-        return self._install(arguments._replace(brought=self._bring(arguments)))
 
     def _install(self, arguments: ReleaseArguments) -> dict:
         return self.module(**typed_json.dump(arguments))

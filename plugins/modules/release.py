@@ -113,6 +113,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
     manifest,
     option_check,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import SERVER
 
 
 def install(target, arguments):
@@ -148,12 +149,14 @@ def main():
         if installed:
             programs = target.release / "bin"
             listed = target.probe(programs) if arguments.services else {}
-            compared = option_check.check(programs, listed, arguments.services, arguments.release, arguments.host_name)
-            if compared.refused:
-                raise Refusal(f"{'. '.join(compared.refused)}. No running service was touched.")
-            if not module.check_mode:
-                option_check.record(target.release, option_check.words_instead(listed, arguments.release.fork))
-            told = {"manifest": typed_json.dump(installed), "said_otherwise": compared.changed}
+            wrong, otherwise = option_check.check(
+                programs, listed, arguments.services, arguments.release, arguments.host_name
+            )
+            if wrong:
+                raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
+            if not module.check_mode and SERVER in listed:
+                option_check.record(target.release, listed[SERVER], arguments.release.fork)
+            told = {"manifest": typed_json.dump(installed), "said_otherwise": otherwise}
             module.exit_json(changed=changed, diff=diff if changed else {}, **told)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")

@@ -519,15 +519,15 @@ def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
     return [word, value] if word else []
 
 
-def words_instead(known: Mapping[str, bool]) -> dict[str, str]:
+def words_instead(known: Mapping[str, bool], fork: str) -> dict[str, str]:
     """Word of llama-server that the plan writes and a build of llama.cpp does not list → another word of that option which it lists, or nothing where
     the option only tunes. Options of UNPLANNED have words that mean different things.
 
     :param known: of capabilities.parse_help.
     """
-    instead = {}
-    for option in TABLE:
-        for spelling in option.spelled(MAINLINE):
+    instead: dict[str, str] = {}
+    for option in TABLE if known and fork in LISTS_ALL else ():
+        for spelling in option.spelled(fork):
             word, takes_value = spelling.words[0], spelling.form != SWITCH
             if option.program == SERVER and spelling.written and option.memory != UNPLANNED and word not in known:
                 others = [other for other in spelling.words if known.get(other) == takes_value]

@@ -9,7 +9,6 @@ import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
@@ -22,69 +21,52 @@ WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
 """What llama-server has to say where it can do TLS, and where it cannot. Its help does not tell."""
 
 
-class Compared(NamedTuple):
-    """Sentences on planned options that a program does not know, or cannot do."""
-
-    refused: list[str]
-    changed: list[str]
-    """On those that the launcher says otherwise, or leaves out."""
-
-
 def check(
     programs: Path,
     listed: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
     release: ReleasePlan,
     host: str,
-) -> Compared:
-    """Compares each planned command line.
+) -> tuple[list[str], list[str]]:
+    """Sentences on planned options that a program does not know, or cannot do; and on those that the launcher says otherwise, or leaves out.
 
     :param programs: folder of the installed programs.
     :param listed: program → the options of its help. One that lists nothing is not compared with.
     :param host: its name in messages.
     """
     fork = release.fork
-    sentences, changed = [], []
+    refused, changed = [], []
     started = [(argv, service.process) for service in services for argv in (service.process, *(service.children or ()))]
     for argv, launched in [pair for pair in started if Path(pair[0][0]).parent == programs]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
         known = listed[name]
-        instead = words_instead(listed, fork) if argv == launched and program == options.SERVER else {}
+        instead = options.words_instead(known, fork) if argv == launched and program == options.SERVER else {}
         values = {word: rest for word, *rest in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], known, fork) if known else ():
-            option, does_not_know = (
-                options.owned(program, word),
-                f"{name} of {programs.parent.name} on {host} does not know {word}",
-            )
-            if instead.get(word) or (word in instead and options.may_be_left_out(word, values[word])):
-                how = (
-                    f"said to it as {instead[word]}" if instead[word] else "left out, and llama-server's default holds"
-                )
-                changed.append(f"{does_not_know}{_nearest(word, known)}: it is {how}")
+            option, other = options.owned(program, word), instead.get(word)
+            text = f"{name} of {programs.parent.name} on {host} does not know {word}{_nearest(word, known)}"
+            if other:
+                changed.append(f"{text}: it is said to it as {other}")
+            elif other == "" and options.may_be_left_out(word, values[word]):
+                changed.append(f"{text}: it is left out, and llama-server's default holds")
             elif option or fork in options.LISTS_ALL:
-                sentences.append(f"{does_not_know}{_nearest(word, known)}, {_remedy(option)}")
+                refused.append(f"{text}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
-            sentences.append(
+            refused.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
                 f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
             )
-    return Compared(list(dict.fromkeys(sentences)), list(dict.fromkeys(changed)))
+    return list(dict.fromkeys(refused)), list(dict.fromkeys(changed))
 
 
-def words_instead(listed: Mapping[str, Mapping[str, bool]], fork: str) -> dict[str, str]:
-    """What the launcher says to this build's llama-server in place of words that it does not know."""
-    known = listed.get(options.SERVER)
-    return options.words_instead(known) if known and fork in options.LISTS_ALL else {}
-
-
-def record(release: Path, instead: Mapping[str, str]) -> None:
-    """Leaves it for the launcher. It depends on the build alone, so that each plan of it may be started.
+def record(release: Path, known: Mapping[str, bool], fork: str) -> None:
+    """Leaves for the launcher what it says in place of words that a build's llama-server does not know, the same for each plan of the build.
 
     :param release: folder of the build.
     """
-    path, text = release / serving.WORDS_INSTEAD, json.dumps(instead, sort_keys=True)
-    if text_of(path) != (text if instead else ""):
+    path, text = release / serving.WORDS_INSTEAD, json.dumps(options.words_instead(known, fork), sort_keys=True)
+    if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
