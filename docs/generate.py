@@ -64,6 +64,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "own": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
+    "vulkan-prompt-cache": {"where": "*device* of *host*"},
     "user-scope": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},

@@ -6,7 +6,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_TOOLS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
 from conftest import Cluster, known_answer_of
-from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos
+from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos, with_long_context
 
 MI50 = accelerator("hip", "MI50", "gfx906", 32752)
 
@@ -207,6 +207,15 @@ CASES = [
             "set llama_server_load_mode to {mode}": setting("strix0", llama_server_load_mode="dio"),
         },
         ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
+    ),
+    (
+        "vulkan-prompt-cache",
+        lambda: with_long_context(llama_server_prompt_cache_mib=4096),
+        {
+            "leave llama_server_prompt_cache_mib out": setting("strix0", llama_server_prompt_cache_mib=None),
+            "set llama_server_context to a": setting("strix0", llama_server_context=65536),
+        },
+        ["of which Vulkan0 of strix0, Vulkan0 of strix1 makes several buffers."],
     ),
     (
         "cache-kernels",

@@ -5,7 +5,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
 from conftest import known_answer_of, typed
 from support import models
-from support.clusters import CARD, FORK, cards_of, head_with_cards, model, strix_halo_head, strix_halos
+from support.clusters import (
+    CARD,
+    FORK,
+    cards_of,
+    head_with_cards,
+    model,
+    strix_halo_head,
+    strix_halos,
+    with_long_context,
+)
 
 WINDOWS = {
     **{"architecture": "gemma3", "heads": 32, "kv_heads": 16, "key_dimension": 128, "value_dimension": 128},
@@ -58,6 +67,14 @@ def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
     assert "Conversations that left their slot are not kept." in pages(plans[50])
     cluster.hosts["head"]["facts"]["measured"]["gpu1"].update(mbit_per_second=100000, requested=False)
     assert argument(cluster.plan(), "--cache-ram") == "0"
+
+
+@pytest.mark.parametrize(
+    "context, backend, kept", [(65792, "vulkan", 0), (65792, "hip", 8192), (65536, "vulkan", 8192)]
+)
+def test_nothing_is_kept_that_llama_server_cannot_fetch(context, backend, kept):
+    """ggml-org/llama.cpp#26128: it ends where values of a layer are more than one of Vulkan's buffers."""
+    assert with_long_context(context, backend).plan()["head"]["prompt_cache_mib"] == kept
 
 
 def test_what_is_asked_for_is_taken_from_the_memory_of_layers():

@@ -149,6 +149,8 @@ class Backend(NamedTuple):
     worker is not asked: ggml-rpc says that it computes everything."""
     maps_weights: bool = False
     """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
+    largest_buffer: int = 0
+    """Bytes above which it divides what is allocated together; 0 is no limit."""
 
 
 def cuda_architecture(capability: str) -> str:
@@ -168,6 +170,7 @@ VULKAN = Backend(
     device_files=("char-drm", "char-nvidia*"),
     visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
     no_kernels=NEW_TYPES,
+    largest_buffer=1 << 30,
 )
 
 HIP = Backend(

@@ -75,6 +75,13 @@ def strix_halos(count, gib, backend="hip", build=11434, **variables):
     return cluster
 
 
+def with_long_context(context=65792, backend="vulkan", **variables):
+    """Two hosts and a model whose values are 16 KiB for each token and layer."""
+    cluster = strix_halos(2, 1, backend, llama_server_context=context, llama_placement="all", **variables)
+    cluster.model = {"summary": model(40, 8, kv_heads=16, context=131072)}
+    return cluster
+
+
 def cards_of(gib, count=1, summary=None, **variables):
     """A head and workers with a card each, for a model of so many GiB."""
     shared = {"llama_accept_advisories": ["rpc-remote-code-execution"], **variables}

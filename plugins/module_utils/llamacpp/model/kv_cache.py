@@ -317,6 +317,14 @@ def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = Fals
     ]
 
 
+def last_tensor(summary: ModelSummary, settings: Settings) -> int:
+    """Bytes of the largest tensor that ends a layer's cache: its values, or keys where these are all."""
+    full, short = cells(summary, settings)
+    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
+    layers = layers_of(summary, settings.flash())
+    return max(int((short if layer.windowed else full) * (layer.value * value or layer.key * key)) for layer in layers)
+
+
 def latent_mode(settings: Settings) -> int:
     """``-mla`` of ik_llama.cpp, or its default."""
     return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, prompt_cache
 
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Where it is accepted, devices lend more than their driver shows as their own."""
@@ -39,6 +39,13 @@ def metal_maps(context: AdvisoryContext) -> Cases:
         for device in _with_mapped_pages(context)
         if workers and not device.endpoint and device.backend == "metal"
     ]
+
+
+def torn_cache(context: AdvisoryContext) -> Cases:
+    """Devices of which llama-server cannot fetch KV cache, whose operator has it keep conversations."""
+    case = context.release, context.summary, context.server
+    torn = [one for one in context.used if prompt_cache.is_torn(*case, one.backend)]
+    return [(one.host, {"where": f"{one.name} of {one.host}"}) for one in torn if context.plan.head.prompt_cache_mib]
 
 
 def vulkan_memory(context: AdvisoryContext) -> Cases:

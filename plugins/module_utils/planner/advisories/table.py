@@ -118,6 +118,14 @@ ADVISORIES = (
         THREAD.format(28571),
     ),
     Advisory(
+        "vulkan-prompt-cache",
+        "error",
+        memory.torn_cache,
+        "llama-server ends when it keeps a conversation: a layer's KV cache is more than 1 GiB, of which {where} makes several buffers.",
+        ("leave llama_server_prompt_cache_mib out", "set llama_server_context to a smaller number"),
+        THREAD.format(25584),
+    ),
+    Advisory(
         "cache-kernels",
         "error",
         releases.cache_kernels,

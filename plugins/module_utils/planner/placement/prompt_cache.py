@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
@@ -65,11 +67,20 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         generates
         and "prompt-cache" in known
         and works
+        and not any(is_torn(release, case.summary, server, device.backend) for device in placed.devices)
         and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
     )
     planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
+
+
+def is_torn(release: ReleasePlan, summary: ModelSummary, server: Server, backend: str) -> bool:
+    """Whether llama-server ends when it fetches KV cache of a device: where a layer's last tensor is larger than a buffer, the views behind it get no data
+    (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
+    settings = server_settings.settings_of(server, summary)
+    largest = backends.RECORDS[backend].largest_buffer
+    return release.mainline and settings.offload and 0 < largest < kv_cache.last_tensor(summary, settings)
 
 
 def checkpoint_bytes(load: device_load.Load, server: Server) -> int:
