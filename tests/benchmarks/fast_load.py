@@ -1,7 +1,7 @@
 """Seconds from start to health with llama.cpp's own ggml-rpc and with the collection's patch (llama_build_fast_load), side by side.
 
-A known-answer model is written. Each of the two builds then starts in turns: llama-server alone, with a worker on loopback that keeps no cache,
-with one whose cache is empty, and with the same cache again. After each start the model has to say its sentence. Files lie in the memory of the
+A known-answer model is written. The two builds of each release then start in turns: llama-server alone, with a worker on loopback that keeps no
+cache, with one whose cache is empty, and with the same cache again. After each start the model has to say its sentence. Files lie in the memory of the
 machine, so what is measured is the programs' own work, not a disk or a network.
 
 Needs no Ansible, only the Python packages gguf and numpy, twice the size of the model in the folder, and as much memory. Tells each start, and
@@ -114,24 +114,24 @@ def seconds_to_health(
     return seconds
 
 
-def measured(name: str, model: Path, options: argparse.Namespace, found: dict[str, list[float]]) -> None:
+def measured(
+    name: str, programs: Path, model: Path, options: argparse.Namespace, found: dict[str, list[float]]
+) -> None:
     """One round of a build."""
-    programs = getattr(options, name).resolve()
     cache = model.with_name(f"cache-{name}-")
     for case in options.cases:
-        if case == "cold":
-            for index in range(options.workers):
-                shutil.rmtree(f"{cache}{index}", ignore_errors=True)
         kept = {"alone": False, "no cache": None}.get(case, cache)
         seconds = seconds_to_health((programs, programs), model, options, kept)
         found.setdefault(f"{name}, {case}", []).append(seconds)
         print(f"{name}, {case}: {seconds:.1f} s", file=sys.stderr, flush=True)
+    for index in range(options.workers):
+        shutil.rmtree(f"{cache}{index}", ignore_errors=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plain", type=Path, required=True, help="folder of programs without the patch")
-    parser.add_argument("--fast", type=Path, required=True, help="folder of programs with the patch")
+    parser.add_argument("--plain", type=Path, nargs="+", required=True, help="folders of programs without the patch")
+    parser.add_argument("--fast", type=Path, nargs="+", required=True, help="the same with the patch")
     parser.add_argument("--work", type=Path, help="folder for the model and the caches")
     parser.add_argument("--model", type=Path, help="that model in place of one that is written")
     parser.add_argument("--layers", type=int, default=16)
@@ -154,8 +154,9 @@ def main() -> None:
         else:
             known_answer_file.write(model, options.layers, options.width, "f16")
         for _round in range(options.rounds):
-            for name in ("plain", "fast"):
-                measured(name, model, options, found)
+            for index, pair in enumerate(zip(options.plain, options.fast)):
+                for kind, programs in zip(("plain", "fast"), pair):
+                    measured(f"{kind}-{index}", programs.resolve(), model, options, found)
         size = model.stat().st_size
     figures = {
         name: {
