@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
@@ -32,7 +32,7 @@ RUNTIME_FILES = [
     completion.RuntimeFile(path.name, path.read_bytes(), str(path))
     for path in (
         *sorted(Path(str(runtime.__file__)).parent.glob("[!_]*.py")),
-        *(Path(str(module.__file__)) for module in (units, rpc)),
+        *(Path(str(module.__file__)) for module in (units, rpc, words)),
     )
 ]
 """The launcher as it is installed on hosts: runtime.py and what it needs beside it."""

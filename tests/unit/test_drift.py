@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import WORDS_INSTEAD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
@@ -83,7 +83,7 @@ def test_the_state_of_a_service(installation):
 
 def test_a_service_in_the_words_of_its_build_runs_as_planned(installation, popen):
     prefix, program, _start = installation
-    (prefix / serving.WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    (prefix / WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
     port, server = free_port(), str(prefix / "bin" / "llama-server")
     words = [server, str(program), str(port)]
     process = popen([*words, "-c", "8"], executable=sys.executable, stdout=subprocess.PIPE)

@@ -30,6 +30,7 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
 OTHER_READS = """
+llamacpp/words.said_to_build
 builds/archives.members builds/archives.take builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed
 builds/option_check._lacks_tls builds/option_check.record common/files.sha256 common/files.sync common/files.text_of common/locks.holders common/locks.open_file

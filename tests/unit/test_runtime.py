@@ -24,6 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import WORDS_INSTEAD
 from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
@@ -92,7 +93,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
-    (tmp_path / serving.WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    (tmp_path / WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
     runtime.run(argv, runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
     assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"

@@ -384,6 +384,17 @@ def test_a_head_alone_is_told_how_the_model_fits(gib, variables, remedy):
     assert "compute-over-capacity" not in [entry["id"] for entry in planned["advisories"]]
 
 
+def test_two_remedies_together_are_told_where_none_alone_helps():
+    data = cluster_of(False, with_card("head", memory_mib=16384), llama_server_context=131072, **big(30))
+    said = re.search(
+        r"it fits this way: set llama_server_context to (\d+) and llama_server_gpu_layers to (\d+)",
+        reason(written(data)),
+    )
+    context, layers = map(int, said.groups())
+    check_placement(written(data, llama_server_context=context, llama_server_gpu_layers=layers))
+    assert context < 131072
+
+
 @pytest.mark.parametrize(
     "own",
     [

@@ -6,7 +6,7 @@
 For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this start, ends llama-server
 when a worker is lost or nothing moves, writes down how it ended, and ends: the service manager starts it again. Where a worker stays away, it serves
 on a fallback. It ends a worker that is stopped or does not notice that its client has gone. It keeps a worker's cache of tensors, from which
-llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder, rpc.py and units.py,
+llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder, rpc.py, words.py and units.py,
 and needs nothing but Python 3.9.
 """
 
@@ -46,7 +46,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     tunnel,
     worker,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc  # noqa: E402  # the same
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # the same
 
 HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
@@ -207,7 +207,7 @@ class Start:
         """Runs llama-server until it ends."""
         record, settings = self.record, self.settings
         record.set(serving.LOADING, chosen.without)
-        argv = serving.said_to_build(chosen.argv)
+        argv = words.said_to_build(chosen.argv)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)

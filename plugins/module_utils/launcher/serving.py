@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +25,6 @@ WORDS = {
     ASLEEP: "asleep (a request wakes it)",
 }
 """States that people are shown in other words."""
-WORDS_INSTEAD = "words-instead.json"
-"""In the folder of a build: option of a plan that its llama-server does not know → what is said to it, empty where the option is left out."""
 LAST = 20
 TEXT = 500
 """Characters of one line that are kept."""
@@ -122,18 +119,6 @@ class Record:
         }
         journal.write_state(self.path, told)
         self.written = time.monotonic()
-
-
-def said_to_build(argv: Sequence[str]) -> list[str]:
-    """A planned command line of llama-server in the words of its build."""
-    instead = journal.read_back(Path(argv[0]).parent.parent / WORDS_INSTEAD, dict) or {}
-    words, says = [], True
-    for word in argv:
-        if re.match("--?[A-Za-z]", word):
-            word = str(instead.get(word, word))
-            says = bool(word)
-        words += [word] * says
-    return words
 
 
 def read_fallbacks(path: Path) -> list[Fallback] | None:

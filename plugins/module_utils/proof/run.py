@@ -22,8 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress, serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers, gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Record, Side, Work
@@ -164,7 +164,7 @@ def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         port = listening.getsockname()[1]
-    argv = [*work.client, *serving.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
+    argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
     environment = {"PATH": commands.SEARCH, "HOME": str(model.parent), "GGML_NO_BACKTRACE": "1", **work.environment}
     output = model.with_name("log")
     with open(output, "wb") as log:

@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
-    fallback,
     processes,
     serving_record,
     state,
@@ -203,9 +202,9 @@ def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurem
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
     for service in host.services:
-        served = fallback.served(service, running)
+        served = state.served_fallback(service, running)
         if served:
-            return ServedFallback(served.name, served.since)
+            return ServedFallback(served[0], int(processes.started_at(served[1]) or 0))
     return None
 
 

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, WORDS_INSTEAD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
@@ -65,7 +64,7 @@ def record(release: Path, known: Mapping[str, bool], fork: str) -> None:
 
     :param release: folder of the build.
     """
-    path, text = release / serving.WORDS_INSTEAD, json.dumps(options.words_instead(known, fork), sort_keys=True)
+    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(known, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 

@@ -24,11 +24,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     tunnel_keys,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import fallback, port_probes, processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.firewall import rules as firewall_rules
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
@@ -56,15 +55,26 @@ KEPT_RELEASES = 2
 """Of each backend that stay installed, with the planned one: going back to them needs no build."""
 
 
+def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
+    """The fallback of the head's service that is served, or loaded, now, and its process, which has exactly its command line."""
+    found = ((one.name, pid) for one in service.fallbacks or () for pid in _as_told(one.process, running))
+    return next(found, None)
+
+
+def _as_told(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
+    told = words.said_to_build(argv)
+    return [pid for pid, own in running.items() if own == told]
+
+
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
     """How a planned service stands. One that runs as a planned fallback runs as planned.
 
     :param running: process → argv, of processes.of_account.
     """
     address, port = service.listens.rsplit(":", 1)
-    served = fallback.served(service, running)
-    programs = [pid for pid, argv in running.items() if argv == serving.said_to_build(service.process)]
-    programs += [served.process] if served else []
+    served = served_fallback(service, running)
+    programs = _as_told(service.process, running)
+    programs += [served[1]] if served else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
     found = programs or launchers or processes.listening_at(int(port), running, sockets)
     if launchers:
@@ -78,7 +88,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
         pid=found[0] if found else None,
         addresses=tuple(processes.listening_addresses(int(port), sockets)),
         clients=tuple(processes.clients(int(port), sockets)),
-        fallback=served.name if served else None,
+        fallback=served[0] if served else None,
     )
 
 
@@ -159,10 +169,6 @@ def _system(planned: HostPlan) -> Iterator[Difference]:
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
-def _defined(planned: HostPlan) -> list[str]:
-    return place.defined_services(planned.service_manager, planned.units)
-
-
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
     """Ids of the releases whose programs run."""
     folder = f"{prefix}/releases/"
@@ -238,7 +244,7 @@ def drift(planned: HostPlan) -> Drift:
     running = processes.of_account(planned.prefix, planned.account)
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in planned.services}
-    defined = _defined(planned)
+    defined = place.defined_services(planned.service_manager, planned.units)
     here = place.place_in(planned)
     installed = _installed(planned)
     missing = [identity for identity, made in installed.items() if not made]

@@ -103,7 +103,7 @@ def _most_layers(trial: Trial) -> int | None:
 def for_more_room(trial: Trial) -> list[str]:
     """Clauses that say how a model that does not fit does: each was tried."""
     server, clauses = trial.cluster.server, []
-    shorter = _shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)
+    shorter = [*_shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)]
     tokens = next((tokens for tokens in shorter if trial.fits(serving(context=tokens))), None)
     if tokens:
         clauses.append(f"set llama_server_context to {tokens}")
@@ -121,7 +121,20 @@ def for_more_room(trial: Trial) -> list[str]:
     layers = _most_layers(trial)
     if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
-    return clauses
+    return clauses or _of_both(trial, shorter[::-1])
+
+
+def _of_both(trial: Trial, contexts: Sequence[int]) -> list[str]:
+    """A clause with the longest of these contexts, the shortest first, with which a number of layers fits."""
+
+    def layers_with(context: int) -> int | None:
+        return _most_layers(trial._replace(cluster=serving(context=context)(trial.cluster)))
+
+    count = _most(len(contexts), lambda number: layers_with(contexts[number - 1]) is not None)
+    context = contexts[count - 1] if count else 0
+    return [f"set llama_server_context to {context} and llama_server_gpu_layers to {layers_with(context)}"] * bool(
+        count
+    )
 
 
 def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:
