@@ -44,13 +44,13 @@ def check(
         values = {word: rest for word, *rest in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], known, fork) if known else ():
             option, other = options.owned(program, word), instead.get(word)
-            text = f"{name} of {programs.parent.name} on {host} does not know {word}{_nearest(word, known)}"
+            text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if other:
                 changed.append(f"{text}: it is said to it as {other}")
             elif other == "" and options.may_be_left_out(word, values[word]):
-                changed.append(f"{text}: it is left out, and llama-server's default holds")
+                changed.append(f"{text}{_nearest(word, known)}: it is left out, and llama-server's default holds")
             elif option or fork in options.LISTS_ALL:
-                refused.append(f"{text}, {_remedy(option)}")
+                refused.append(f"{text}{_nearest(word, known)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
             refused.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
