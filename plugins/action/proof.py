@@ -25,7 +25,10 @@ POLL_SECONDS = 2.0
 LIMIT_SECONDS = 4 * 3600
 NEVER, SEARCH = "never", "search"
 LOOK = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
-FIX = "Set what makes it right, another llama_backend or llama_release, or leave that device out; -e llama_proof=never serves without a proof"
+FIX = (
+    "Run it again where its machine or network was away, else set what makes it right, another llama_backend or llama_release, or leave that device out; "
+    "-e llama_proof=never serves without a proof"
+)
 
 
 class Arguments(NamedTuple):

@@ -335,6 +335,12 @@ how = sys.argv[1]
 if how == "ends":
     print("loading\\nGGML_ASSERT(rows < 8) failed\\nbye", flush=True)
     sys.exit(3)
+import os, time
+if how == "lost" and not os.path.exists(__file__ + ".lost"):
+    open(__file__ + ".lost", "w").close()
+    sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
+if how == "hangs":
+    time.sleep(60)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -408,6 +414,17 @@ def test_devices_that_compute_right_are_asked_together_once(prove):
 
 
 @pytest.mark.programs
+def test_a_connection_that_broke_is_no_verdict(prove):
+    assert prove(together="lost").right
+
+
+@pytest.mark.programs
+def test_no_settings_are_tried_where_a_server_hangs(prove):
+    proof = prove(together="wrong", devices=("right", "hangs"), remedies=("right",), start_seconds=2)
+    assert proof.wrong() == ["worker1 cpu was not healthy within 2 s: without a word"]
+
+
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "together, devices, said",
     [
@@ -458,7 +475,14 @@ WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker
     [
         (WRONG._replace(differs=()), "search", "systemd", 3, [], "^$"),
         (WRONG, "once", "systemd", 0, [], "worker2 cpu computes wrong everywhere.* -e llama_proof=search tries"),
-        (WRONG, "search", "systemd", 3, [], "worker2 .* The model was not loaded. Set what makes it right"),
+        (
+            WRONG,
+            "search",
+            "systemd",
+            3,
+            [],
+            "worker2 .* The model was not loaded. Run it again where .*, else set what makes it right",
+        ),
         (ENDED, "once", "systemd", 0, ["journalctl --unit={} --since=-69s"], "worker2 cpu ends by signal 6"),
         (ENDED, "once", "launchd", 0, ["tail -n 100 /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
     ],

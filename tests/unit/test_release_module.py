@@ -275,7 +275,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
 @pytest.mark.parametrize(
     "planned, said, told",
     [
-        ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size (its help has --context-size): it is said to it as -c"),
+        ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: it is said to it as -c"),
         ("--fit off --alias x", "--alias x", "--fit: it is left out, and llama-server's default holds"),
         ("--cache-ram 4096", "", "--cache-ram: it is left out"),
         ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),

@@ -41,7 +41,8 @@ ROOM = 1024 * MIB
 LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
 """Of a log what is read; of the record what is read, and how many proofs."""
 SURELY = 1000.0
-AWAY = re.compile(r"[Ff]ailed to connect")
+AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
+LATE = "was not healthy"
 TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
 
 
@@ -101,7 +102,7 @@ def _written(work: Work, model: Path) -> list[int]:
     except gguf.GGUFError as error:
         raise Ended(f"{work.model} {error}") from None
     except OSError as error:
-        raise Ended(f"a file of its first layers cannot be written: {printable(error)}") from None
+        raise Ended(f"a file of the first layers of {work.model} cannot be made: {printable(error)}") from None
     return questions.tokens(summary.vocabulary)
 
 
@@ -126,7 +127,7 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
 
     def remedied(side: Side, found: Compared) -> Compared:
         """With the first settings that make it right, where it is wrong."""
-        if found.right or not work.remedies:
+        if found.right or not work.remedies or (found.ended or "").startswith(LATE):
             return found
         for one in work.remedies:
             if compared(side._replace(argv=one.argv[side.name])).right:
@@ -147,13 +148,15 @@ def _answers(
 
     :raises Ended: it does not answer all questions.
     """
-    deadline = time.monotonic() + WORKER_SECONDS
+    deadline, lost = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
             with _server(work, side, model) as server:
                 return [server.ask(tokens[: question.length], question.goes_on) for question in asked]
         except Ended as ended:
-            if not AWAY.search(str(ended)) or time.monotonic() > deadline:
+            if LOST.search(str(ended)) and not lost:  # an abort comes again, a network that broke does not
+                deadline, lost = time.monotonic() + WORKER_SECONDS, True
+            elif not AWAY.search(str(ended)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
 
@@ -192,7 +195,7 @@ class _Server:
         deadline = time.monotonic() + seconds
         while replies.ask(self.place, "/health", HEALTH_SECONDS).status != 200:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise self.ended(f"was not healthy within {seconds:.0f} s")
+                raise self.ended(f"{LATE} within {seconds:.0f} s")
             time.sleep(PAUSE_SECONDS)
         told = replies.ask(self.place, "/tokenize", ANSWER_SECONDS, {"content": "1"})
         with suppress(ValueError, KeyError, TypeError, IndexError):

@@ -44,7 +44,7 @@ ROUNDING_MIB = 0.02
 LINE = 500
 """Characters of a check that are recorded on the head."""
 LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
-NOT_REPEATED = "; none was made now, since workers answer one llama-server at a time: run stop.yml, then site.yml -e llama_proof=always"
+NOT_REPEATED = "; none was made now, since workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
 FAILED_CHECKS = 20
 """That are recorded on the head."""
 
