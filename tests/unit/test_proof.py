@@ -508,7 +508,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove,
         ({"bytes": 1 << 60}, "a file of its first layers (1) has 1099511627776 MiB, and"),
         ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),
         ({"context": 2}, "computes no numbers"),
-        ({"model": "/nowhere.gguf"}, "a file of its first layers cannot be written"),
+        ({"model": "/nowhere.gguf"}, "a file of the first layers of /nowhere.gguf cannot be made"),
     ],
 )
 def test_what_cannot_be_compared_says_why(prove, changed, why):
