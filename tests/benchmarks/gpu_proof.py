@@ -34,6 +34,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import gguf
+import gpu_workers
 import numpy
 import shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
@@ -46,7 +47,7 @@ CONTEXT = 4608
 LONGEST = max(questions.STEPS)
 SPREAD = 3.0
 """Standard deviation of the logits."""
-CACHES = (("f16", "on"), ("f16", "off"), ("q8_0", "on"))
+CACHES = (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 WRONG = ("rope_none", "rope", "rms_norm", "attention", "attention_long", "tail")
 SERVER, WORKER = PORTS["llama_server_port"], PORTS["llama_worker_endpoints"][0]["port"]
 PART = 1 << 16
@@ -82,6 +83,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--raw", type=Path, nargs="+", required=True, help="answers; new ones are added to the first")
     parser.add_argument("--shapes", nargs="*", default=[*MODELS], choices=MODELS, metavar="SHAPE", help="of MODELS")
     parser.add_argument("--kinds", nargs="*", default=["right", "rpc"], choices=("right", "rpc", *WRONG))
+    parser.add_argument("--fewest", action="store_true", help="each shape with its fewest layers only")
+    parser.add_argument("--caches", type=int, default=len(CACHES), help="so many of CACHES")
+    parser.add_argument("--further", type=int, default=gpu_workers.FURTHER, help="added to ports, for several at once")
     return parser.parse_args()
 
 
@@ -155,16 +159,20 @@ def answers(programs: Path, model: Path, cache: str, flash: str, kind: str, log:
 
 
 def ask(given: argparse.Namespace) -> None:
-    with gzip.open(given.raw[0], "at") as raw, tempfile.TemporaryDirectory(prefix="llamacpp-benchmark-") as folder:
+    gpu_workers.FURTHER = given.further
+    with tempfile.TemporaryDirectory(prefix="llamacpp-benchmark-") as folder:
         model, log = Path(folder, "model.gguf"), Path(folder, "log")
-        for name, layers in [(one, layers) for one in given.shapes for layers in MODELS[one][1]]:
+        for name, layers in [
+            (one, layers) for one in given.shapes for layers in MODELS[one][1][: 1 if given.fewest else None]
+        ]:
             write(model, name, layers)
-            for cache, flash in CACHES[:1] if name.startswith("Mamba") else CACHES:
+            for cache, flash in CACHES[: 1 if name.startswith("Mamba") else given.caches]:
                 for kind in ("processor", *given.kinds):
                     line = {"shape": f"{name} x{layers}", "cache": cache, "flash": flash, "kind": kind}
                     print(*line.values(), sep=", ", file=sys.stderr)
                     line["found"] = answers(given.programs, model, cache, flash, kind, log)
-                    raw.write(json.dumps(line) + "\n")
+                    with gzip.open(given.raw[0], "at") as raw:
+                        raw.write(json.dumps(line) + "\n")
 
 
 def answer(listed: list) -> questions.Answer:
