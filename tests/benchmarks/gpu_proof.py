@@ -151,7 +151,7 @@ def answers(programs: Path, model: Path, cache: str, flash: str, kind: str, log:
     tokens, found = questions.tokens(VOCABULARY), {}
     with by_hand(workers, head, dict(os.environ), log) as port:
         for question in questions.questions(CONTEXT):
-            body = {"prompt": tokens[: question.length], "cache_prompt": question.goes_on, "n_predict": 1}
+            body = {"prompt": question.prompt(tokens), "cache_prompt": question.goes_on, "n_predict": 1}
             body |= {"n_probs": questions.LISTED, "temperature": 0, "logit_bias": [[VOCABULARY - 1, 1e4]]}
             listed = asked(port, body)["completion_probabilities"][0]["top_logprobs"][: questions.LISTED]
             found[str(question.length)] = [(entry["id"], entry["logprob"]) for entry in listed]

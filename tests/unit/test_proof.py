@@ -175,7 +175,11 @@ def test_what_is_asked_fits_the_context():
     assert max(one.length for one in ASKED) < planned.CONTEXT
     assert [*dict.fromkeys(one.group for one in questions.questions(2048))] == GROUPS[:-1]
     assert all(0 <= token < 100 for token in questions.tokens(100))
-    assert len(questions.tokens(1)) >= max(one.length for one in ASKED)
+    tokens = questions.tokens(1 << 20)
+    assert [len(one.prompt(tokens)) for one in ASKED] == [one.length for one in ASKED]
+    short = [set(one.prompt(tokens)) for one in ASKED[:7]]
+    assert len(set.union(*short)) == sum(map(len, short))
+    assert all(two.prompt(tokens)[:-1] == one.prompt(tokens) for one, two in zip(ASKED, ASKED[1:]) if two.goes_on)
 
 
 def compare(other, processor):

@@ -25,7 +25,7 @@ RANGES = {
 """Lengths of prompts between which kernels for few and for many rows take turns."""
 STEPS = {1300: 12, 4200: 24}
 """Prompt → single tokens that follow it, one after the other."""
-LONGEST = 1 << 20
+LONGEST, APART = 1 << 20, 9
 LISTED, COMPARED = 64, 32
 """Likeliest tokens that a side lists, and those of the processor's that are looked for among them."""
 LEAST = -80.0
@@ -44,6 +44,12 @@ class Question(NamedTuple):
     length: int
     goes_on: bool
     """Whether it is the one before and one token more."""
+    start: int
+    """Place of its first token. Prompts that begin alike are wrong alike where an expert is chosen otherwise for a token that they share."""
+
+    def prompt(self, tokens: Sequence[int]) -> Sequence[int]:
+        """:param tokens: of ``tokens``."""
+        return tokens[self.start : self.start + self.length]
 
 
 def questions(context: int) -> list[Question]:
@@ -51,9 +57,10 @@ def questions(context: int) -> list[Question]:
     asked = []
     for group, lengths in RANGES.items():
         for length in lengths:
-            asked.append(Question(f"in prompts {group}", length, False))
+            start = APART * len(asked)
+            asked.append(Question(f"in prompts {group}", length, False, start))
             single = f"in single tokens beyond {length // 1024 * 1024}"
-            asked += [Question(single, length + step, True) for step in range(1, STEPS.get(length, 0) + 1)]
+            asked += [Question(single, length + step, True, start) for step in range(1, STEPS.get(length, 0) + 1)]
     return [one for one in asked if one.length < context]
 
 
@@ -63,10 +70,10 @@ def computed() -> int:
 
 
 def tokens(vocabulary: int) -> list[int]:
-    """Of the longest prompt; not those at the ends of a vocabulary, which are no words in many."""
+    """Of all prompts; not those at the ends of a vocabulary, which are no words in many."""
     chosen = random.Random(45)
     low, high = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
-    return [chosen.randrange(low, high) for _index in range(max(one.length for one in questions(LONGEST)))]
+    return [chosen.randrange(low, high) for _index in range(max(one.start + one.length for one in questions(LONGEST)))]
 
 
 def answer_of(reply: Any) -> Answer:

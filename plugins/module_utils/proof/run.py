@@ -87,7 +87,7 @@ def keep(path: Path, proof: Proof) -> None:
 
 
 def _written(work: Work, model: Path) -> list[int]:
-    """The longest prompt for the model that is written.
+    """Tokens of prompts for the model that is written.
 
     :raises Ended: it cannot be written.
     """
@@ -152,7 +152,7 @@ def _answers(
     while True:
         try:
             with _server(work, side, model) as server:
-                return [server.ask(tokens[: question.length], question.goes_on) for question in asked]
+                return [server.ask(question.prompt(tokens), question.goes_on) for question in asked]
         except Ended as ended:
             if LOST.search(str(ended)) and not lost:  # an abort comes again, a network that broke does not
                 deadline, lost = time.monotonic() + WORKER_SECONDS, True
