@@ -336,7 +336,7 @@ SERVER = f"""#!{sys.executable}
 import http.server, json, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
 how = sys.argv[1]
-if how == "ends":
+if how == "ends" or how == "tiles" and "--no-repack" not in sys.argv:
     print("loading\\nGGML_ASSERT(rows < 8) failed\\nbye", flush=True)
     sys.exit(3)
 import os, time
@@ -415,6 +415,11 @@ def test_devices_that_compute_right_are_asked_together_once(prove):
     assert proof.right
     assert proof.together.sentence() == "both computes right: likeliest token equal in 64 of 64"
     assert proof.devices == ()
+
+
+@pytest.mark.programs
+def test_a_processor_that_ends_with_repacked_weights_computes_without(prove):
+    assert prove(processor="tiles").right
 
 
 @pytest.mark.programs

@@ -41,6 +41,8 @@ ROOM = 1024 * MIB
 LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
 """Of a log what is read; of the record what is read, and how many proofs."""
 SURELY = 1000.0
+PLAIN = "--no-repack"
+"""Without tiles of AMX, for which llama.cpp finds no place where attention is latent: ``GGML_ASSERT(*cur_backend_id != -1)``."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE = "was not healthy"
 TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
@@ -115,7 +117,11 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
     try:
         right = _answers(work, work.processor, model, asked, tokens)
     except Ended as ended:
-        raise Ended(f"{work.processor.name} with the first layers ({work.layers}) {ended}") from None
+        plain = work.processor._replace(argv=(*work.processor.argv, PLAIN))
+        try:
+            right = _answers(work, plain, model, asked, tokens)
+        except Ended:
+            raise Ended(f"{work.processor.name} with the first layers ({work.layers}) {ended}") from None
     if not asked or not all(right):
         raise Ended(f"{work.processor.name} computes no numbers with the first layers ({work.layers})")
 
