@@ -286,10 +286,14 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
 @pytest.mark.parametrize(
     "data, said",
     [
-        *((data, "not a GGUF file") for data in (b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"FUGG" + bytes(100))),
+        *((data, "not a GGUF file") for data in (b"", b"GGUF", b"FUGG" + bytes(100))),
+        (b"PK\x03\x04" + bytes(100), "is an archive: unpack it"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a pointer of Git LFS"),
         *((page, "is a web page") for page in (b"<!DOCTYPE html><html lang='en'>", b"\n<html>x")),
-        *((said, "is a server's refusal and not the file") for said in (b"Entry not found", b'{"error":"Invalid"}')),
+        *(
+            (said, "is a server's refusal and not the file")
+            for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
+        ),
         (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
         (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\) .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),

@@ -377,7 +377,7 @@ def test_the_remedies_of_a_refusal_work(name, model, extra):
 )
 def test_a_head_alone_is_told_how_the_model_fits(gib, variables, remedy):
     data = cluster_of(False, with_card("head"), llama_server_context=2048, **big(gib), **variables)
-    said = re.search(f"it fits this way: .*{remedy}", reason(written(data)))
+    said = re.search(f"It fits this way: .*{remedy}", reason(written(data)))
     data["llama_cluster"]["vars"].pop(said[1], None)
     planned = written(data, **({said[1]: int(said[2])} if said.lastindex == 2 else {}))
     check_placement(planned)
@@ -387,7 +387,7 @@ def test_a_head_alone_is_told_how_the_model_fits(gib, variables, remedy):
 def test_two_remedies_together_are_told_where_none_alone_helps():
     data = cluster_of(False, with_card("head", memory_mib=16384), llama_server_context=131072, **big(30))
     said = re.search(
-        r"it fits this way: set llama_server_context to (\d+) and llama_server_gpu_layers to (\d+)",
+        r"It fits this way: set llama_server_context to (\d+) and llama_server_gpu_layers to (\d+)",
         reason(written(data)),
     )
     context, layers = map(int, said.groups())
@@ -409,7 +409,7 @@ def test_a_model_that_fits_where_the_plan_divides_it(own):
     names = {"llama_model_known_answer": {"layers": 32, "width": 8192, "type": "f16"}}
     found = with_card("head", "one", memory_mib=16384)
     variables = {"llama_server_context": 2048, **(names if "llama_server_override_tensor" in own else big(30))}
-    assert f"it fits this way: remove {next(iter(own))}" in reason(
+    assert f"It fits this way: remove {next(iter(own))}" in reason(
         written(cluster_of(False, found, **variables, **own))
     )
     check_placement(written(cluster_of(False, found, **variables)))

@@ -24,6 +24,7 @@ _DRAFT = "a draft model: set llama_model_draft to it, and serve the model for wh
 NOT_SERVED = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     "t5": "an encoder with a decoder, and llama-server runs no encoder for its answers: use a model that is a decoder alone",
+    "clip": "a projector: set llama_model_mmproj to it, and serve the model for which it reads images or sound",
     "wavtokenizer-dec": "a vocoder, which llama-server does not run: use a model that generates text or embeddings",
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFT),
 }

@@ -49,7 +49,7 @@ def with_remedies(advised: Advised, cluster: Cluster, attempt: Callable[[Cluster
     trial = remedies.Trial(cluster, judged(plan, cluster.accepted), tried)
     if not plan.fits:
         room = [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, advised.offered)]
-        fitting = [f"it fits this way: {', or '.join(room)}"] if room else []
+        fitting = [f"It fits this way: {', or '.join(room)}"] if room else []
         return plan._replace(reasons=(*plan.reasons, *fitting))
     return plan
 
