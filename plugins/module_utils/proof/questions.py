@@ -54,7 +54,7 @@ class Question(NamedTuple):
 
 def questions(context: int) -> list[Question]:
     """Those that fit."""
-    asked = []
+    asked: list[Question] = []
     for group, lengths in RANGES.items():
         for length in lengths:
             start = APART * len(asked)
