@@ -76,7 +76,7 @@ def test_a_port_that_something_else_uses(bare):
 
 def test_a_model_that_is_something_else(tmp_path):
     model = tmp_path / "model.gguf"
-    model.write_bytes(b"PK\x03\x04" * 100)
+    model.write_bytes(b"FUGG" * 100)
     cluster = Cluster(tmp_path, llama_model_path=str(model))
     cluster.inventory.write_text(
         cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")

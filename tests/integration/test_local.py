@@ -250,7 +250,8 @@ def test_a_model_by_its_path(served, tmp_path):
 
 
 def test_teardown_leaves_nothing_but_the_caches(served):
-    assert served.run("playbooks/teardown.yml").status == "successful"
+    result = served.run("playbooks/teardown.yml")
+    assert result.status == "successful", result.text
     assert not served.prefix.exists()
     assert served.processes() == {}
     assert list((served.folder / "data").iterdir()) == []
