@@ -43,13 +43,13 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
         os.utime(releases / name, (1e9 - age, 1e9 - age))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    before = set(served.processes())
     worker = subprocess.Popen(
         [releases / "used" / "bin" / "ggml-rpc-server", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        before = set(served.processes())
         check = served.site("--check --diff")
         assert check.status == "successful", check.text
         assert "-second" in check.text
@@ -58,7 +58,7 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
         assert result.status == "successful", result.text
         assert result.changed == 1
         assert {path.name for path in releases.iterdir()} == {planned.name, "used"}
-        assert set(served.processes()) == before
+        assert set(served.processes()) == {*before, worker.pid}
     finally:
         worker.kill()
         worker.wait()
