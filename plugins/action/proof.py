@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_ma
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
 
@@ -50,18 +51,18 @@ class ActionModule(Action):
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         look = "" if arguments.prove == SEARCH else LOOK
         ended = {one.name for proof in proofs for one in proof.devices if one.ended}
-        seconds = sum(proof.seconds for proof in proofs)
         logs = [
-            {"host": name, "command": _log_of(host, names.service(f"worker-{worker.name}"), seconds)}
+            (name, _log_of(host, names.service(f"worker-{worker.name}")))
             for name, host in plan.hosts.items()
             for worker in host.workers
             if f"{name} {worker.name}" in ended
         ]
+        where = f". Logs of the workers: {', '.join(log for _name, log in logs)}" if logs else ""
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
-            "wrong": f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}" if wrong else "",
-            "ended": logs,
+            "wrong": f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}{where}" if wrong else "",
+            "ended": [{"host": name, "command": _telling(log)} for name, log in logs],
         }
 
     def _show(self, text: str) -> None:
@@ -87,7 +88,12 @@ class ActionModule(Action):
         return proof
 
 
-def _log_of(host: HostPlan, service: str, seconds: int) -> str:
-    """The command that shows what a service wrote in the last seconds, or last."""
-    shown = MANAGERS[host.service_manager].log.format(prefix=host.prefix, service=service)
-    return f"tail -n 100 {shlex.quote(shown)}" if shown.startswith("/") else f"{shown} --since=-{seconds + 60}s"
+def _log_of(host: HostPlan, service: str) -> str:
+    """Its path, or the command that shows it."""
+    return MANAGERS[host.service_manager].log.format(prefix=host.prefix, service=service)
+
+
+def _telling(log: str) -> str:
+    """The command that shows what of a log tells why its program ended."""
+    words = shlex.quote(run.TELLING)
+    return f"grep -aiE {words} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={words}"

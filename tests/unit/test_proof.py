@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -492,8 +493,15 @@ WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker
             [],
             "worker2 .* The model was not loaded. Run it again where .*, else set what makes it right",
         ),
-        (ENDED, "once", "systemd", 0, ["journalctl --unit={} --since=-69s"], "worker2 cpu ends by signal 6"),
-        (ENDED, "once", "launchd", 0, ["tail -n 100 /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
+        (
+            ENDED,
+            "once",
+            "systemd",
+            0,
+            ["journalctl --unit={} --since=-1h --grep=TELLING"],
+            "worker2 cpu ends by signal 6",
+        ),
+        (ENDED, "once", "launchd", 0, ["grep -aiE TELLING /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
     ],
 )
 def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove, manager, tried, ended, said):
@@ -503,9 +511,29 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove,
     action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 2, 9, devices=(found,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
-    commands = [command.format("llamacpp-worker-cpu") for command in ended]
+    telling = f"'{run.TELLING}'"
+    commands = [command.format("llamacpp-worker-cpu").replace("TELLING", telling) for command in ended]
     assert answer["ended"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, answer["wrong"])
+    assert ("Logs of the workers: " in answer["wrong"]) == bool(ended)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "line, tells",
+    [
+        ("x.cu:3: out of room", True),
+        ("CUDA error: no kernel image", True),
+        ("GGML_ASSERT(rows < 8) failed", True),
+        ("Accepted client connection", False),
+        ("libggml-base.so(ggml_abort+0x152) [0x7f]", False),
+    ],
+)
+def test_a_worker_s_log_is_searched_for_what_tells_why_it_ended(tmp_path, line, tells):
+    log = tmp_path / "log"
+    log.write_text(f"{line}\n")
+    found = subprocess.run(["grep", "-aiE", run.TELLING, log], stdout=subprocess.PIPE, text=True, check=False)
+    assert found.stdout == (f"{line}\n" if tells else "")
 
 
 @pytest.mark.programs

@@ -45,7 +45,8 @@ PLAIN = "--no-repack"
 """Without tiles of AMX, for which llama.cpp finds no place where attention is latent: ``GGML_ASSERT(*cur_backend_id != -1)``."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE = "was not healthy"
-TELLING = re.compile(r"(?i)(error|assert|abort|unsupported|not support|failed|crashed|missing|wrong|exception)")
+TELLING = "error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|[.][a-z]+:[0-9]+: "
+"""In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
 
 
 class Ended(Exception):
@@ -223,7 +224,7 @@ class _Server:
     def ended(self, otherwise: str) -> Ended:
         """How it ended, else what it does otherwise, and the line of its log that tells most."""
         said = reading.end_of(self.log, LOG_BYTES).splitlines()
-        telling = [line for line in said if TELLING.search(line)] or said[-1:]
+        telling = [line for line in said if re.search(TELLING, line, re.IGNORECASE)] or said[-1:]
         status = self.process.poll()
         how = otherwise if status is None else f"ends {progress.ended_how(status)}"
         return Ended(printable(f"{how}: {telling[-1].strip() if telling else 'without a word'}", 600))
