@@ -26,7 +26,7 @@ BUILD = 11300
 """Number of the archive: about that of the tree which llama-cpp-python 0.3.36 packs."""
 PORTS = {
     "llama_server_port": 18081,
-    "llama_worker_endpoints": [{"name": "one", "port": 51062}, {"name": "two", "port": 51063}],
+    "llama_worker_endpoints": [{"name": "one", "port": 21062}, {"name": "two", "port": 21063}],
 }
 
 

@@ -37,7 +37,7 @@ import gguf
 import gpu_workers
 import numpy
 import shapes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
 from first_run import PORTS, machine
 from gpu_speed import asked
 from gpu_workers import by_hand
@@ -49,6 +49,8 @@ SPREAD = 3.0
 """Standard deviation of the logits."""
 CACHES = (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 WRONG = ("rope_none", "rope", "rms_norm", "attention", "attention_long", "tail")
+ENDS = "DeepSeek"
+"""With tiles of AMX."""
 SERVER, WORKER = PORTS["llama_server_port"], PORTS["llama_worker_endpoints"][0]["port"]
 PART = 1 << 16
 """Blocks that are written at once."""
@@ -136,9 +138,9 @@ def write(path: Path, shape: str, layers: int) -> None:
             part[:] = noise(random, tensor.tensor_type.name, len(part) // size, size, spread)
 
 
-def answers(programs: Path, model: Path, cache: str, flash: str, kind: str, log: Path) -> dict[str, list]:
+def answers(programs: Path, model: Path, options: list[str], kind: str, log: Path) -> dict[str, list]:
     """Length of a prompt → the likeliest tokens and their logarithms."""
-    argv = [str(programs / "llama-server"), "-m", str(model), "-fa", flash, "-ctk", cache, "-ctv", cache]
+    argv = [str(programs / "llama-server"), "-m", str(model), *options]
     argv += f"-c {CONTEXT} -np 1 -fit off --no-warmup --cache-ram 0 --port {SERVER}".split()
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if kind in ("processor", "rpc") else {}
     workers = []
@@ -170,7 +172,10 @@ def ask(given: argparse.Namespace) -> None:
                 for kind in ("processor", *given.kinds):
                     line = {"shape": f"{name} x{layers}", "cache": cache, "flash": flash, "kind": kind}
                     print(*line.values(), sep=", ", file=sys.stderr)
-                    line["found"] = answers(given.programs, model, cache, flash, kind, log)
+                    options = ["-fa", flash, "-ctk", cache, "-ctv", cache]
+                    if kind == "processor" and name.startswith(ENDS):
+                        options.append(run.PLAIN)
+                    line["found"] = answers(given.programs, model, options, kind, log)
                     with gzip.open(given.raw[0], "at") as raw:
                         raw.write(json.dumps(line) + "\n")
 
