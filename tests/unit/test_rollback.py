@@ -175,7 +175,12 @@ def test_the_action_takes_answers_as_ansible_registers_them(kept):
         run(action, answers=answers, heads=["head"])
 
 
-BEFORE = {"a": {"x": "1", "same": "1"}, "b": {"x": "1", "same": "1"}, "gone": {"x": "9"}}
+BEFORE = {
+    "a": {"x": "1", "same": "1"},
+    "b": {"x": "1", "same": "1"},
+    "gone": {"x": "9"},
+    "long": {"x": "-" * 200 + "ab"},
+}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,7 @@ BEFORE = {"a": {"x": "1", "same": "1"}, "b": {"x": "1", "same": "1"}, "gone": {"
         ({"a": {"same": "1"}, "b": {"same": "1"}}, ["x: 1 → not set"]),
         ({"a": {**BEFORE["a"], "new\n": "\x1b"}, "b": BEFORE["b"]}, ["new\\n: not set → \\x1b on a"]),
         ({**BEFORE, "new": {"x": "5"}}, []),
+        ({"long": {"x": "-" * 200 + "c"}}, [f"x: …{'-' * 40}ab → …{'-' * 40}c"]),
     ],
 )
 def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):

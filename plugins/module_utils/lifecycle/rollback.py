@@ -9,6 +9,7 @@ What a host keeps is used on that host alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
@@ -19,8 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
-SHOWN = 120
-"""Characters of a variable's value."""
+SHOWN, LEADING = 120, 40
+"""Characters of a variable's value, and of those before two long values differ."""
 UNTOUCHED = "No service was touched"
 """Ends a refusal before anything was changed."""
 
@@ -177,9 +178,16 @@ def differing(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mappi
         old, new = before[name], after[name]
         for key in sorted({*old, *new}):
             if old.get(key) != new.get(key):
-                values = (validation.printable(side.get(key, "not set"), SHOWN) for side in (old, new))
+                values = _shown(old.get(key, "not set"), new.get(key, "not set"))
                 hosts.setdefault(f"{validation.printable(key)}: {' → '.join(values)}", []).append(name)
     return [text + f" on {', '.join(names)}" * (names != both) for text, names in hosts.items()]
+
+
+def _shown(*values: str) -> list[str]:
+    """Values that differ. Of long ones what they begin with alike is left out."""
+    alike = len([*takewhile(lambda one: len({*one}) == 1, zip(*values))])
+    start = max(0, alike - LEADING) if max(map(len, values)) > SHOWN else 0
+    return ["…" * (start > 0) + validation.printable(value[start:], SHOWN) for value in values]
 
 
 def left_behind(hosts: Mapping[str, Kept], target: KeptPlan) -> list[str]:
