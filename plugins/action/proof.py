@@ -61,7 +61,8 @@ class ActionModule(Action):
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
-            "wrong": f"{'; '.join(wrong)}. The model was not loaded.{look} {FIX}{where}" if wrong else "",
+            "wrong": "; ".join(wrong),
+            "fix": f"The model was not loaded.{look} {FIX}{where}",
             "ended": [{"host": name, "command": _telling(log)} for name, log in logs],
         }
 

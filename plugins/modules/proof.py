@@ -51,7 +51,11 @@ proofs:
   type: list
   elements: dict
 wrong:
-  description: Which devices compute wrong or end, and what to do. Empty where none.
+  description: Which devices compute wrong or end. Empty where none.
+  returned: success
+  type: str
+fix:
+  description: What to do where some do.
   returned: success
   type: str
 ended:

@@ -484,7 +484,14 @@ WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker
     "found, prove, manager, tried, ended, said",
     [
         (WRONG._replace(differs=()), "search", "systemd", 3, [], "^$"),
-        (WRONG, "once", "systemd", 0, [], "worker2 cpu computes wrong everywhere.* -e llama_proof=search tries"),
+        (
+            WRONG,
+            "once",
+            "systemd",
+            0,
+            [],
+            "worker2 cpu computes wrong everywhere.*64. The model was not loaded. -e llama_proof=search tries",
+        ),
         (
             WRONG,
             "search",
@@ -514,8 +521,8 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove,
     telling = f"'{run.TELLING}'"
     commands = [command.format("llamacpp-worker-cpu").replace("TELLING", telling) for command in ended]
     assert answer["ended"] == [{"host": "worker2", "command": command} for command in commands]
-    assert re.match(said, answer["wrong"])
-    assert ("Logs of the workers: " in answer["wrong"]) == bool(ended)
+    assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
+    assert ("Logs of the workers: " in answer["fix"]) == bool(ended)
 
 
 @pytest.mark.programs
