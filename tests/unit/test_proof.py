@@ -338,7 +338,7 @@ import http.server, json, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
 how = sys.argv[1]
 if how == "ends" or how == "tiles" and "--no-repack" not in sys.argv:
-    print("loading\\nGGML_ASSERT(rows < 8) failed\\nbye", flush=True)
+    print("loading\\nx.cu:3: GGML_ASSERT(rows < 8) failed\\nrecv failed\\nbye", flush=True)
     sys.exit(3)
 import os, time
 if how == "lost" and not os.path.exists(__file__ + ".lost"):
@@ -443,7 +443,7 @@ def test_no_settings_are_tried_where_a_server_hangs(prove):
             ("right", "wrong"),
             [f"worker1 cpu computes wrong {EVERYWHERE}: likeliest token equal in 64 of 64 (64 of 64 on worker0 cpu)"],
         ),
-        ("ends", ("ends", "right"), ["worker0 cpu ends with status 3: GGML_ASSERT(rows < 8) failed"]),
+        ("ends", ("ends", "right"), ["worker0 cpu ends with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"]),
         ("stops", ("right", "stops"), ["worker1 cpu ends with status 134: srv  error: TOP_K is not supported"]),
         (
             "none",
@@ -452,7 +452,7 @@ def test_no_settings_are_tried_where_a_server_hangs(prove):
                 f"both computes wrong {EVERYWHERE}: likeliest token equal in 0 of 64, and each of them alone computes right"
             ],
         ),
-        (None, ("right", "ends"), ["worker1 cpu ends with status 3: GGML_ASSERT(rows < 8) failed"]),
+        (None, ("right", "ends"), ["worker1 cpu ends with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"]),
     ],
 )
 def test_the_device_that_computes_wrong_is_named(prove, together, devices, said):
@@ -547,7 +547,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_ended(tmp_path, line, 
 @pytest.mark.parametrize(
     "changed, why",
     [
-        ({"processor": "ends"}, "head's processor with the first layers (1) ends with status 3: GGML_ASSERT"),
+        ({"processor": "ends"}, "head's processor with the first layers (1) ends with status 3: x.cu:3: GGML_ASSERT"),
         ({"processor": "none"}, "computes no numbers with the first layers (1)"),
         ({"bytes": 1 << 60}, "a file of its first layers (1) has 1099511627776 MiB, and"),
         ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),

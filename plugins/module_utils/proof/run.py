@@ -45,7 +45,9 @@ PLAIN = "--no-repack"
 """Without tiles of AMX, for which llama.cpp finds no place where attention is latent: ``GGML_ASSERT(*cur_backend_id != -1)``."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE = "was not healthy"
-TELLING = "error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|[.][a-z]+:[0-9]+: "
+PLACED = "[.][a-z]+:[0-9]+: "
+"""How llama.cpp names the place of what ended it. Lines of its other threads may come later."""
+TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACED}"
 """In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
 
 
@@ -224,7 +226,8 @@ class _Server:
     def ended(self, otherwise: str) -> Ended:
         """How it ended, else what it does otherwise, and the line of its log that tells most."""
         said = reading.end_of(self.log, LOG_BYTES).splitlines()
-        telling = [line for line in said if re.search(TELLING, line, re.IGNORECASE)] or said[-1:]
+        telling = [line for line in said if re.search(TELLING, line, re.IGNORECASE)]
+        telling = [line for line in telling if re.search(PLACED, line)] or telling or said[-1:]
         status = self.process.poll()
         how = otherwise if status is None else f"ends {progress.ended_how(status)}"
         return Ended(printable(f"{how}: {telling[-1].strip() if telling else 'without a word'}", 600))
