@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tarfile
 
@@ -12,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
-from conftest import ROOT
+from conftest import ROOT, free_port
 
 PATCH = """--- a/tools/rpc/rpc-server.cpp
 +++ b/tools/rpc/rpc-server.cpp
@@ -41,8 +40,7 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
     for age, name in enumerate(("used", "second", "third", "fourth"), start=1):
         shutil.copytree(planned, releases / name)
         os.utime(releases / name, (1e9 - age, 1e9 - age))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     before = set(served.processes())
     worker = subprocess.Popen(
         [releases / "used" / "bin" / "ggml-rpc-server", "-p", str(port)],

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
-from conftest import PORTS, known_by, until
+from conftest import PORTS, free_port, known_by, until
 
 
 def test_check_mode_on_a_bare_host_tells_what_would_happen_and_does_nothing(cluster):
@@ -63,8 +63,7 @@ def test_workers_and_server_listen_on_loopback_only(served):
 
 def test_a_held_worker_is_silent_and_a_free_one_tells_its_device(served):
     release = next(served.prefix.glob("releases/*"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     worker = subprocess.Popen(
         [release / "bin" / "ggml-rpc-server", "-p", str(port), "-d", "CPU"],
         stdout=subprocess.DEVNULL,

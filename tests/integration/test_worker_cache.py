@@ -5,13 +5,13 @@ import io
 import os
 import random
 import shlex
-import socket
 import struct
 import subprocess
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
+from conftest import free_port
 
 VARIABLE = "LLAMA_TEST_WORKER"
 """The command of a worker of another generation of llama.cpp, in place of the release that these tests build."""
@@ -44,8 +44,7 @@ def program(request):
 @contextlib.contextmanager
 def connection(program, folder, *words):
     """To a worker that lends the processor; it ends with it."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = free_port()
     argv = [*program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", *words]
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
