@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
-OF_CLIENTS = re.compile(r"(no-)?(api-prefix|cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+OF_CLIENTS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
 ENDS_VALUE = re.compile(r"[;#\r\n]")
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
