@@ -51,11 +51,12 @@ class ActionModule(Action):
         wrong = [sentence for proof in proofs for sentence in proof.wrong()]
         look = "" if arguments.prove == SEARCH else LOOK
         ended = {one.name for proof in proofs for one in proof.devices if one.ended}
+        chain = not ended and any(proof.together and proof.together.ended for proof in proofs)
         logs = [
             (name, _log_of(host, names.service(f"worker-{worker.name}")))
             for name, host in plan.hosts.items()
             for worker in host.workers
-            if f"{name} {worker.name}" in ended
+            if chain or f"{name} {worker.name}" in ended
         ]
         where = f". Logs of the workers: {', '.join(log for _name, log in logs)}" if logs else ""
         return {

@@ -477,13 +477,14 @@ def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_hel
     assert sentence.endswith(f"; {said}")
 
 
-WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker2 cpu", 0, 64, (), "ends by signal 6")
+ENDS = Compared("worker2 cpu", 0, 64, (), "ends by signal 6")
+WRONG, ENDED = {"devices": (Compared("worker2 cpu", 3, 64, ("everywhere",)),)}, {"devices": (ENDS,)}
 
 
 @pytest.mark.parametrize(
     "found, prove, manager, tried, ended, said",
     [
-        (WRONG._replace(differs=()), "search", "systemd", 3, [], "^$"),
+        ({"devices": (ENDS._replace(ended=None),)}, "search", "systemd", 3, [], "^$"),
         (
             WRONG,
             "once",
@@ -509,18 +510,27 @@ WRONG, ENDED = Compared("worker2 cpu", 3, 64, ("everywhere",)), Compared("worker
             "worker2 cpu ends by signal 6",
         ),
         (ENDED, "once", "launchd", 0, ["grep -aiE TELLING /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
+        (
+            {"together": ENDS._replace(name="both")},
+            "once",
+            "systemd",
+            0,
+            ["journalctl --unit={} --since=-1h --grep=TELLING"],
+            "both ends by signal 6, and each of them alone computes right",
+        ),
     ],
 )
 def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove, manager, tried, ended, said):
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
     action = actions.made(action_plugin, plan=plan, prove=prove)
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 2, 9, devices=(found,)))})
+    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 2, 9, **found))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
     telling = f"'{run.TELLING}'"
     commands = [command.format("llamacpp-worker-cpu").replace("TELLING", telling) for command in ended]
-    assert answer["ended"] == [{"host": "worker2", "command": command} for command in commands]
+    assert [one["command"] for one in answer["ended"] if one["host"] == "worker2"] == commands
+    assert ("worker1" in {one["host"] for one in answer["ended"]}) == ("together" in found)
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
     assert ("Logs of the workers: " in answer["fix"]) == bool(ended)
 
