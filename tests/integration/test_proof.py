@@ -70,7 +70,7 @@ def prove(programs, workers, tmp_path):
             environment={},
             client=(),
             context=4352,
-            start_seconds=60,
+            patience=60,
             processor=side("head's processor", []),
             together=side("both", endpoints, *wrong),
             devices=(side("first cpu", endpoints[:1]), side("second cpu", endpoints[1:], *wrong)),

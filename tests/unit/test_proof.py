@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
     header_summary,
     known_answer,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Remedy, Side, Work
@@ -214,12 +215,12 @@ def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
 
 
 def test_a_reply_of_another_form_is_none():
-    listed = [{"id": 1, "logprob": -1.0}, {"id": 2, "logprob": None}]
-    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed[:1]}]}) == {1: -1.0}
-    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {1: -1.0}
-    listed[1]["logprob"] = -3.4e38
-    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": listed}]}) == {1: -1.0}
-    assert questions.answer_of({"completion_probabilities": [{"top_logprobs": [{"id": 1, "logprob": None}]}]}) == {}
+    def answer(*listed):
+        top = [{"id": token, "logprob": value} for token, value in enumerate(listed, 1)]
+        return questions.answer_of({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})
+
+    assert answer(-1.0) == answer(-1.0, None) == answer(-1.0, -3.4e38) == {1: -1.0}
+    assert answer(None) == {}
     with pytest.raises(KeyError):
         questions.answer_of({"content": "x"})
 
@@ -321,14 +322,19 @@ def test_an_accelerator_may_round_otherwise_than_the_processor(served):
     host = plan.hosts["worker2"]._replace(workers=(worker._replace(backend="vulkan"),))
     work = planned.work_of(plan._replace(hosts={**plan.hosts, "worker2": host}))
     assert [side.processor for side in (work.processor, *work.devices, work.together)] == [True, True, False, False]
+    external = ExternalWorkerPlan("e", "other", worker.endpoint, "cpu", 1, None, True)
+    hosts = {**plan.hosts, "worker2": host._replace(workers=())}
+    assert planned.work_of(plan._replace(hosts=hosts, external_workers=(external,))).together.processor
 
 
-def test_a_device_for_each_layer_is_asked_alone_where_there_are_fewer(served):
+def test_each_device_is_asked_alone_where_there_are_fewer_layers_and_each_loads_them(served, monkeypatch):
+    both = typed(served.accepted()).head.first_layers
+    monkeypatch.setattr(planned, "MOST_BYTES", both.bytes - 1)
     plan = typed(served.accepted())
-    first = plan.head.first_layers._replace(layers=1)
-    work = planned.work_of(plan._replace(head=plan.head._replace(first_layers=first)))
-    assert work.together is None
-    assert len(work.devices) == 2
+    assert plan.head.first_layers.seconds > both.seconds
+    work = planned.work_of(plan)
+    assert (work.layers, work.together, len(work.devices)) == (1, None, 2)
+    assert work.patience > 5 * plan.head.first_layers.seconds
 
 
 # ------------------------------------------------------------------------------------------------------- how it is run
@@ -345,6 +351,7 @@ if how == "lost" and not os.path.exists(__file__ + ".lost"):
     open(__file__ + ".lost", "w").close()
     sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
 if how == "hangs":
+    print("start", file=open(__file__ + ".starts", "a"), flush=True)
     time.sleep(60)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -354,8 +361,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
-        if self.path == "/tokenize":
-            answer = {{"tokens": [49]}}
+        if self.path != "/v1/completions":  # ik_llama.cpp has its own form there, and adds a bias to what it lists
+            answer = {{"completion_probabilities": [{{"probs": [{{"tok_str": "1", "prob": 1.0}}]}}]}}
         elif how == "stops" and len(asked["prompt"]) > 1024:
             print("srv  error: TOP_K is not supported", flush=True)
             sys.stdout.flush()
@@ -363,8 +370,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             turn = 3 if how == "wrong" else 1
             listed = [{{"id": token * turn % 64, "logprob": None if how == "none" else -token / 8}} for token in range(64)]
-            answer = {{"completion_probabilities": [{{"top_logprobs": listed}}]}}
-            assert asked["logit_bias"] == [[49, 1000.0]]
+            if how == "sure" or "logit_bias" in asked:
+                listed = [{{"id": 49, "logprob": 0.0}}, {{"id": 1, "logprob": -3.4e38}}]
+            answer = {{"choices": [{{"logprobs": {{"content": [{{"top_logprobs": listed}}]}}}}]}}
+            assert asked["grammar"] == 'root ::= "1"'
         self.wfile.write(json.dumps(answer).encode())
     def log_message(self, *words):
         pass
@@ -394,7 +403,7 @@ def prove(tmp_path):
             environment={},
             client=(),
             context=4352,
-            start_seconds=30,
+            patience=30,
             processor=side("head's processor", processor),
             together=side("both", together) if together else None,
             devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
@@ -430,7 +439,7 @@ def test_a_connection_that_broke_is_no_verdict(prove):
 
 @pytest.mark.programs
 def test_no_settings_are_tried_where_a_server_hangs(prove):
-    proof = prove(together="wrong", devices=("right", "hangs"), remedies=("right",), start_seconds=2)
+    proof = prove(together="wrong", devices=("right", "hangs"), remedies=("right",), patience=2)
     assert proof.wrong() == ["worker1 cpu was not healthy within 2 s: without a word"]
 
 
@@ -558,15 +567,18 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_ended(tmp_path, line, 
     "changed, why",
     [
         ({"processor": "ends"}, "head's processor with the first layers (1) ends with status 3: x.cu:3: GGML_ASSERT"),
-        ({"processor": "none"}, "computes no numbers with the first layers (1)"),
+        ({"processor": "none"}, "head's processor with the first layers (1) computes no numbers"),
+        ({"processor": "sure"}, "head's processor with the first layers (1) computes no numbers"),
+        ({"processor": "hangs", "patience": 1}, "with the first layers (1) was not healthy within 1 s"),
         ({"bytes": 1 << 60}, "a file of its first layers (1) has 1099511627776 MiB, and"),
         ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),
         ({"context": 2}, "computes no numbers"),
         ({"model": "/nowhere.gguf"}, "a file of the first layers of /nowhere.gguf cannot be made"),
     ],
 )
-def test_what_cannot_be_compared_says_why(prove, changed, why):
+def test_what_cannot_be_compared_says_why(prove, tmp_path, changed, why):
     proof = prove(**changed)
+    assert {path.read_text() for path in tmp_path.glob("*.starts")} <= {"start\n"}
     assert not proof.right
     assert why in proof.untested
     assert proof.wrong() == []

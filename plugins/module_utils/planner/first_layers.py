@@ -23,10 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import ques
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
 MOST_BYTES = 8 << 30
-PROGRAMS_S = 10
-"""For the starts of three llama-servers."""
-LEAST_START_S, LOADS = 120, 5
-"""A server may take as long to be healthy, and several times as long as the whole proof is predicted to take."""
+START_S = 5
+"""Of a llama-server."""
+PATIENCE_S, TIMES = 300, 5
+"""A server may take as long to be healthy, or to answer, and several times as long as the whole proof is predicted to take."""
 CONTEXT = 4352
 """For the longest prompt and what follows it, in blocks of 256."""
 _OTHERWISE = f"""
@@ -66,7 +66,9 @@ def of_plan(
     computed = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * share
     written = chosen.bytes / 1e9 / cost_model.DISK_GB_PER_S
     computes = questions.computed() * computed / rate.prompt_gflops
-    return FirstLayersPlan(*chosen, seconds=math.ceil(PROGRAMS_S + written + share * (load_s or 0) + computes))
+    sides = 1 if chosen.layers >= len(placed.devices) else len(placed.devices)
+    loads = sides * (START_S + share * (load_s or 0))
+    return FirstLayersPlan(*chosen, seconds=math.ceil(START_S + written + computes + loads))
 
 
 def work_of(plan: Plan) -> Work | None:
@@ -86,13 +88,13 @@ def work_of(plan: Plan) -> Work | None:
         environment=plan.head.environment,
         client=services.behind_tunnels(plan, ()),
         context=min(CONTEXT, plan.head.context_per_request),
-        start_seconds=min(plan.head.start_timeout, LEAST_START_S + LOADS * first.seconds),
+        patience=PATIENCE_S + TIMES * first.seconds,
         processor=processor,
         together=together,
         devices=devices,
         remedies=tuple(_remedies(plan, first.layers)),
     )
-    whole = [typed_json.dump(work._replace(start_seconds=1, folder="/")), plan.model.revision]
+    whole = [typed_json.dump(work._replace(patience=1, folder="/")), plan.model.revision]
     whole += [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
     whole += [(one.host, one.device, one.capacity_mib) for one in plan.placement]
     whole += [(one.device, one.gb_per_s, one.prompt_gflops) for one in plan.estimate.devices]
@@ -102,7 +104,7 @@ def work_of(plan: Plan) -> Work | None:
 
 def _sides(plan: Plan, layers: int) -> tuple[Side | None, tuple[Side, ...]]:
     """All devices together, and each alone."""
-    workers = [one for host in plan.hosts.values() for one in host.workers]
+    workers = [*(one for host in plan.hosts.values() for one in host.workers), *plan.external_workers]
     processors = {one.endpoint for one in workers if one.backend == backends.CPU.name}
 
     def side(name: str, *entries: DevicePlacement) -> Side:

@@ -81,7 +81,7 @@ def answer_of(reply: Any) -> Answer:
 
     :raises ValueError, TypeError, KeyError, IndexError: it has another form.
     """
-    listed = reply["completion_probabilities"][0]["top_logprobs"][:LISTED]
+    listed = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED]
     known = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > LEAST, listed)
     return {int(entry["id"]): float(entry["logprob"]) for entry in known}
 

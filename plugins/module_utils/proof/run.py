@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -12,10 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
@@ -31,8 +32,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 PREFIX, LOCK_SECONDS = "first-layers-", 600
 """Of what is in the folder meanwhile, and for how long another proof is waited for: one whose playbook was killed goes on."""
 HEALTH_SECONDS = 5.0
-ANSWER_SECONDS = 600
-"""For one question."""
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
 """For which a worker that was just started is waited for."""
@@ -40,11 +39,12 @@ ROOM = 1024 * MIB
 """Of the disk, that stays free."""
 LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
 """Of a log what is read; of the record what is read, and how many proofs."""
-SURELY = 1000.0
+WHOLE = 'root ::= "1"'
+"""Has it answer a token that is a whole character: of half of one it lists no others. Those that it lists are the likeliest before that."""
 PLAIN = "--no-repack"
 """Without tiles of AMX, for which llama.cpp finds no place where attention is latent: ``GGML_ASSERT(*cur_backend_id != -1)``."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
-LATE = "was not healthy"
+LATE = re.compile(f"was not healthy|{replies.LATE}")
 PLACED = "[.][a-z]+:[0-9]+: "
 """How llama.cpp names the place of what ended it. Lines of its other threads may come later."""
 TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACED}"
@@ -117,26 +117,29 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
     :raises Ended: there is nothing to compare with.
     """
     asked = questions.questions(work.context)
+    answers = functools.partial(_answers, work, model, [(one.prompt(tokens), one.goes_on) for one in asked])
+    processor, name = work.processor, f"{work.processor.name} with the first layers ({work.layers})"
     try:
-        right = _answers(work, work.processor, model, asked, tokens)
+        right = answers(processor)
     except Ended as ended:
-        plain = work.processor._replace(argv=(*work.processor.argv, PLAIN))
-        try:
-            right = _answers(work, plain, model, asked, tokens)
-        except Ended:
-            raise Ended(f"{work.processor.name} with the first layers ({work.layers}) {ended}") from None
-    if not asked or not all(right):
-        raise Ended(f"{work.processor.name} computes no numbers with the first layers ({work.layers})")
+        why, right = f"{name} {ended}", []
+        if not LATE.search(why):
+            with suppress(Ended):
+                right = answers(processor._replace(argv=(*processor.argv, PLAIN)))
+        if not right:
+            raise Ended(why) from None
+    if not asked or min(map(len, right)) < 2:
+        raise Ended(f"{name} computes no numbers")
 
     def compared(side: Side) -> Compared:
         try:
-            return questions.compare(side, asked, right, _answers(work, side, model, asked, tokens))
+            return questions.compare(side, asked, right, answers(side))
         except Ended as ended:
             return Compared(side.name, 0, len(asked), (), str(ended))
 
     def remedied(side: Side, found: Compared) -> Compared:
         """With the first settings that make it right, where it is wrong."""
-        if found.right or not work.remedies or (found.ended or "").startswith(LATE):
+        if found.right or not work.remedies or LATE.search(found.ended or ""):
             return found
         for one in work.remedies:
             if compared(side._replace(argv=one.argv[side.name])).right:
@@ -151,17 +154,17 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
 
 
 def _answers(
-    work: Work, side: Side, model: Path, asked: Sequence[questions.Question], tokens: Sequence[int]
+    work: Work, model: Path, prompts: Sequence[tuple[Sequence[int], bool]], side: Side
 ) -> list[questions.Answer]:
     """Of one side.
 
+    :param prompts: tokens, and whether they are those before and one more.
     :raises Ended: it does not answer all questions.
     """
     deadline, lost = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
-            with _server(work, side, model) as server:
-                return [server.ask(question.prompt(tokens), question.goes_on) for question in asked]
+            return _served(work, model, prompts, side)
         except Ended as ended:
             if LOST.search(str(ended)) and not lost:  # an abort comes again, a network that broke does not
                 deadline, lost = time.monotonic() + WORKER_SECONDS, True
@@ -170,9 +173,10 @@ def _answers(
             time.sleep(1)
 
 
-@contextmanager
-def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
-    """:raises Ended: it does not become healthy."""
+def _served(
+    work: Work, model: Path, prompts: Sequence[tuple[Sequence[int], bool]], side: Side
+) -> list[questions.Answer]:
+    """By one llama-server."""
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         port = listening.getsockname()[1]
@@ -183,42 +187,37 @@ def _server(work: Work, side: Side, model: Path) -> Iterator[_Server]:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=progress.end_with_parent
         )
+    server = _Server(process, output, f"{LOOPBACK}:{port}", work.patience)
     try:
-        server = _Server(process, output, f"{LOOPBACK}:{port}")
-        server.wait(work.start_seconds)
-        yield server
+        server.wait()
+        return [server.ask(tokens, goes_on) for tokens, goes_on in prompts]
     finally:
         progress.stop(process, STOP_SECONDS)
 
 
-class _Server:
+class _Server(NamedTuple):
     """A llama-server of one side."""
 
-    def __init__(self, process: subprocess.Popen, log: Path, place: str) -> None:
-        self.process, self.log, self.place = process, log, place
-        self.says: list[list[float]] = []
-        """Has it answer a token that is a whole character: of half of one it lists no others. The listed probabilities are those before that."""
+    process: subprocess.Popen
+    log: Path
+    place: str
+    patience: int
 
-    def wait(self, seconds: float) -> None:
+    def wait(self) -> None:
         """Until it is healthy."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self.patience
         while replies.ask(self.place, "/health", HEALTH_SECONDS).status != 200:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise self.ended(f"{LATE} within {seconds:.0f} s")
+                raise self.ended(f"was not healthy within {self.patience} s")
             time.sleep(PAUSE_SECONDS)
-        told = replies.ask(self.place, "/tokenize", ANSWER_SECONDS, {"content": "1"})
-        with suppress(ValueError, KeyError, TypeError, IndexError):
-            self.says = [[int(reading.parse(told.text)["tokens"][-1]), SURELY]]
 
     def ask(self, tokens: Sequence[int], goes_on: bool) -> questions.Answer:
         question = {"prompt": [*tokens], "cache_prompt": goes_on, "n_predict": 1, "n_probs": questions.LISTED}
-        question |= {"temperature": 0, "logit_bias": self.says, "response_fields": ["completion_probabilities"]}
-        reply = replies.ask(self.place, "/completion", ANSWER_SECONDS, question)
-        try:
-            if reply.status == 200:
-                return questions.answer_of(reading.parse(reply.text))
-        except (ValueError, KeyError, TypeError, IndexError):
-            pass
+        reply = replies.ask(
+            self.place, "/v1/completions", self.patience, {**question, "temperature": 0, "grammar": WHOLE}
+        )
+        with suppress(ValueError, KeyError, TypeError, IndexError):
+            return questions.answer_of(reading.parse(reply.text))
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
         raise self.ended(f"answers a prompt of {len(tokens)} tokens with {printable(reply.text, 200)!r}")

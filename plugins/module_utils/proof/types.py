@@ -52,8 +52,8 @@ class Work(NamedTuple):
     """what stands before each command line: the launcher, where workers are behind tunnels"""
     context: Annotated[int, Number(1, 1 << 20)]
     """tokens"""
-    start_seconds: Seconds
-    """in which a server has to be healthy"""
+    patience: Seconds
+    """in which a server has to be healthy, and to answer each question"""
     processor: Side
     together: Optional[Side]
     """all devices in their order; null where there are fewer layers than devices"""
