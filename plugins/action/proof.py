@@ -41,14 +41,15 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        plan, proofs = arguments.plan, []
+        plan, proofs, wrong = arguments.plan, [], []
         prefix = plan.hosts[plan.head.host].prefix
-        for one in plan.each() if arguments.prove != NEVER and not self.check_mode else ():
+        names_of = [f"{model.name}: " for model in plan.head.models or ()] or [""]
+        for name, one in zip(names_of, plan.each()) if arguments.prove != NEVER and not self.check_mode else ():
             asked = first_layers.work_of(one)
             if asked:
                 asked = asked if arguments.prove == SEARCH else asked._replace(remedies=())
                 proofs.append(self._prove(one, asked, prefix, arguments.prove))
-        wrong = [sentence for proof in proofs for sentence in proof.wrong()]
+                wrong += [f"{name}{sentence}" for sentence in proofs[-1].wrong()]
         look = "" if arguments.prove == SEARCH else LOOK
         ended = {one.name for proof in proofs for one in proof.devices if one.ended}
         chain = not ended and any(proof.together and proof.together.ended for proof in proofs)
