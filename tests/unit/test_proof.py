@@ -342,7 +342,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     models = [{"name": name, "path": f"/models/{name}.gguf", "gguf_summary": known} for name in ("one", "two")]
     served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_models=models)
     action = actions.made(action_plugin, plan=served.accepted())
-    proofs = [Proof("0" * 16, 2, 9, devices=(one,)) for one in (WRONG._replace(differs=()), WRONG)]
+    proofs = [Proof("0" * 16, 2, 9, **one) for one in ({"together": Compared("x", 64, 64, ())}, WRONG)]
     action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith("two: worker2 cpu computes wrong")
 
