@@ -15,6 +15,7 @@ import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     first_layers,
     gguf,
@@ -287,17 +288,16 @@ def test_each_side_is_the_planned_command_line_with_another_model(served):
         ),
     ],
 )
-def test_remedies_are_the_planned_command_line_with_settings_that_it_does_not_have(
+def test_remedies_are_settings_that_the_planned_command_line_does_not_have(
     served, attention, type_k, type_v, micro, settings
 ):
     types = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
     served.set("head", **types, llama_server_flash_attention=attention, llama_server_micro_batch=micro)
     work = planned.work_of(typed(served.accepted()))
     assert [one.setting.replace("llama_server_", "") for one in work.remedies] == settings
-    for side in (work.together, *work.devices):
-        *kept, word, value = work.remedies[0].argv[side.name]
-        assert {*kept} <= {*side.argv}
-        assert f"{word} '{value}'" == settings[0].partition(",")[0].replace("flash_attention:", "--flash-attn")
+    for remedy in work.remedies:
+        said = zip(map(options.of_word, remedy.words[::2]), remedy.words[1::2])
+        assert remedy.setting.replace("'", "") == ", ".join(f"{option.variable}: {value}" for option, value in said)
 
 
 def test_a_proof_is_another_one_where_its_result_may_be(served):
@@ -342,7 +342,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     models = [{"name": name, "path": f"/models/{name}.gguf", "gguf_summary": known} for name in ("one", "two")]
     served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_models=models)
     action = actions.made(action_plugin, plan=served.accepted())
-    proofs = [Proof("0" * 16, 2, 9, **one) for one in ({"together": Compared("x", 64, 64, ())}, WRONG)]
+    proofs = [Proof("0" * 16, 9, **one) for one in ({"together": Compared("x", 64, 64, ())}, WRONG)]
     action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith("two: worker2 cpu computes wrong")
 
@@ -352,7 +352,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
 SERVER = f"""#!{sys.executable}
 import http.server, json, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
-how = sys.argv[1]
+how = [word for word in sys.argv[1 : sys.argv.index("--model")] if word != "--no-repack"][-1]
 if how == "ends" or how == "tiles" and "--no-repack" not in sys.argv:
     print("loading\\nx.cu:3: GGML_ASSERT(rows < 8) failed\\nrecv failed\\nbye", flush=True)
     sys.exit(3)
@@ -417,9 +417,7 @@ def prove(tmp_path):
             processor=side("head's processor", processor),
             together=side("both", together) if together else None,
             devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
-            remedies=tuple(
-                Remedy(f"s: {how}", dict.fromkeys(["both", "worker1 cpu"], (str(program), how))) for how in remedies
-            ),
+            remedies=tuple(Remedy(f"s: {how}", (how,)) for how in remedies),
         )
         (tmp_path / "first-layers-of-one-that-was-killed").mkdir()
         proof = typed_json.parse(Proof, run.prove(work._replace(**changed)))
@@ -543,7 +541,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove,
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
     action = actions.made(action_plugin, plan=plan, prove=prove)
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 2, 9, **found))})
+    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 9, **found))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
     telling = f"'{run.TELLING}'"
@@ -598,14 +596,14 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, changed, why):
     "proof, status, said",
     [
         (None, "not tested", "no proof is recorded"),
-        (Proof("", 2, 9, untested="no room"), "not tested", "no room"),
+        (Proof("", 9, untested="no room"), "not tested", "no room"),
         (
-            Proof("", 2, 9, together=Compared("x", 64, 64, ())),
+            Proof("", 9, together=Compared("x", 64, 64, ())),
             "passed",
             "64 of 64, against head's processor, 2 of 80 layers",
         ),
         (
-            Proof("", 2, 9, devices=(Compared("x", 3, 64, ("everywhere",)),)),
+            Proof("", 9, devices=(Compared("x", 3, 64, ("everywhere",)),)),
             "not tested",
             "x computes wrong everywhere",
         ),
@@ -624,7 +622,7 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, proof, status, said):
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
-    path, proof = tmp_path / names.PROOF, Proof("0" * 16, 1, 2, devices=(Compared("x", 1, 2, ()),))
+    path, proof = tmp_path / names.PROOF, Proof("0" * 16, 2, devices=(Compared("x", 1, 2, ()),))
     assert run.known(path) == {}
     run.keep(path, proof)
     again = proof._replace(seconds=3)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, FirstLayersPlan, Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
@@ -32,13 +32,10 @@ CONTEXT = 4352
 _OTHERWISE = f"""
 model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
 tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
-draft-cache-type-k draft-cache-type-v
+draft-cache-type-k draft-cache-type-v metrics --alias -a --slot-save-path --log-file
 """
 OTHERWISE = frozenset(_OTHERWISE.split())
 """Options that the proof gives itself, or that are of clients and of what is loaded beside the model."""
-DROPPED = ("--metrics", "--alias", "-a", "--slot-save-path", "--slots", "--log-file")
-ON_PROCESSOR = "=CPU"
-"""How overrides end that hold on each side."""
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
     {"flash-attention": "on"},
@@ -76,8 +73,12 @@ def work_of(plan: Plan) -> Work | None:
     first, head = plan.head.first_layers, plan.hosts[plan.head.host]
     if not first:
         return None
-    together, devices = _sides(plan, first.layers)
-    processor = Side(f"{plan.head.host}'s processor", _argv(plan, [], first.layers), True)
+    workers = [*(one for host in plan.hosts.values() for one in host.workers), *plan.external_workers]
+    processors = {one.endpoint for one in workers if one.backend == backends.CPU.name}
+
+    def side(name: str, *entries: DevicePlacement) -> Side:
+        return Side(name, _argv(plan, entries, first.layers), {one.endpoint for one in entries} <= processors)
+
     work = Work(
         id="0" * 16,
         model=plan.model.path,
@@ -89,10 +90,10 @@ def work_of(plan: Plan) -> Work | None:
         client=services.behind_tunnels(plan, ()),
         context=min(CONTEXT, plan.head.context_per_request),
         patience=PATIENCE_S + TIMES * first.seconds,
-        processor=processor,
-        together=together,
-        devices=devices,
-        remedies=tuple(_remedies(plan, first.layers)),
+        processor=side(f"{plan.head.host}'s processor"),
+        together=side("the chain of devices", *plan.placement) if first.layers >= len(plan.placement) > 1 else None,
+        devices=tuple(side(f"{one.host} {one.worker or one.device}", one) for one in plan.placement),
+        remedies=tuple(_remedies(plan)),
     )
     whole = [typed_json.dump(work._replace(patience=1, folder="/")), plan.model.revision]
     whole += [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
@@ -102,56 +103,40 @@ def work_of(plan: Plan) -> Work | None:
     return work._replace(id=hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16])
 
 
-def _sides(plan: Plan, layers: int) -> tuple[Side | None, tuple[Side, ...]]:
-    """All devices together, and each alone."""
-    workers = [*(one for host in plan.hosts.values() for one in host.workers), *plan.external_workers]
-    processors = {one.endpoint for one in workers if one.backend == backends.CPU.name}
-
-    def side(name: str, *entries: DevicePlacement) -> Side:
-        return Side(name, _argv(plan, entries, layers), {one.endpoint for one in entries} <= processors)
-
-    alone = tuple(side(f"{one.host} {one.worker or one.device}", one) for one in plan.placement)
-    return side("the chain of devices", *plan.placement) if layers >= len(alone) > 1 else None, alone
-
-
-def _remedies(plan: Plan, layers: int) -> Iterator[Remedy]:
-    program, *words = plan.head.argv
-    given = {_name_of(pair[0]): pair for pair in options.pairs(words)}
+def _remedies(plan: Plan) -> Iterator[Remedy]:
+    """What is said again after the planned command line counts."""
+    given = {_name_of(word): value for word, *value in options.pairs(plan.head.argv[1:])}
     for values in REMEDIES:
-        rendered = {name: options.render(name, str(value), plan.release.fork) for name, value in values.items()}
-        other = {name: said for name, said in rendered.items() if said != given.get(name, [])}
-        if other:
-            kept = [word for pair in options.pairs(words) if _name_of(pair[0]) not in other for word in pair]
-            argv = (program, *kept, *(word for said in other.values() for word in said))
-            together, devices = _sides(plan._replace(head=plan.head._replace(argv=argv)), layers)
-            setting = ", ".join(f"{options.of_name(name).variable}: {values[name]!r}" for name in other)
-            yield Remedy(setting, {side.name: side.argv for side in (together, *devices) if side})
+        settings, words = [], []
+        for name, value in values.items():
+            option = options.of_name(name)
+            if [str(value)] != given.get(name, [*option.silent]):
+                settings.append(f"{option.variable}: {value!r}")
+                words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
+        if words:
+            yield Remedy(", ".join(settings), tuple(words))
 
 
 def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[str, ...]:
     """llama-server on these devices, with one share of the layers on each and the output on the last; on the processor alone where there are none."""
-    fork = plan.release.fork
-    program, *words = plan.head.argv
-    kept = [word for pair in options.pairs(words) if not _is_otherwise(pair[0]) for word in pair]
-    overrides = [
-        one for pair in options.pairs(words) if _name_of(pair[0]) == "override-tensor" for one in pair[1].split(",")
+    fork, (program, *words) = plan.release.fork, plan.head.argv
+    pairs = options.pairs(words)
+    kept = [
+        word
+        for pair in pairs
+        if not OTHERWISE.intersection((_name_of(pair[0]), options.normalize(pair[0])))
+        for word in pair
     ]
-    endpoints = [entry.endpoint for entry in entries if entry.endpoint]
-    named = [
-        capabilities.DEVICE_NAME[fork].format(index=endpoints.index(entry.endpoint), endpoint=entry.endpoint)
-        if entry.endpoint
-        else entry.device
-        for entry in entries
-    ]
+    overrides = [one for word, *said in pairs if _name_of(word) == "override-tensor" for one in said[0].split(",")]
     shares = [layers // len(entries) + (index < layers % len(entries)) for index in range(len(entries))]
     shares[-1:] = [share + 1 for share in shares[-1:]]
     values: Mapping[str, str | Sequence[str]] = {
-        "rpc": endpoints,
-        "device": named or "none",
+        "rpc": [entry.endpoint for entry in entries if entry.endpoint],
+        "device": llama_server.device_names(fork, [(entry.endpoint, entry.device) for entry in entries]) or "none",
         "host": LOOPBACK,
         "gpu-layers": str(layers + 1 if entries else 0),
         "tensor-split": [str(share) for share in shares] if len(shares) > 1 else [],
-        "override-tensor": [one for one in overrides if one.endswith(ON_PROCESSOR)] if entries else [],
+        "override-tensor": [one for one in overrides if one.endswith("=CPU")] if entries else [],
         "context": str(min(CONTEXT, plan.head.context_per_request)),
         "parallel": "1",
         "prompt-cache": "0",
@@ -163,7 +148,3 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
 def _name_of(word: str) -> str | None:
     option = options.of_word(word)
     return option.name if option else None
-
-
-def _is_otherwise(word: str) -> bool:
-    return options.normalize(word) in DROPPED or _name_of(word) in OTHERWISE

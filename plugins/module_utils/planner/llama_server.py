@@ -144,7 +144,7 @@ def argv_of(serving: Serving) -> tuple[str, ...]:
     server, placed, release = serving.server, serving.placed, serving.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
         ("rpc", [worker.endpoint for worker in placed.lent()]),
-        ("device", _device_names(release, placed)),
+        ("device", device_names(release.fork, [(device.endpoint, device.name) for device in placed.devices])),
         ("override-tensor", server.override_tensor if placed.devices else None),
         ("model", serving.model.path),
         *((option, serving.model.path_of(role)) for role, option in model_source.AUXILIARY.items()),
@@ -193,15 +193,15 @@ def _crashes_with_amx(serving: Serving) -> bool:
     )
 
 
-def _device_names(release: ReleasePlan, placed: device_load.Placed) -> list[str]:
-    """What --device names, in the order of the plan. Workers are numbered as --rpc lists them."""
-    name = capabilities.DEVICE_NAME[release.fork]
-    endpoints = [worker.endpoint for worker in placed.lent()]
+def device_names(fork: str, devices: Sequence[tuple[str | None, str]]) -> list[str]:
+    """What --device names. Workers are numbered as --rpc lists them.
+
+    :param devices: endpoint of the worker, if there is one, and its own name.
+    """
+    name, endpoints = capabilities.DEVICE_NAME[fork], [endpoint for endpoint, _own in devices if endpoint]
     return [
-        name.format(index=endpoints.index(device.endpoint), endpoint=device.endpoint)
-        if device.endpoint
-        else device.name
-        for device in placed.devices
+        name.format(index=endpoints.index(endpoint), endpoint=endpoint) if endpoint else own
+        for endpoint, own in devices
     ]
 
 

@@ -70,7 +70,7 @@ def prove(work: Work) -> Any:
                 found = _compared(work, model, _written(work, model))
             except Ended as ended:
                 found = {"untested": printable(str(ended), 1000)}
-    return typed_json.dump(Proof(work.id, work.layers, round(time.monotonic() - began), **found))
+    return typed_json.dump(Proof(work.id, round(time.monotonic() - began), **found))
 
 
 def known(path: Path) -> dict[str, Proof]:
@@ -142,7 +142,7 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
         if found.right or not work.remedies or LATE.search(found.ended or ""):
             return found
         for one in work.remedies:
-            if compared(side._replace(argv=one.argv[side.name])).right:
+            if compared(side._replace(argv=(*side.argv, *one.words))).right:
                 return found._replace(remedy=f"with {one.setting} it computes right")
         return found._replace(remedy=f"none of {'; '.join(one.setting for one in work.remedies)} makes it right")
 

@@ -30,8 +30,8 @@ class Remedy(NamedTuple):
 
     setting: Line
     """variables and their values"""
-    argv: Mapping[str, tuple[str, ...]]
-    """name of a side → its command line with these"""
+    words: tuple[str, ...]
+    """after the command line of a side"""
 
 
 class Work(NamedTuple):
@@ -93,7 +93,6 @@ class Proof(NamedTuple):
 
     id: PlanId
     """of the work"""
-    layers: Annotated[int, Number(1, 512)]
     seconds: Count
     """that it took"""
     untested: Absent[Line] = None

@@ -354,7 +354,7 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     sides = [one for one in (found.together, *found.devices) if one]
     text = "; ".join(found.wrong() or [f"likeliest token equal in {one.equal} of {one.of}" for one in sides])
     whole = "" if plan.head.first_layers and plan.head.first_layers.of_each_kind else ", not one of each kind"
-    text += f", against {asked.processor.name}, {found.layers} of {plan.model.layers} layers{whole}"
+    text += f", against {asked.processor.name}, {asked.layers} of {plan.model.layers} layers{whole}"
     # One that is wrong is served where the operator left the proof out.
     yield _check("computes", devices, found.right or None, text)
 

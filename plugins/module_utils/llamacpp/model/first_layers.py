@@ -87,7 +87,8 @@ def write(source: str, target: Path, layers: int) -> int:
     if not isinstance(count, int) or not 0 < layers <= count:
         raise GGUFError(f"has {gguf.short(count)} layers, of which {layers} cannot be taken")
     alignment = model.data[0][1]
-    kept = {name: tensor for name, tensor in model.tensors.items() if _layer_of(name) < layers}
+    layer_of = {name: int(match[1]) for name in model.tensors if (match := IN_LAYER.match(name))}
+    kept = {name: tensor for name, tensor in model.tensors.items() if layer_of.get(name, 0) < layers}
     keys = [key for key in model.keys if not key.startswith(PART)]
     with closing(gguf.File(source)) as file, open(target, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(kept), len(keys)))
@@ -135,8 +136,3 @@ def _copy(place: gguf.Place, target: IO[bytes]) -> None:
     with closing(gguf.File(place.path)) as source:
         for offset in range(0, place.bytes, CHUNK):
             target.write(source.read(place.offset + offset, min(CHUNK, place.bytes - offset)))
-
-
-def _layer_of(name: str) -> int:
-    match = IN_LAYER.match(name)
-    return int(match[1]) if match else -1
