@@ -360,6 +360,10 @@ import os, time
 if how == "lost" and not os.path.exists(__file__ + ".lost"):
     open(__file__ + ".lost", "w").close()
     sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
+if how == "comes back":
+    open(__file__ + ".lost", "a").close()
+    if os.path.getmtime(__file__ + ".lost") + 3 > time.time():
+        sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
 if how == "hangs":
     print("start", file=open(__file__ + ".starts", "a"), flush=True)
     time.sleep(60)
@@ -443,6 +447,12 @@ def test_a_processor_that_ends_with_repacked_weights_computes_without(prove):
 @pytest.mark.programs
 def test_a_connection_that_broke_is_no_verdict(prove):
     assert prove(together="lost").right
+
+
+@pytest.mark.programs
+def test_a_worker_behind_a_tunnel_that_is_started_again_never_seems_away(prove, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RESTART_SECONDS", 4)
+    assert prove(together="comes back", client=("/usr/bin/env",)).right
 
 
 @pytest.mark.programs

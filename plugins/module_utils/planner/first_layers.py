@@ -15,7 +15,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, FirstLayersPlan, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DevicePlacement,
+    ExternalWorkerPlan,
+    FirstLayersPlan,
+    Plan,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Server
@@ -73,8 +79,8 @@ def work_of(plan: Plan) -> Work | None:
     first, head = plan.head.first_layers, plan.hosts[plan.head.host]
     if not first:
         return None
-    workers = [*(one for host in plan.hosts.values() for one in host.workers), *plan.external_workers]
-    processors = {one.endpoint for one in workers if one.backend == backends.CPU.name}
+    workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
+    processors = {one.endpoint for one in [*workers, *plan.external_workers] if one.backend == backends.CPU.name}
 
     def side(name: str, *entries: DevicePlacement) -> Side:
         return Side(name, _argv(plan, entries, first.layers), {one.endpoint for one in entries} <= processors)

@@ -35,6 +35,8 @@ HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
 """For which a worker that was just started is waited for."""
+RESTART_SECONDS = 15
+"""After which a worker is back that ended. Behind a tunnel it never seems away: that accepts on the head."""
 ROOM = 1024 * MIB
 """Of the disk, that stays free."""
 LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
@@ -166,7 +168,10 @@ def _answers(
         try:
             return _served(work, model, prompts, side)
         except Ended as ended:
-            if LOST.search(str(ended)) and not lost:  # an abort comes again, a network that broke does not
+            gone = LOST.search(str(ended))
+            if gone and work.client:
+                time.sleep(RESTART_SECONDS)
+            if gone and not lost:  # an abort comes again, a network that broke does not
                 deadline, lost = time.monotonic() + WORKER_SECONDS, True
             elif not AWAY.search(str(ended)) or time.monotonic() > deadline:
                 raise
