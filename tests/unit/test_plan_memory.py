@@ -108,6 +108,7 @@ def test_one_strix_halo_holds_87_gib_by_vulkan():
 
 def test_mesa_is_told_nothing_where_two_thirds_are_enough_or_the_operator_says_it():
     assert strix_halo_head(70).plan()["head"]["environment"] == {}
+    assert head_with_cards(1, 60).plan()["head"]["environment"] == {}
     environment = {"radv_enable_unified_heap_on_apu": "false"}
     said = strix_halo_head(86, llama_server_environment=environment).plan()
     assert said["head"]["environment"]["radv_enable_unified_heap_on_apu"] == "false"

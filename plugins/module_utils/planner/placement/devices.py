@@ -213,7 +213,8 @@ def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str,
     """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that."""
     for device in held:
         accelerator = None if device.endpoint else accelerator_of(facts, device.name)
-        if accelerator and device.held_mib > visible_mib(device.backend, accelerator, environment):
+        whole = accelerator.memory_mib if accelerator else 0
+        if accelerator and visible_mib(device.backend, accelerator, environment) < min(device.held_mib, whole):
             return {backends.UNIFIED_HEAP: "true"}
     return {}
 
