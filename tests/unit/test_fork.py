@@ -55,8 +55,8 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
             ["llama_server_load_mode is dio", "git-8337e4cd", "use mmap or none or mmap+mlock or auto"],
         ),
         (
-            {"llama_server_extra_args": ["-lm", "dio", "-lv", "4"]},
-            ["has -lm, -lv", "which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp"],
+            {"llama_server_extra_args": ["-kvu", "-lzm", "on"]},
+            ["has -kvu, -lzm, which only llama.cpp knows", "git-8337e4cd is a release of ik_llama.cpp: remove it"],
         ),
         (
             {"llama_accept_advisories": []},

@@ -1,10 +1,11 @@
 """The table of options against the words that real programs take, and what it refuses and writes."""
 
+import itertools
 import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
@@ -64,10 +65,8 @@ def test_options_that_the_plan_owns_are_refused(local):
     variables, accepted = local.hosts["here"]["variables"], []
     variables["llama_accept_advisories"] = ["rpc-remote-code-execution"]
     owned = [option for option in options.TABLE if option.owned and option.program == options.SERVER]
-    for option in owned:
+    for option, (fork, build) in itertools.product(owned, capabilities.OLDEST.items()):
         for word in option.words():
-            fork = MAINLINE if MAINLINE in options.forks_of(word) else IK_LLAMA
-            build = 4840 if fork == IK_LLAMA else 11063
             variables["llama_release"] = {"source": "git", "ref": "1" * 40, "build": build, "fork": fork}
             variables["llama_server_extra_args"] = [word, "1"]
             said = f"llama_server_extra_args has {word}, which the plan decides: {option.instead()}"

@@ -90,6 +90,10 @@ class Option(NamedTuple):
         """Its spellings in this fork."""
         return [spelling for spelling in self.spellings if spelling.fork == fork]
 
+    def has(self, word: str, fork: str) -> bool:
+        """Whether this fork knows it by this word."""
+        return any(normalize(word) in spelling.words for spelling in self.spelled(fork))
+
     def words(self) -> set[str]:
         """All its words, of both forks."""
         return {word for spelling in self.spellings for word in spelling.words}
@@ -478,12 +482,6 @@ def meaning(word: str) -> str:
     option = of_word(word)
     spellings = option.spellings if option else ()
     return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
-
-
-def forks_of(word: str) -> set[str]:
-    """Which of llama.cpp and ik_llama.cpp know an argument's option by this word."""
-    option = of_word(word)
-    return {spelling.fork for spelling in (option.spellings if option else ()) if normalize(word) in spelling.words}
 
 
 def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:

@@ -250,28 +250,17 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
                 f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
             )
     given = {word: option for word in arguments if (option := options.of_word(word))}
-    _check_fork(given, release)
     for word, option in given.items():
         if option.owned:
             raise Refusal(
                 f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
             )
-
-
-def _check_fork(given: Mapping[str, options.Option], release: ReleasePlan) -> None:
-    """Refuses options that only the other one of llama.cpp and ik_llama.cpp has."""
-    fork = release.fork
-    strange = [word for word in given if fork not in options.forks_of(word)]
+    strange = [word for word, option in given.items() if not option.has(word, release.fork)]
     if strange:
         owner = IK_LLAMA if release.mainline else MAINLINE
-        remedy = (
-            f"set llama_release to a release of {owner}"
-            if release.mainline
-            else "use the variables llama_server_... instead"
-        )
+        remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
         raise Refusal(
-            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {fork}: "
-            f"remove them, or {remedy}"
+            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
         )
 
 
