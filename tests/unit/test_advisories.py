@@ -631,9 +631,17 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     assert all(entry["message"].endswith(text) for entry, text in zip(met, said))
 
 
-@pytest.mark.parametrize("kind, build, first", [("F8_E4M3", 12210, 12211), ("type 44", 12211, 12212)])
-def test_a_type_that_is_newer_than_the_build_is_refused(kind, build, first):
+@pytest.mark.parametrize(
+    "kind, release, first",
+    [
+        ("F8_E4M3", {"build": 12210}, 12211),
+        ("type 44", {"build": 12211}, 12212),
+        ("Q3_0", {"build": 12211}, 12212),
+        ("type 44", FORK, 4841),
+    ],
+)
+def test_a_type_that_is_newer_than_the_build_is_refused(kind, release, first):
     said = (
         f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or a newer one"
     )
-    assert said in with_type(kind, build=build).reason()
+    assert said in with_type(kind, cluster_of(llama_release={**TREE, **release})).reason()

@@ -18,18 +18,19 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
 
 
 @pytest.mark.parametrize(
-    "architecture, lacking, having",
+    "architecture, fork, lacking, having",
     [
-        ("clef", 11063, 11434),
-        ("maion-coder", 11549, 11669),
-        ("beam", 11669, 11739),
-        ("xing4_0", 11739, 12211),
-        ("not-yet", 12211, None),
+        ("clef", MAINLINE, 11063, 11434),
+        ("maion-coder", MAINLINE, 11549, 11669),
+        ("beam", MAINLINE, 11669, 11739),
+        ("xing4_0", MAINLINE, 11739, 12211),
+        ("not-yet", MAINLINE, 12211, None),
+        ("lfm2", IK_LLAMA, 4840, None),
     ],
 )
-def test_between_which_builds_an_architecture_appeared(architecture, lacking, having):
-    assert capabilities.appearance_of(architecture) == (lacking, having)
-    assert capabilities.appearance_of("llama") is None
+def test_between_which_builds_an_architecture_appeared(architecture, fork, lacking, having):
+    assert capabilities.appearance_of(architecture, fork) == (lacking, having)
+    assert capabilities.appearance_of("llama", fork) is None
 
 
 @pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])

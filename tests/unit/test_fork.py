@@ -2,7 +2,7 @@
 integration tests."""
 
 import pytest
-from support.clusters import GPU, IK_LLAMA
+from support.clusters import GPU, IK_LLAMA, model, serving
 
 ACCEPTED = ["rpc-remote-code-execution"]
 
@@ -71,6 +71,15 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
 def test_what_the_fork_lacks_is_refused(fork, variables, said):
     fork.hosts["here"]["variables"].update(variables)
     fork.reason(*said)
+
+
+@pytest.mark.parametrize(
+    "build, said",
+    [(4840, "which build 4840 does not know"), (4841, "no build up to 4840 knows, and nobody read build")],
+)
+def test_an_architecture_that_the_fork_lacks_is_said(fork, build, said):
+    plan = serving(fork, model(1, 16, architecture="lfm2"), llama_release={**IK_LLAMA, "build": build}).plan()
+    assert said in " ".join(advisory["message"] for advisory in plan["advisories"])
 
 
 @pytest.mark.parametrize("kind, expected", [("f16", "OFF"), ("q8_0", "OFF"), ("q4_0", "ON")])

@@ -68,26 +68,34 @@ APPEARED = {
 }
 """Newer build of llama.cpp that was read → architectures that it has and the one read before it does not. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
-NEWEST = max(APPEARED)
+NEWEST = {MAINLINE: max(APPEARED), IK_LLAMA: OLDEST[IK_LLAMA]}
+"""Fork → newest build of which architectures and types were read."""
+_OF_IK_LLAMA = """
+arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
+deepseek4 dflash dflash-draft dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 gemma3 gemma4 gemma4-assistant gemma4_mtp glm-dsa glm4 glm4moe gpt-oss gpt2
+gptj gptneox granite granitemoe grok hunyuan-moe internlm2 jais jina-bert-v2 laguna llama llama4 mamba mellum mimo2 minicpm minimax-m2 minimax-m3 mistral3
+mistral4 mpt muse-glimmer nomic-bert olmo openelm openpangu orion phi2 phi3 plamo qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next
+qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder xverse
+"""
 
 
 class Appearance(NamedTuple):
-    """Of something new, between two builds of llama.cpp that were read: the last that lacks it, and the first that has it."""
+    """Of something new, between two builds that were read: the last that lacks it, and the first that has it."""
 
     lacking: int
     having: int | None
 
 
-def appearance_of(architecture: str) -> Appearance | None:
+def appearance_of(architecture: str, fork: str) -> Appearance | None:
     """When an architecture of models appeared; None where all builds of the window have it."""
-    if architecture in ARCHITECTURES:
+    if architecture in (ARCHITECTURES if fork == MAINLINE else _OF_IK_LLAMA.split()):
         return None
-    lacking = OLDEST[MAINLINE]
-    for build, names in APPEARED.items():
+    lacking = OLDEST[fork]
+    for build, names in APPEARED.items() if fork == MAINLINE else ():
         if architecture in names.split():
             return Appearance(lacking, build)
         lacking = build
-    return Appearance(NEWEST, None)
+    return Appearance(NEWEST[fork], None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}

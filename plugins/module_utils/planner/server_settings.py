@@ -323,27 +323,27 @@ def generates(server: Server, summary: ModelSummary) -> bool:
     return not settings_of(server, summary).every_output
 
 
-def check_types(path: str, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
+def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
     """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it."""
+    subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
     strange = tensor_types.of_others(kinds, release.fork)
     if strange:
-        other, remedy = (
-            (IK_LLAMA, f"set {variable} to a release of {IK_LLAMA}, or ") if release.mainline else (MAINLINE, "")
-        )
+        other = IK_LLAMA if release.mainline else MAINLINE
+        remedy = f"set {variable} to a release of {other}, or " if release.mainline else ""
         raise Refusal(
-            f"llama_model_path is {path!r}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
+            f"{subject} is {summary.name}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
-    unread = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST + 1)
+    unread = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
     newer = {
         kind: build
         for kind, build in {**tensor_types.SINCE, **unread}.items()
         if kind in kinds and release.build < build
     }
-    if newer and release.mainline:
+    if newer:
         raise Refusal(
-            f"llama_model_path is {path!r}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
+            f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
             f"{max(newer.values())} or a newer one, or use a file of the model without these types"
         )
 

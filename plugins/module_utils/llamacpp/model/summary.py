@@ -20,17 +20,19 @@ KeyValue = Union[Number0, tuple[Number0, ...]]
 _DIFFUSION = (
     "a diffusion model, whose answers llama-server does not compute: use a model that predicts one token after another"
 )
+_SPEECH = "a model for speech, which llama-tts makes and llama-server does not: use a model that generates text"
 _DRAFT = "a draft model: set llama_model_draft to it, and serve the model for which it predicts tokens"
 NOT_SERVED = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     "t5": "an encoder with a decoder, and llama-server runs no encoder for its answers: use a model that is a decoder alone",
     "clip": "a projector: set llama_model_mmproj to it, and serve the model for which it reads images or sound",
     "wavtokenizer-dec": "a vocoder, which llama-server does not run: use a model that generates text or embeddings",
-    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFT),
+    **dict.fromkeys(("pockettts", "qwen3tts"), _SPEECH),
+    **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
 }
 """Architecture of a model that llama-server does not serve → what it is. llm_arch_is_diffusion and llama_model_has_encoder of build 11434."""
 _EMBEDS = """
-bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
+bert eurobert gemma-embedding gemma-embedding2 jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
 """
 EMBEDS = frozenset(_EMBEDS.split())
 """Architectures of models that make embeddings and no text; of others the header says how they pool."""

@@ -132,8 +132,8 @@ ONLY_OF = {
 """Fork → names of the types that only it has."""
 
 
-UNREAD, UNREAD_NAME = range(max(OF_MAINLINE) + 1, min(kind for kind in OF_IK_LLAMA if kind > max(OF_MAINLINE))), "type "
-"""Numbers that newer builds of llama.cpp may give types, and how the name of such a type begins. Its tensors are as large as their places in the file."""
+UNREAD, UNREAD_NAME = {*range(max(OF_MAINLINE) + 1, 512)} - set(ALL), "type "
+"""Numbers that newer builds may give types, and how the name of such a type begins. Its tensors are as large as their places in the file."""
 
 SINCE = {"F8_E4M3": 12211}
 """Type → the first build of llama.cpp that was read and has it, where that is not the oldest of the window."""
@@ -141,7 +141,7 @@ SINCE = {"F8_E4M3": 12211}
 
 def unread(kinds: Collection[str]) -> list[str]:
     """Those of the types that no build has which was read."""
-    return sorted(kind for kind in kinds if kind.startswith(UNREAD_NAME))
+    return sorted({*kinds} - {kind.name for kind in ALL.values()})
 
 
 def of_others(kinds: Collection[str], fork: str) -> list[str]:

@@ -57,10 +57,11 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
 
 def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     """When the model's architecture appeared, where the build that serves is older or nobody knows."""
-    appeared, release = capabilities.appearance_of(context.summary.architecture), context.release
+    release = context.release
+    appeared = capabilities.appearance_of(context.summary.architecture, release.fork)
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
     has = appeared is None or release.build >= (appeared.having or math.inf)
-    return None if has or patched or not release.mainline else appeared
+    return None if has or patched else appeared
 
 
 def unknown_architecture(context: AdvisoryContext) -> Cases:
@@ -69,7 +70,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     appeared = _architecture(context)
     if name in OLLAMA_ARCHITECTURES and source:
         values = {"who": "only Ollama has and llama.cpp does", "variable": source.variable, "variables": None}
-    elif appeared and release.build < (appeared.having or capabilities.NEWEST + 1):
+    elif appeared and release.build < (appeared.having or appeared.lacking + 1):
         who = f"build {release.build} {'does' if release.build <= appeared.lacking else 'may'}"
         newer = f"build {appeared.having}, or a newer one," if appeared.having else "a newer build"
         variables = remedies.listed(context.variables_of(release.id))
@@ -84,7 +85,8 @@ def unread_model(context: AdvisoryContext) -> Cases:
     kinds = tensor_types.unread({row.type for row in context.summary.named_tensors})
     unknown = _architecture(context) and not unknown_architecture(context)
     what = [f"the architecture {context.summary.architecture}"] * bool(unknown) + [f"tensors of {one}" for one in kinds]
-    values = {"what": remedies.listed(what), "build": context.release.build, "newest": capabilities.NEWEST}
+    release = context.release
+    values = {"what": remedies.listed(what), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
     return [(context.plan.head.host, values)] if what else []
 
 

@@ -67,7 +67,7 @@ def _checked_model(
     speculation.check(server, model, programs.release)
     predicting = speculation.with_predicting_layers(model, server)
     variable = releases.variable_of(programs.serves, cluster.releases)
-    server_settings.check_types(predicting.path, predicting.summary, programs.release, variable)
+    server_settings.check_types(cluster.model, predicting.summary, programs.release, variable)
     return predicting
 
 
