@@ -337,6 +337,13 @@ def test_each_device_is_asked_alone_where_there_are_fewer_layers_and_each_loads_
     assert work.patience > 5 * plan.head.first_layers.seconds
 
 
+def test_slow_workers_make_a_proof_longer(served):
+    served.hosts["head"]["variables"]["llama_model_gguf_summary"]["parameters"] = 10**12
+    fast, slow = typed(served.accepted()).head.first_layers, served.hosts["worker2"]["facts"]
+    served.hosts["worker2"]["facts"] = {**slow, "cpu": {**slow["cpu"], "cores": 1}}
+    assert typed(served.accepted()).head.first_layers.seconds > 2 * fast.seconds
+
+
 def test_which_of_several_models_is_computed_wrong_is_said(served):
     known = served.hosts["head"]["variables"]["llama_model_gguf_summary"]
     models = [{"name": name, "path": f"/models/{name}.gguf", "gguf_summary": known} for name in ("one", "two")]

@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
+    Estimate,
     ExternalWorkerPlan,
     FirstLayersPlan,
     Plan,
@@ -52,26 +53,27 @@ REMEDIES = (
 
 
 def of_plan(
-    model: Model, server: Server, placed: device_load.Placed, head: Host, load_s: float | None
+    model: Model, server: Server, placed: device_load.Placed, head: Host, predicted: Estimate
 ) -> FirstLayersPlan | None:
     """What fits on each device, and into the memory of the head; None where there is nothing to prove, or not one layer fits.
 
-    :param load_s: of the whole model.
+    :param predicted: of the whole model.
     """
     if model.known_answer or not placed.devices or not server_settings.generates(server, model.summary):
         return None
     room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2
-    chosen = first_layers.choose(model.summary, len(placed.devices), min(MOST_BYTES, room))
+    summary, count = model.summary, len(placed.devices)
+    chosen = first_layers.choose(summary, count, min(MOST_BYTES, room))
     if not chosen:
         return None
-    summary, rate = model.summary, cost_model.processor_rate(head.facts)
     share = min(1.0, chosen.bytes / summary.size)
-    computed = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * share
+    computed = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * share * questions.computed()
     written = chosen.bytes / 1e9 / cost_model.DISK_GB_PER_S
-    computes = questions.computed() * computed / rate.prompt_gflops
-    sides = 1 if chosen.layers >= len(placed.devices) else len(placed.devices)
-    loads = sides * (START_S + share * (load_s or 0))
-    return FirstLayersPlan(*chosen, seconds=math.ceil(START_S + written + computes + loads))
+    loads = 1 if chosen.layers >= count else count  # of all together, or of each alone
+    of_devices = START_S + share * (predicted.load_s or 0)
+    of_devices += sum(computed / one.prompt_gflops for one in predicted.devices) / count
+    of_processor = START_S + computed / cost_model.processor_rate(head.facts).prompt_gflops
+    return FirstLayersPlan(*chosen, seconds=math.ceil(written + of_processor + loads * of_devices))
 
 
 def work_of(plan: Plan) -> Work | None:

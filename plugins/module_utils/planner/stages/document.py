@@ -63,7 +63,7 @@ def write(draft: Draft, found: Sequence[fallbacks.Fallback], runtime_id: str) ->
         hosts={name: hosts.plan_of_host(draft, entry, runtime_id) for name, entry in draft.equipped.items()},
         head=head.plan_of_head(
             draft, [laid, *(other for _absence, other in laid_without)], runtime_id, predicted.load_s
-        )._replace(first_layers=first_layers.of_plan(model, cluster.server, placed, draft.head.host, predicted.load_s)),
+        )._replace(first_layers=first_layers.of_plan(model, cluster.server, placed, draft.head.host, predicted)),
         external_workers=hosts.external_workers_of(draft),
         placement=laid.entries,
         auxiliary_models=auxiliary_models.as_plan(placed.auxiliary, model, cluster.head),
