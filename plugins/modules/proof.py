@@ -33,8 +33,6 @@ options:
   work:
     description: What is to be run.
     type: dict
-seealso:
-  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

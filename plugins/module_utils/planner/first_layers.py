@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +37,11 @@ PATIENCE_S, TIMES = 300, 5
 """A server may take as long to be healthy, or to answer, and several times as long as the whole proof is predicted to take."""
 CONTEXT = 4352
 """For the longest prompt and what follows it, in blocks of 256."""
-_OTHERWISE = f"""
+OTHERWISE = f"""
 model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
 tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
 draft-cache-type-k draft-cache-type-v metrics --alias -a --slot-save-path --log-file
-"""
-OTHERWISE = frozenset(_OTHERWISE.split())
+""".split()
 """Options that the proof gives itself, or that are of clients and of what is loaded beside the model."""
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
@@ -129,12 +129,7 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
     """llama-server on these devices, with one share of the layers on each and the output on the last; on the processor alone where there are none."""
     fork, (program, *words) = plan.release.fork, plan.head.argv
     pairs = options.pairs(words)
-    kept = [
-        word
-        for pair in pairs
-        if not OTHERWISE.intersection((_name_of(pair[0]), options.normalize(pair[0])))
-        for word in pair
-    ]
+    kept = [pair for pair in pairs if _name_of(pair[0]) not in OTHERWISE]
     overrides = [one for word, *said in pairs if _name_of(word) == "override-tensor" for one in said[0].split(",")]
     shares = [layers // len(entries) + (index < layers % len(entries)) for index in range(len(entries))]
     shares[-1:] = [share + 1 for share in shares[-1:]]
@@ -150,9 +145,10 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
         "prompt-cache": "0",
     }
     own = [word for name, value in values.items() for word in options.render(name, value, fork)]
-    return (program, *own, *kept)
+    return (program, *own, *itertools.chain(*kept))
 
 
-def _name_of(word: str) -> str | None:
+def _name_of(word: str) -> str:
+    """Of an option that the table does not have it is the word itself."""
     option = options.of_word(word)
-    return option.name if option else None
+    return option.name if option else options.normalize(word)

@@ -51,6 +51,8 @@ PLACED = "[.][a-z]+:[0-9]+: "
 """How llama.cpp names the place of what ended it. Lines of its other threads may come later."""
 TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACED}"
 """In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
+Prompts = Sequence[tuple[Sequence[int], bool]]
+"""Tokens, and whether they are those before and one more."""
 
 
 class Ended(Exception):
@@ -155,12 +157,9 @@ def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
     return {"together": together, "devices": alone}
 
 
-def _answers(
-    work: Work, model: Path, prompts: Sequence[tuple[Sequence[int], bool]], side: Side
-) -> list[questions.Answer]:
+def _answers(work: Work, model: Path, prompts: Prompts, side: Side) -> list[questions.Answer]:
     """Of one side.
 
-    :param prompts: tokens, and whether they are those before and one more.
     :raises Ended: it does not answer all questions.
     """
     deadline, lost = time.monotonic() + WORKER_SECONDS, False
@@ -178,9 +177,7 @@ def _answers(
             time.sleep(1)
 
 
-def _served(
-    work: Work, model: Path, prompts: Sequence[tuple[Sequence[int], bool]], side: Side
-) -> list[questions.Answer]:
+def _served(work: Work, model: Path, prompts: Prompts, side: Side) -> list[questions.Answer]:
     """By one llama-server."""
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))

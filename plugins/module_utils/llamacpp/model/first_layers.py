@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.gguf import GGUFError
@@ -74,8 +74,8 @@ def _kinds(summary: ModelSummary) -> list[tuple[tuple[object, ...], ...]]:
     ]
 
 
-def write(source: str, target: Path, layers: int) -> int:
-    """Writes the first layers of a model, which may have several parts; returns the bytes of the new file.
+def write(source: str, target: Path, layers: int) -> None:
+    """Writes the first layers of a model, which may have several parts.
 
     :param source: path of its first part.
     :raises GGUFError: it is no model, or has fewer layers; ends a sentence that begins with its path.
@@ -98,8 +98,10 @@ def write(source: str, target: Path, layers: int) -> int:
         stream.write(b"".join(_entries(kept, alignment)))
         for name in kept:
             stream.write(bytes(-stream.tell() % alignment))
-            _copy(places[name], stream)
-        return stream.tell()
+            path, offset, size = places[name]
+            with closing(gguf.File(path)) as part:
+                for done in range(0, size, CHUNK):
+                    stream.write(part.read(offset + done, min(CHUNK, size - done)))
 
 
 def _cut(model: gguf.Model, architecture: str, key: str, entry: bytes, layers: int) -> bytes:
@@ -130,9 +132,3 @@ def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[byt
         yield gguf.U64.pack(len(raw)) + raw + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         yield struct.pack("<IQ", NUMBERS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment
-
-
-def _copy(place: gguf.Place, target: IO[bytes]) -> None:
-    with closing(gguf.File(place.path)) as source:
-        for offset in range(0, place.bytes, CHUNK):
-            target.write(source.read(place.offset + offset, min(CHUNK, place.bytes - offset)))
