@@ -104,6 +104,8 @@ def of_programs(folder):
             with suppress(OSError):
                 said = subprocess.run([path, "--help"], capture_output=True, text=True, check=False).stdout
                 words = capabilities.parse_help(said)
+    if not ordered + others:
+        raise SystemExit(f"{folder} has neither a tree of llama.cpp nor programs")
     places = [at for at, text in enumerate(ordered) if text in capabilities.ARCHITECTURES]
     near = [range(one, other) for one, other in zip(places, places[1:]) if other - one <= NEIGHBOURS]
     names = {ordered[at] for part in near if len(near) > NEIGHBOURS for at in part}

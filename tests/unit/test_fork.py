@@ -73,10 +73,7 @@ def test_what_the_fork_lacks_is_refused(fork, variables, said):
     fork.reason(*said)
 
 
-@pytest.mark.parametrize(
-    "build, said",
-    [(4840, "which build 4840 does not know"), (4841, "no build up to 4840 knows, and nobody read build")],
-)
+@pytest.mark.parametrize("build, said", [(4840, "build 4840 does not know"), (4841, "nobody read build 4841")])
 def test_an_architecture_that_the_fork_lacks_is_said(fork, build, said):
     plan = serving(fork, model(1, 16, architecture="lfm2"), llama_release={**IK_LLAMA, "build": build}).plan()
     assert said in " ".join(advisory["message"] for advisory in plan["advisories"])

@@ -40,6 +40,8 @@ def test_what_the_tables_lack_of_a_tree(tree):
 
 
 def test_what_the_tables_lack_of_programs(tmp_path):
+    with pytest.raises(SystemExit, match="neither a tree of"):
+        list(read_build.read_build(12300, tmp_path))
     names = ["llama", "llama4", "deci", "not-yet", "falcon", "grok", "gpt2", "%s: %10s novel buffer size = %8.2f MiB"]
     (tmp_path / "libllama.so").write_bytes(b"\x7fELF\0" + "\0".join([*names, "--novel", "--rm", "--cache"]).encode())
     said = ["architecture not-yet: new", "log line novel: new", "option --novel: new"]
