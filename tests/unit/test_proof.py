@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import fi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Remedy, Side, Work
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from conftest import typed
+from conftest import known_answer_of, typed
 from support import actions
 from support.verification import healthy, verify
 
@@ -189,14 +189,11 @@ def compare(other, processor):
     return questions.compare(Side("x", (), processor), ASKED, answers(), other)
 
 
-def test_answers_that_round_otherwise_are_the_same():
-    assert compare(answers(0.01), processor=True) == Compared("x", 64, 64, ())
-
-
-def test_processors_round_prompts_alike():
-    other = answers(0.3)
-    assert compare(other, processor=False).differs == ()
-    assert compare(other, processor=True).differs == tuple(GROUPS[:4])
+@pytest.mark.parametrize(
+    "shift, processor, differs", [(0.01, True, ()), (0.3, False, ()), (0.3, True, tuple(GROUPS[:4]))]
+)
+def test_answers_that_round_otherwise_are_the_same_and_processors_round_prompts_alike(shift, processor, differs):
+    assert compare(answers(shift), processor) == Compared("x", 64, 64, differs)
 
 
 @pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
@@ -307,13 +304,12 @@ def test_a_proof_is_another_one_where_its_result_may_be(served):
     assert planned.work_of(typed(served.accepted())).id != first
 
 
-def test_a_model_that_makes_no_text_needs_no_proof(served):
+def test_a_model_that_makes_no_text_and_the_known_answer_model_need_no_proof(served):
     served.set("head", llama_server_extra_args=["--embeddings"])
     assert planned.work_of(typed(served.accepted())) is None
-
-
-def test_the_known_answer_model_needs_no_proof(pair):
-    assert planned.work_of(typed(pair.accepted())) is None
+    served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_model_known_answer=known_answer_of())
+    served.set("head", llama_server_extra_args=[])
+    assert planned.work_of(typed(served.accepted())) is None
 
 
 def test_an_accelerator_may_round_otherwise_than_the_processor(served):
@@ -357,13 +353,12 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
 # ------------------------------------------------------------------------------------------------------- how it is run
 
 SERVER = f"""#!{sys.executable}
-import http.server, json, sys
+import http.server, json, os, sys, time
 port = int(sys.argv[sys.argv.index("--port") + 1])
 how = [word for word in sys.argv[1 : sys.argv.index("--model")] if word != "--no-repack"][-1]
 if how == "ends" or how == "tiles" and "--no-repack" not in sys.argv:
     print("loading\\nx.cu:3: GGML_ASSERT(rows < 8) failed\\nrecv failed\\nbye", flush=True)
     sys.exit(3)
-import os, time
 if how == "lost" and not os.path.exists(__file__ + ".lost"):
     open(__file__ + ".lost", "w").close()
     sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
@@ -386,8 +381,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer = {{"completion_probabilities": [{{"probs": [{{"tok_str": "1", "prob": 1.0}}]}}]}}
         elif how == "stops" and len(asked["prompt"]) > 1024:
             print("srv  error: TOP_K is not supported", flush=True)
-            sys.stdout.flush()
-            import os; os._exit(134)
+            os._exit(134)
         else:
             turn = 3 if how == "wrong" else 1
             listed = [{{"id": token * turn % 64, "logprob": None if how == "none" else -token / 8}} for token in range(64)]
