@@ -164,6 +164,11 @@ def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):
     assert widths["Other"] > 1.5 * widths["8060S"] > 1.5
 
 
+def test_one_layer_that_proves_is_said_as_one(big_model):
+    plan = typed(serves(strix_halos(1, 69), big_model).plan())
+    assert plan_text.speed_rows(plan)[3][2] == "once, by the first layer"
+
+
 def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):
     assert pair.plan()["head"]["start_timeout"] == 900
     for name in pair.hosts:

@@ -904,11 +904,8 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
     ],
 )
 def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architecture, said):
-    assert (
-        serving(pair, on_paper(1, architecture=architecture))
-        .reason()
-        .startswith(f"llama_model_path is on paper, {said}")
-    )
+    reason = serving(pair, on_paper(1, architecture=architecture)).reason()
+    assert reason.startswith(f"llama_model_path is on paper, {said}")
 
 
 def test_a_number_of_requests_that_is_none_is_refused_of_embeddings_too(pair):

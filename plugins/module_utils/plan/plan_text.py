@@ -468,12 +468,13 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     estimate, first = plan.estimate, plan.head.first_layers
     if estimate.load_s is None:
         return []
+    layers = f"{first.layers} layers" if first and first.layers > 1 else "layer"
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
         ["generation", *(generation if makes_text(plan) else ["none: this model makes no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
-        *([["proof", f"{first.seconds} seconds", f"once, by the first {first.layers} layers"]] if first else []),
+        *([["proof", f"{first.seconds} seconds", f"once, by the first {layers}"]] if first else []),
         *(
             [
                 f"after {speed.context} tokens",

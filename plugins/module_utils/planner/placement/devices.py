@@ -211,10 +211,9 @@ def environment_of_head(
 
 def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
     """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that."""
-    for device in held:
-        accelerator = None if device.endpoint else accelerator_of(facts, device.name)
-        whole = accelerator.memory_mib if accelerator else 0
-        if accelerator and visible_mib(device.backend, accelerator, environment) < min(device.held_mib, whole):
+    for one in held:
+        accelerator = None if one.endpoint else accelerator_of(facts, one.name)
+        if accelerator and one.held_mib > visible_mib(one.backend, accelerator, environment) < accelerator.memory_mib:
             return {backends.UNIFIED_HEAP: "true"}
     return {}
 
