@@ -146,10 +146,10 @@ def summary_of(groups, layers=8, **keys):
 )
 def test_which_layers_are_taken(groups, keys, devices, room, expected):
     summary, outside = summary_of(groups, **keys)
-    chosen = first_layers.choose(summary, devices, outside + room)
+    chosen = first_layers.choose(summary, devices, outside + room, 99)
     assert (chosen.layers, chosen.of_each_kind) == expected
     assert chosen.bytes == outside + 100 * chosen.layers
-    assert first_layers.choose(summary, devices, outside + 99) is None
+    assert first_layers.choose(summary, devices, outside + 99, 99) is None
 
 
 def answers(shift=0.0, seed=1):
@@ -331,6 +331,12 @@ def test_each_device_is_asked_alone_where_there_are_fewer_layers_and_each_loads_
     work = planned.work_of(plan)
     assert (work.layers, work.together, len(work.devices)) == (1, None, 2)
     assert work.patience > 5 * plan.head.first_layers.seconds
+
+
+def test_what_the_processor_would_compute_for_long_has_fewer_layers_but_one(served):
+    for parameters, layers in ((10**9, 2), (10**13, 1)):
+        served.hosts["head"]["variables"]["llama_model_gguf_summary"]["parameters"] = parameters
+        assert typed(served.accepted()).head.first_layers.layers == layers
 
 
 def test_slow_workers_make_a_proof_longer(served):

@@ -30,7 +30,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
-MOST_BYTES = 8 << 30
+MOST_BYTES, MOST_S = 8 << 30, 300
+"""Of the file, and that the head's processor computes: one of 8 cores takes a minute for a layer of a dense 70B."""
 START_S = 5
 """Of a llama-server."""
 PATIENCE_S, TIMES = 300, 5
@@ -61,19 +62,20 @@ def of_plan(
     """
     if model.known_answer or not placed.devices or not server_settings.generates(server, model.summary):
         return None
-    room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2
     summary, count = model.summary, len(placed.devices)
-    chosen = first_layers.choose(summary, count, min(MOST_BYTES, room))
+    room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2
+    whole = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * questions.computed()
+    whole_s = whole / cost_model.processor_rate(head.facts).prompt_gflops
+    layers = max(1, int(MOST_S * summary.layers / max(whole_s, 1.0)))
+    chosen = first_layers.choose(summary, count, min(MOST_BYTES, room), layers)
     if not chosen:
         return None
     share = min(1.0, chosen.bytes / summary.size)
-    computed = 2e-9 * (summary.parameters or 0) * cost_model.active_share(summary) * share * questions.computed()
     written = chosen.bytes / 1e9 / cost_model.DISK_GB_PER_S
     loads = 1 if chosen.layers >= count else count  # of all together, or of each alone
     of_devices = START_S + share * (predicted.load_s or 0)
-    of_devices += sum(computed / one.prompt_gflops for one in predicted.devices) / count
-    of_processor = START_S + computed / cost_model.processor_rate(head.facts).prompt_gflops
-    return FirstLayersPlan(*chosen, seconds=math.ceil(written + of_processor + loads * of_devices))
+    of_devices += sum(share * whole / one.prompt_gflops for one in predicted.devices) / count
+    return FirstLayersPlan(*chosen, seconds=math.ceil(written + START_S + share * whole_s + loads * of_devices))
 
 
 def work_of(plan: Plan) -> Work | None:

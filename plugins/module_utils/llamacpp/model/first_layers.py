@@ -43,8 +43,8 @@ class FirstLayers(NamedTuple):
     """Whether the model has no other kind of layer than these."""
 
 
-def choose(summary: ModelSummary, devices: int, most_bytes: int) -> FirstLayers | None:
-    """One layer for each device at least, and as many as it takes to have one of each kind, so far as a bound of bytes allows. Layers are of one kind
+def choose(summary: ModelSummary, devices: int, most_bytes: int, most_layers: int) -> FirstLayers | None:
+    """One layer for each device at least, and as many as it takes to have one of each kind, so far as both bounds allow. Layers are of one kind
     where names, types and shapes of their tensors and what the header says of their caches are equal.
 
     :returns: None where one does not fit, where the names of tensors are not known, or where tensors outside the layers have a part for each.
@@ -54,7 +54,7 @@ def choose(summary: ModelSummary, devices: int, most_bytes: int) -> FirstLayers 
     kinds = _kinds(summary)
     first_of_each = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
     needed = max(first_of_each.values()) + 1
-    layers = min(max(devices, needed), len(kinds))
+    layers = min(max(devices, needed), len(kinds), most_layers)
     outside = sum(group.bytes for group in summary.tensors if group.layers is None)
     while layers and outside + sum(summary.layer_bytes[:layers]) > most_bytes:
         layers -= 1
