@@ -228,11 +228,7 @@ TABLE: tuple[Option, ...] = (
     Option("models-preset", (_in(MAINLINE, "--models-preset"),), "llama_models"),
     Option("models-max", (_in(MAINLINE, "--models-max"),), "llama_models"),
     Option("models-folder", (_in(MAINLINE, "--models-dir", written=False),), "llama_models"),
-    Option(
-        "prefix-of-paths",
-        (_in(MAINLINE, "--api-prefix", written=False),),
-        remedy="remove it and have a proxy before llama-server take it from paths: what asks whether it is healthy gives none",
-    ),
+    Option("prefix", (_in(MAINLINE, "--api-prefix", written=False),), remedy="remove it: /health is asked without it"),
     Option(
         "log-verbosity",
         (_in(MAINLINE, "--log-verbosity -lv --verbosity"), _in(IK_LLAMA, "--verbosity", written=False)),
