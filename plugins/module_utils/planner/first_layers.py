@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import ques
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
 MOST_BYTES, MOST_S = 8 << 30, 300
-"""Of the file, and that the head's processor computes: one of 8 cores takes a minute for a layer of a dense 70B."""
+"""Of the file, and that the head's processor is predicted to compute."""
 START_S = 5
 """Of a llama-server."""
 PATIENCE_S, TIMES = 300, 5
