@@ -106,6 +106,16 @@ def test_one_strix_halo_holds_87_gib_by_vulkan():
     assert "vulkan-shared-memory" not in [advisory["id"] for advisory in plan["advisories"]]
 
 
+@pytest.mark.parametrize("context", [4096, 131072])
+def test_layers_on_the_processor_take_the_memory_that_graphics_share(context):
+    cluster = strix_halo_head(150, llama_server_gpu_layers=20, llama_server_context=context)
+    assert "the model does not fit" in cluster.reason()
+    cluster = strix_halo_head(80, llama_server_gpu_layers=20, llama_server_context=context)
+    (graphics,) = cluster.accepted()["placement"]
+    whole = strix_halo_head(80, llama_server_context=context).accepted()["placement"][0]
+    assert graphics["capacity_mib"] == whole["capacity_mib"]
+
+
 def test_mesa_is_told_nothing_where_two_thirds_are_enough_or_the_operator_says_it():
     assert strix_halo_head(70).plan()["head"]["environment"] == {}
     assert head_with_cards(1, 60).plan()["head"]["environment"] == {}

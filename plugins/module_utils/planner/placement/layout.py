@@ -158,8 +158,9 @@ def _of_the_model(case: Case, beside: int) -> device_load.Placed:
         return device_load.Placed((), (), load, 0, (text,) if missing else (), missing_mib=missing)
     first = load.units - gpu_layers
     spare = workers.reserve_mib(case.facts.memory_mib, shared=True) * MIB // 2
-    tables = max(0, load.on_head() - spare)
-    devices = auxiliary_models.beside_memory(devices, tables + taken, case.head, case.facts)
+    layers_on_processor = load.kv_on_head(first) - load.kv_on_head(0)
+    tables = max(0, load.on_head(range(first)) - spare)
+    devices = auxiliary_models.beside_memory(devices, tables + layers_on_processor + taken, case.head, case.facts)
     every = case.mode == ALL or (case.mode is None and model.known_answer is not None)
     if server.tensor_split:
         placed, fits = _as_asked(server.tensor_split, devices, load, gpu_layers), True
