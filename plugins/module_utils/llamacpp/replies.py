@@ -60,6 +60,19 @@ class Reply(NamedTuple):
     text: str
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def ask(
     address: str,
     path: str,
@@ -71,6 +84,7 @@ def ask(
 ) -> Reply:
     """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
 
+    :param address: host and port, or the path of a Unix socket.
     :param objection: asked once the connection stands, before anything is sent: why nothing may be.
     :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
     """
@@ -78,7 +92,8 @@ def ask(
         "Content-Type": "application/json",
         **({"Authorization": b"Bearer " + key.encode(*KEY_TEXT)} if key else {}),
     }
-    connection = http.client.HTTPConnection(address, timeout=seconds)
+    kind = _UnixConnection if address.startswith("/") else http.client.HTTPConnection
+    connection = kind(address, timeout=seconds)
     timer: threading.Timer | None = None
     deadline = time.monotonic() + seconds
     try:

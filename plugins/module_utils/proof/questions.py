@@ -1,40 +1,41 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What both sides are asked, and when their answers are the same.
+"""The prompts of a proof, and the distance between the answers of a device and those of the head's processor.
 
-Two right programs round otherwise: a device may quantise activations, and add in another order. A wrong one has other logits altogether. Tokens are
-given, not generated, so that both sides always compute the same; docs/operating.md has distances that were measured.
+Two correct programs round differently: a device may quantise activations, and it adds in another order. How much that changes the answers depends on the
+model, so the bound comes from the distances between variants of the processor that are all correct. Prompts consist of given tokens, plain text and random
+ones in turn, so that all sides compute the same. docs/operating.md has the distances that were measured.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Side
-
-RANGES = {
-    "of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
-    "of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
-    "of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
-    "beyond 1024 tokens": (1025, 1100, 1200, 1300, 4200),
+SHORT = {
+    "prompts of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
+    "prompts of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
+    "prompts of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
 }
-"""Lengths of prompts between which kernels for few and for many rows take turns."""
-STEPS = {1300: 12, 4200: 24}
-"""Prompt → single tokens that follow it, one after the other."""
-LONGEST, APART = 1 << 20, 9
+"""Group → lengths of prompts, chosen around the lengths at which devices change from one kernel to another."""
+VARIANT_LENGTH = 257
+"""Length of the longest prompt that variants of the processor answer."""
+LONG = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(4098, 4110), 4200)
+"""Lengths at which one long prompt is asked while it grows. A step of one is a single token."""
+CONTEXT = 4352
+"""Tokens that the longest prompt and its answer need, in blocks of 256."""
 LISTED, COMPARED = 64, 32
-"""Likeliest tokens that a side lists, and those of the processor's that are looked for among them."""
-LEAST = -80.0
-"""Logarithm of a probability; below it single precision ends, and llama-server says the lowest number."""
-FAR, FAR_OF_PROCESSORS = 0.15, 0.05
-"""Distance of a group that is computed wrong, and where both sides are processors, which round activations alike: but for single tokens, for which they
-add in half precision. Single positions are farther where experts are nearly equal, and are chosen otherwise."""
+"""Number of likeliest tokens that a side lists, and number of the processor's that are looked for among them."""
+SMALLEST = -80.0
+"""Logarithm of a probability below which single precision cannot be told from zero."""
+TIMES, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
+"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of a position. The H200's correct kernels reach 0.041
+and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
-"""Likeliest tokens and logarithms of their probabilities, the likeliest first; empty where they are no numbers."""
+"""Likeliest tokens and the logarithms of their probabilities, the likeliest first; empty if these are not numbers."""
 
 
 class Question(NamedTuple):
@@ -42,74 +43,134 @@ class Question(NamedTuple):
 
     group: str
     length: int
-    goes_on: bool
-    """Whether it is the one before and one token more."""
     start: int
-    """Place of its first token. Prompts that begin alike are wrong alike where an expert is chosen otherwise for a token that they share."""
-
-    def prompt(self, tokens: Sequence[int]) -> Sequence[int]:
-        """:param tokens: of ``tokens``."""
-        return tokens[self.start : self.start + self.length]
-
-
-def questions(context: int) -> list[Question]:
-    """Those that fit."""
-    asked: list[Question] = []
-    for group, lengths in RANGES.items():
-        for length in lengths:
-            start = APART * len(asked)
-            asked.append(Question(f"in prompts {group}", length, False, start))
-            single = f"in single tokens beyond {length // 1024 * 1024}"
-            asked += [Question(single, length + step, True, start) for step in range(1, STEPS.get(length, 0) + 1)]
-    return [one for one in asked if one.length < context]
+    """place of its first token"""
+    text: bool
+    """whether it is plain text"""
+    grows: bool = False
+    """whether it continues the prompt before"""
 
 
-def computed() -> int:
-    """Tokens that a side computes."""
-    return sum(1 if one.goes_on else one.length for one in questions(LONGEST))
+class Tokens(NamedTuple):
+    """Tokens of which prompts are made."""
+
+    prefix: tuple[int, ...]
+    """what the model expects at the beginning of a text"""
+    text: tuple[int, ...]
+    random: tuple[int, ...]
+
+    def prompt(self, question: Question) -> list[int]:
+        """Return the tokens of a question."""
+        source = itertools.cycle(self.text if question.text else self.random)
+        body = itertools.islice(source, question.start, question.start + question.length)
+        return [*self.prefix, *body][: question.length]
 
 
-def tokens(vocabulary: int) -> list[int]:
-    """Of all prompts; not those at the ends of a vocabulary, which are no words in many."""
-    chosen = random.Random(45)
+class Bounds(NamedTuple):
+    """Distances beyond which a device computes wrong."""
+
+    group: float = GROUP_FLOOR
+    """for three of four positions of a group"""
+    position: float = POSITION_FLOOR
+    """for a single one"""
+
+
+class Distance(NamedTuple):
+    """How far a device is from the processor where it is farthest, measured in parts of its bound."""
+
+    value: float
+    bound: float
+    place: str
+    """group, for people"""
+
+
+def list_questions(context: int) -> list[Question]:
+    """Return the questions that fit into a context."""
+    questions: list[Question] = []
+    for group, lengths in SHORT.items():
+        questions += [Question(group, length, 37 * index, index % 2 == 0) for index, length in enumerate(lengths)]
+    for before, length in zip((0, *LONG), LONG):
+        kind = "single tokens" if length == before + 1 else "prompts"
+        questions.append(
+            Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(before))
+        )
+    return [question for question in questions if question.length < context]
+
+
+def count_tokens(questions: Iterable[Question]) -> int:
+    """Return the number of tokens that a side computes."""
+    count = before = 0
+    for question in questions:
+        count += question.length - (before if question.grows else 0)
+        before = question.length
+    return count
+
+
+def of_variants(questions: Iterable[Question]) -> list[Question]:
+    """Return the questions that variants of the processor answer."""
+    return [question for question in questions if question.length <= VARIANT_LENGTH]
+
+
+def random_tokens(vocabulary: int) -> tuple[int, ...]:
+    """Return random tokens, without those at the ends of a vocabulary, many of which are not words."""
+    generator = random.Random(45)
     low, high = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
-    return [chosen.randrange(low, high) for _index in range(max(one.start + one.length for one in questions(LONGEST)))]
+    return tuple(generator.randrange(low, high) for _index in range(1024))
 
 
-def answer_of(reply: Any) -> Answer:
-    """From llama-server's reply.
+def parse_answer(reply: Any) -> Answer:
+    """Return the answer in llama-server's reply.
 
-    :raises ValueError, TypeError, KeyError, IndexError: it has another form.
+    :raises ValueError, TypeError, KeyError, IndexError: the reply has another form.
     """
-    listed = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED]
-    known = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > LEAST, listed)
-    return {int(entry["id"]): float(entry["logprob"]) for entry in known}
+    entries = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED]
+    numbers = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > SMALLEST, entries)
+    return {int(entry["id"]): float(entry["logprob"]) for entry in numbers}
 
 
 def distance(right: Answer, other: Answer) -> float:
-    """Mean difference of the processor's likeliest tokens, in parts of the range that they have; 1 counts where one is not listed.
+    """Return the mean difference of the processor's likeliest tokens, in parts of the range of their logarithms. A token that is not listed counts 1.
 
-    :param right: the processor's.
+    :param right: the processor's answer.
     """
     likeliest = [*right.items()][:COMPARED]
     width = likeliest[0][1] - likeliest[-1][1] or 1.0
-    far = [min(1.0, abs(other[token] - value) / width) if token in other else 1.0 for token, value in likeliest]
-    return sum(far) / len(far)
+    differences = [min(1.0, abs(other[token] - value) / width) if token in other else 1.0 for token, value in likeliest]
+    return sum(differences) / len(differences)
 
 
-def distance_of(group: Sequence[float]) -> float:
-    """What three of four positions are apart, or more."""
-    return sorted(group)[len(group) // 4]
+def distances(
+    questions: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer]
+) -> dict[str, list[float]]:
+    """Return group → the distance at each of its positions, in ascending order."""
+    groups: dict[str, list[float]] = {}
+    for question, one, two in zip(questions, right, other):
+        groups.setdefault(question.group, []).append(distance(one, two))
+    return {group: sorted(values) for group, values in groups.items()}
 
 
-def compare(side: Side, asked: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer]) -> Compared:
-    """:param right: the processor's, none of which is empty.
-    :param other: the side's.
+def of_group(values: Sequence[float]) -> float:
+    """Return the distance that three of four positions reach.
+
+    :param values: in ascending order.
     """
-    equal = sum(next(iter(one)) == next(iter(two), None) for one, two in zip(right, other))
-    found: dict[tuple[str, float], list[float]] = {}
-    for question, one, two in zip(asked, right, other):
-        far = FAR_OF_PROCESSORS if side.processor and not question.goes_on else FAR
-        found.setdefault((question.group, far), []).append(distance(one, two))
-    differs = tuple(group for (group, far), distances in found.items() if distance_of(distances) > far)
-    return Compared(side.name, equal, len(asked), differs)
+    return values[len(values) // 4]
+
+
+def bounds(questions: Sequence[Question], right: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
+    """Return the bounds that follow from the processor's own variants.
+
+    :param variants: their answers to the first of the questions.
+    """
+    groups = [values for variant in variants for values in distances(questions, right, variant).values()]
+    return Bounds(
+        max([GROUP_FLOOR, *(TIMES * of_group(values) for values in groups)]),
+        max([POSITION_FLOOR, *(TIMES * values[-1] for values in groups)]),
+    )
+
+
+def farthest(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
+    """Return the largest distance in parts of its bound."""
+    found = [Distance(of_group(values), limits.group, group) for group, values in groups.items()]
+    found += [Distance(values[-1], limits.position, f"one of the {group}") for group, values in groups.items()]
+    return max(found, key=lambda one: one.value / one.bound)

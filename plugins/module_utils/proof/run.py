@@ -1,200 +1,235 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proof on the head: the file of the first layers, a llama-server for each side, its answers, and the record of results."""
+"""A proof on the head: the file of the layers, a llama-server for the processor and for each device, and the record of verdicts."""
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies, words
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import first_layers, gguf, header_summary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Record, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Side, Verdict, Work
 
-PREFIX, LOCK_SECONDS = "first-layers-", 600
-"""Of what is in the folder meanwhile, and for how long another proof is waited for: one whose playbook was killed goes on."""
+FOLDER, LOCK_SECONDS = "proof", 600
+"""Folder of the files of a proof, and for how long another proof is waited for: one whose playbook was killed goes on."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
-"""For which a worker that was just started is waited for."""
+"""Time in which a worker that was just started answers."""
 RESTART_SECONDS = 15
-"""After which a worker is back that ended. Behind a tunnel it never seems away: that accepts on the head."""
-ROOM = 1024 * MIB
-"""Of the disk, that stays free."""
-LOG_BYTES, RECORD_BYTES, KEPT = 65536, 1 << 20, 16
-"""Of a log what is read; of the record what is read, and how many proofs."""
-WHOLE = 'root ::= "1"'
-"""Has it answer a token that is a whole character: of half of one it lists no others. Those that it lists are the likeliest before that."""
-PLAIN = "--no-repack"
-"""Without tiles of AMX, for which llama.cpp finds no place where attention is latent: ``GGML_ASSERT(*cur_backend_id != -1)``."""
+"""Time in which a worker that crashed is back. Behind a tunnel it never seems to be away, because the tunnel accepts on the head."""
+FREE_DISK = 1024 * MIB
+FREE_MEMORY = 1536 * MIB
+"""Memory that stays available while the processor computes beside a server: KV cache, buffers and the system."""
+NICE = 10
+LOG_BYTES, RECORD_BYTES, VERDICTS = 65536, 1 << 20, 64
+ONE_CHARACTER = 'root ::= "1"'
+"""Grammar of a token that is a whole character: llama-server lists no tokens beside half a character. It lists those that are likeliest without a grammar."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE = re.compile(f"was not healthy|{replies.LATE}")
-PLACED = "[.][a-z]+:[0-9]+: "
-"""How llama.cpp names the place of what ended it. Lines of its other threads may come later."""
-TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACED}"
+PLACE = "[.][a-z]+:[0-9]+: "
+"""How llama.cpp names the line of its source at which it aborts. Lines of its other threads may come later."""
+TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
 """In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
-Prompts = Sequence[tuple[Sequence[int], bool]]
-"""Tokens, and whether they are those before and one more."""
+MOST_TELLING = (PLACE, "error loading model", TELLING)
+Owner = Callable[[str, int, Collection[int]], bool]
+"""Whether one of some processes listens on an address and port."""
 
 
-class Ended(Exception):
-    """A side, or its model, that gives no answers: why, with the line of the log of llama-server that tells most."""
+class Failure(Exception):
+    """A side, or its model, gives no answers: why, with the line of llama-server's log that tells most."""
 
 
-def prove(work: Work) -> Any:
-    """A Proof as JSON has it.
+class Reference(NamedTuple):
+    """What the devices are compared with."""
 
-    :raises BusyError: another one goes on here for long.
+    tokens: Tokens
+    answers: Sequence[Answer]
+    bounds: Bounds
+
+
+def prepare(work: Work, owner: Owner) -> bool:
+    """Compute the reference beside the server that still runs, if there is memory for it; returns whether it is there. The devices' proof uses it.
+
+    :raises BusyError: another proof goes on here for long.
+    """
+    if _available_memory() < work.bytes + FREE_MEMORY:
+        return False
+    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+        folder = Path(work.folder, FOLDER)
+        shutil.rmtree(folder, ignore_errors=True)  # left by a proof that was killed
+        folder.mkdir(mode=0o700)
+        with suppress(Failure):
+            reference = _reference(work, folder, owner)
+            (folder / _name(work)).write_text(json.dumps(reference))
+            return True
+        shutil.rmtree(folder, ignore_errors=True)
+    return False
+
+
+def prove(work: Work, owner: Owner) -> Any:
+    """Return a Proof as JSON.
+
+    :raises BusyError: another proof goes on here for long.
     """
     began = time.monotonic()
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
-        for old in Path(work.folder).glob(f"{PREFIX}*"):  # of one that was killed
-            shutil.rmtree(old, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=work.folder) as folder:
-            model = Path(folder, "first-layers.gguf")
-            try:
-                found = _compared(work, model, _written(work, model))
-            except Ended as ended:
-                found = {"untested": printable(str(ended), 1000)}
-    return typed_json.dump(Proof(work.id, round(time.monotonic() - began), **found))
+        folder = Path(work.folder, FOLDER)
+        try:
+            reference = _prepared(work, folder)
+            if not reference:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(mode=0o700)
+                reference = _reference(work, folder, owner)
+            devices = [_judge(work, folder, owner, reference, side) for side in work.devices]
+            proof = Proof(0, devices=tuple(devices))
+        except Failure as failure:
+            proof = Proof(0, untested=printable(str(failure), 1000))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return typed_json.dump(proof._replace(seconds=round(time.monotonic() - began)))
 
 
-def known(path: Path) -> dict[str, Proof]:
-    """Id of the work → its proof; empty where there is no record that can be read."""
+def read_record(path: Path) -> Record:
+    """Return the verdicts that the head keeps; none if they cannot be read."""
     try:
-        found = typed_json.parse(Record, reading.read_object(path, RECORD_BYTES))
+        return typed_json.parse(Record, reading.read_object(path, RECORD_BYTES))
     except (OSError, ValueError):
-        return {}
-    return {proof.id: proof for proof in found.proofs}
+        return Record(())
 
 
 def keep(path: Path, proof: Proof) -> None:
-    """Adds a proof: those of a plan that a cluster may go back to stay.
+    """Add verdicts to the record. Those of a plan to which a cluster may go back stay.
 
     :raises OSError: the record cannot be written.
     """
-    others = [one for one in known(path).values() if one.id != proof.id]
-    replace_file(path, json.dumps(typed_json.dump(Record((*others[1 - KEPT :], proof)))) + "\n", 0o644)
+    record = read_record(path).adding(proof.devices, VERDICTS)
+    replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
-def _written(work: Work, model: Path) -> list[int]:
-    """Tokens of prompts for the model that is written.
+def _name(work: Work) -> str:
+    """Return the name of the file with the reference."""
+    return f"{work.processor.id}.json"
 
-    :raises Ended: it cannot be written.
+
+def _model(folder: Path) -> Path:
+    return folder / "layers.gguf"
+
+
+def _available_memory() -> int:
+    match = re.search(r"^MemAvailable: +([0-9]+)", text_of("/proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def _prepared(work: Work, folder: Path) -> Reference | None:
+    """Return the reference that :func:`prepare` left."""
+    try:
+        tokens, answers, bounds = json.loads((folder / _name(work)).read_text())
+    except (OSError, ValueError):
+        return None
+    listed = [{int(token): value for token, value in answer.items()} for answer in answers]
+    return Reference(Tokens(*map(tuple, tokens)), listed, Bounds(*bounds))
+
+
+def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
+    """Write the model, and return the processor's answers with the bounds that follow from its variants.
+
+    :raises Failure: there is nothing to compare with.
     """
     free = shutil.disk_usage(work.folder).free
-    if free < work.bytes + ROOM:
-        raise Ended(
-            f"a file of its first layers ({work.layers}) has {work.bytes // MIB} MiB, and {work.folder} has {free // MIB} MiB free: free so much there"
+    if free < work.bytes + FREE_DISK:
+        raise Failure(
+            f"{work.folder} has {free // MIB} MiB free, and a file of {len(work.layers)} layers with {work.bytes // MIB} MiB does not fit: free some space"
         )
     try:
-        first_layers.write(work.model, model, work.layers)
-        summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(model))))
+        layer_sample.write(work.model, _model(folder), work.layers)
+        summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(folder)))))
     except gguf.GGUFError as error:
-        raise Ended(f"{work.model} {error}") from None
+        raise Failure(f"{work.model} {error}") from None
     except OSError as error:
-        raise Ended(f"a file of the first layers of {work.model} cannot be made: {printable(error)}") from None
-    return questions.tokens(summary.vocabulary)
-
-
-def _compared(work: Work, model: Path, tokens: Sequence[int]) -> dict[str, Any]:
-    """Fields of the Proof.
-
-    :raises Ended: there is nothing to compare with.
-    """
-    asked = questions.questions(work.context)
-    answers = functools.partial(_answers, work, model, [(one.prompt(tokens), one.goes_on) for one in asked])
-    processor, name = work.processor, f"{work.processor.name} with the first layers ({work.layers})"
+        raise Failure(f"a file with layers of {work.model} cannot be made: {printable(error)}") from None
+    asked = questions.list_questions(work.context)
+    name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
-        right = answers(processor)
-    except Ended as ended:
-        why, right = f"{name} {ended}", []
-        if not LATE.search(why):
-            with suppress(Ended):
-                right = answers(processor._replace(argv=(*processor.argv, PLAIN)))
-        if not right:
-            raise Ended(why) from None
+        with _serve(work, folder, owner, work.processor) as server:
+            tokens = server.tokens(summary.vocabulary)
+            right = server.answers(asked, tokens)
+    except Failure as failure:
+        raise Failure(f"{name} {failure}") from None
     if not asked or min(map(len, right)) < 2:
-        raise Ended(f"{name} computes no numbers")
-
-    def compared(side: Side) -> Compared:
-        try:
-            return questions.compare(side, asked, right, answers(side))
-        except Ended as ended:
-            return Compared(side.name, 0, len(asked), (), str(ended))
-
-    def remedied(side: Side, found: Compared) -> Compared:
-        """With the first settings that make it right, where it is wrong."""
-        if found.right or not work.remedies or LATE.search(found.ended or ""):
-            return found
-        for one in work.remedies:
-            if compared(side._replace(argv=(*side.argv, *one.words))).right:
-                return found._replace(remedy=f"with {one.setting} it computes right")
-        return found._replace(remedy=f"none of {'; '.join(one.setting for one in work.remedies)} makes it right")
-
-    together = compared(work.together) if work.together else None
-    alone = () if together and together.right else tuple(remedied(side, compared(side)) for side in work.devices)
-    if work.together and together and all(one.right for one in alone):
-        together = remedied(work.together, together)
-    return {"together": together, "devices": alone}
+        raise Failure(f"{name} computes no numbers")
+    variants = []
+    for further in work.variants:
+        side = work.processor._replace(argv=(*work.processor.argv, *further))
+        with suppress(Failure), _serve(work, folder, owner, side) as server:
+            answers = server.answers(questions.of_variants(asked), tokens)
+            if all(answers):
+                variants.append(answers)
+    return Reference(tokens, right, questions.bounds(asked, right, variants))
 
 
-def _answers(work: Work, model: Path, prompts: Prompts, side: Side) -> list[questions.Answer]:
-    """Of one side.
+def _judge(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+    """Return the verdict on a device, with the first settings that help if it is wrong."""
+    verdict = _compare(work, folder, owner, reference, side)
+    if verdict.right or not work.remedies or LATE.search(verdict.failure or ""):
+        return verdict
+    for remedy in work.remedies:
+        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).right:
+            return verdict._replace(remedy=f"with {remedy.setting} it computes correctly")
+    return verdict._replace(remedy=f"none of these helps: {'; '.join(remedy.setting for remedy in work.remedies)}")
 
-    :raises Ended: it does not answer all questions.
+
+def _compare(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+    verdict = Verdict(side.id, side.name, work.micro_batch)
+    asked = questions.list_questions(work.context)
+    try:
+        answers = _answers(work, folder, owner, reference.tokens, side)
+    except Failure as failure:
+        return verdict._replace(failure=str(failure))
+    groups = questions.distances(asked, reference.answers, answers)
+    value, bound, place = questions.farthest(groups, reference.bounds)
+    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
+
+
+def _answers(work: Work, folder: Path, owner: Owner, tokens: Tokens, side: Side) -> list[Answer]:
+    """Return the answers of a device, whose worker may have just been started.
+
+    :raises Failure: it does not answer all questions.
     """
-    deadline, lost = time.monotonic() + WORKER_SECONDS, False
+    deadline, again = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
-            return _served(work, model, prompts, side)
-        except Ended as ended:
-            gone = LOST.search(str(ended))
-            if gone and work.client:
+            with _serve(work, folder, owner, side) as server:
+                return server.answers(questions.list_questions(work.context), tokens)
+        except Failure as failure:
+            lost = LOST.search(str(failure))
+            if lost and work.client:
                 time.sleep(RESTART_SECONDS)
-            if gone and not lost:  # an abort comes again, a network that broke does not
-                deadline, lost = time.monotonic() + WORKER_SECONDS, True
-            elif not AWAY.search(str(ended)) or time.monotonic() > deadline:
+            if lost and not again:  # an abort repeats itself, a broken connection does not
+                deadline, again = time.monotonic() + WORKER_SECONDS, True
+            elif not AWAY.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
-
-
-def _served(work: Work, model: Path, prompts: Prompts, side: Side) -> list[questions.Answer]:
-    """By one llama-server."""
-    with socket.socket() as listening:
-        listening.bind((LOOPBACK, 0))
-        port = listening.getsockname()[1]
-    argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
-    environment = {"PATH": commands.SEARCH, "HOME": str(model.parent), "GGML_NO_BACKTRACE": "1", **work.environment}
-    output = model.with_name("log")
-    with open(output, "wb") as log:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=progress.end_with_parent
-        )
-    server = _Server(process, output, f"{LOOPBACK}:{port}", work.patience)
-    try:
-        server.wait()
-        return [server.ask(tokens, goes_on) for tokens, goes_on in prompts]
-    finally:
-        progress.stop(process, STOP_SECONDS)
 
 
 class _Server(NamedTuple):
@@ -202,33 +237,110 @@ class _Server(NamedTuple):
 
     process: subprocess.Popen
     log: Path
-    place: str
+    address: str
     patience: int
+    owner: Owner
 
     def wait(self) -> None:
-        """Until it is healthy."""
+        """Wait until it is healthy.
+
+        :raises Failure: it crashes, or it is not healthy in time.
+        """
         deadline = time.monotonic() + self.patience
-        while replies.ask(self.place, "/health", HEALTH_SECONDS).status != 200:
+        while self._ask("/health", HEALTH_SECONDS).status != 200:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise self.ended(f"was not healthy within {self.patience} s")
+                raise self.failure(f"was not healthy within {self.patience} s")
             time.sleep(PAUSE_SECONDS)
 
-    def ask(self, tokens: Sequence[int], goes_on: bool) -> questions.Answer:
-        question = {"prompt": [*tokens], "cache_prompt": goes_on, "n_predict": 1, "n_probs": questions.LISTED}
-        reply = replies.ask(
-            self.place, "/v1/completions", self.patience, {**question, "temperature": 0, "grammar": WHOLE}
-        )
+    def tokens(self, vocabulary: int) -> Tokens:
+        """Return the tokens of prompts, text in the model's own vocabulary.
+
+        :raises Failure: it gives none.
+        """
+        lists = []
+        for special in (False, True):
+            question = {"content": plain_text.TEXT, "add_special": special}
+            reply = self._ask("/tokenize", self.patience, question)
+            with suppress(ValueError, KeyError, TypeError):
+                lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
+        plain, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
+        if not plain or plain[0] not in special_tokens:
+            raise self.failure("does not turn text into tokens")
+        prefix = special_tokens[: special_tokens.index(plain[0])]
+        return Tokens(tuple(prefix), tuple(plain), questions.random_tokens(vocabulary))
+
+    def answers(self, asked: Sequence[Question], tokens: Tokens) -> list[Answer]:
+        """Return the answers to questions.
+
+        :raises Failure: it does not answer all of them.
+        """
+        return [self._answer(tokens.prompt(question), question.grows) for question in asked]
+
+    def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
+        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED}
+        reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
-            return questions.answer_of(reading.parse(reply.text))
+            return questions.parse_answer(reading.parse(reply.text))
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
-        raise self.ended(f"answers a prompt of {len(tokens)} tokens with {printable(reply.text, 200)!r}")
+        raise self.failure(f"answers a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
 
-    def ended(self, otherwise: str) -> Ended:
-        """How it ended, else what it does otherwise, and the line of its log that tells most."""
-        said = reading.end_of(self.log, LOG_BYTES).splitlines()
-        telling = [line for line in said if re.search(TELLING, line, re.IGNORECASE)]
-        telling = [line for line in telling if re.search(PLACED, line)] or telling or said[-1:]
+    def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
+        """Ask this process: another program may listen on a port that it has not taken yet."""
+
+        def objection() -> str | None:
+            pid, (host, _colon, port) = self.process.pid, self.address.rpartition(":")
+            pids = [pid, *map(int, text_of(f"/proc/{pid}/task/{pid}/children").split())]
+            return None if not port or self.owner(host, int(port), pids) else "another program listens on its port"
+
+        return replies.ask(self.address, path, seconds, question, objection=objection)
+
+    def failure(self, otherwise: str) -> Failure:
+        """Return how it crashed, or else what it does, with the line of its log that tells most."""
+        lines = reading.end_of(self.log, LOG_BYTES).splitlines()
+        telling = lines[-1:]
+        for pattern in MOST_TELLING:
+            matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
+            if matches:
+                telling = matches
+                break
         status = self.process.poll()
-        how = otherwise if status is None else f"ends {progress.ended_how(status)}"
-        return Ended(printable(f"{how}: {telling[-1].strip() if telling else 'without a word'}", 600))
+        how = otherwise if status is None else f"crashes {progress.ended_how(status)}"
+        return Failure(printable(f"{how}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
+
+
+@contextmanager
+def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
+    """Run a healthy llama-server that no other account can reach, and stop it.
+
+    :raises Failure: it does not become healthy.
+    """
+    with tempfile.TemporaryDirectory(prefix="llamacpp-") as private:
+        address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
+        host, _colon, port = address.rpartition(":")
+        place = ["--host", host, "--port", port] if host else ["--host", address]
+        argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(_model(folder)), *place])]
+        environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
+        log = folder / "log"
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, preexec_fn=_begin
+            )
+        server = _Server(process, log, address, work.patience, owner)
+        try:
+            server.wait()
+            yield server
+        finally:
+            progress.stop(process, STOP_SECONDS)
+
+
+def _begin() -> None:
+    """Let a llama-server exit with the proof, and compute when nothing else does."""
+    progress.end_with_parent()
+    os.nice(NICE)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a proof runs, and what it finds: the model's own first layers on the planned devices, beside the head's processor."""
+"""What a proof runs and what it finds: layers of the model on each planned device, beside the head's processor."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
@@ -12,110 +12,118 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 Line = Annotated[str, Text(longest=1024)]
 Count = Annotated[int, Number(0, 1 << 20)]
+Figure = Annotated[float, Number(0, 1000, real=True)]
 
 
 class Side(NamedTuple):
-    """One or several devices that compute the same."""
+    """A device that computes the layers, or the head's processor."""
 
+    id: PlanId
+    """hash of everything that its result depends on, except the size of a micro-batch"""
     name: Line
-    """for people: host and device"""
+    """host and device, for people"""
     argv: tuple[str, ...]
-    """of llama-server, without model and port"""
-    processor: bool
-    """whether processors compute it"""
+    """command line of llama-server, without model and address"""
 
 
 class Remedy(NamedTuple):
-    """Other settings, with which a device may compute right."""
+    """Settings with which a device may compute correctly."""
 
     setting: Line
     """variables and their values"""
     words: tuple[str, ...]
-    """after the command line of a side"""
+    """words after the command line of a side"""
 
 
 class Work(NamedTuple):
-    """What the head runs. Whoever runs it gives model and port."""
+    """What the head runs. Its runner adds model and address to the command lines."""
 
-    id: PlanId
-    """a hash over all that the result depends on"""
     model: Path
-    layers: Annotated[int, Number(1, 512)]
+    layers: tuple[Annotated[int, Number(0, 512)], ...]
+    """numbers of the layers that are computed"""
     bytes: Size
-    """of a file of these"""
+    """size of a file of these"""
     folder: Path
-    """for that file, for as long as the proof takes"""
+    """folder of that file while the proof runs"""
     account: Optional[Word]
-    """as which services run"""
+    """account of the services"""
     environment: Mapping[str, str]
     client: tuple[str, ...]
-    """what stands before each command line: the launcher, where workers are behind tunnels"""
+    """words before each command line: the launcher, if workers are behind tunnels"""
+    sockets: bool
+    """whether llama-server listens on Unix sockets"""
     context: Annotated[int, Number(1, 1 << 20)]
     """tokens"""
+    micro_batch: Count
+    """tokens that a device computes together"""
     patience: Seconds
-    """in which a server has to be healthy, and to answer each question"""
+    """time in which a server has to be healthy, and to answer each question"""
     processor: Side
-    together: Optional[Side]
-    """all devices in their order; null where there are fewer layers than devices"""
+    variants: tuple[tuple[str, ...], ...]
+    """words after the processor's command line with which it computes in another correct way"""
     devices: tuple[Side, ...]
     remedies: tuple[Remedy, ...] = ()
-    """that are tried where a side computes wrong"""
+    """settings that are tried on a device that computes wrong"""
 
 
-class Compared(NamedTuple):
-    """How one side computes, compared with the head's processor."""
+class Verdict(NamedTuple):
+    """How a device computes, compared with the head's processor."""
 
+    id: PlanId
+    """that of its side"""
     name: Line
-    equal: Count
-    """positions at which the likeliest token is the same"""
-    of: Count
-    differs: tuple[Line, ...]
-    """where it computes something else; empty where nowhere"""
-    ended: Absent[Line] = None
-    """how llama-server ended, with the line of its log"""
+    micro_batch: Count
+    """that of the work"""
+    distance: Figure = 0.0
+    """largest distance from the processor, in parts of its bound"""
+    bound: Figure = 0.0
+    """largest distance that counts as correct there"""
+    place: Line = ""
+    """prompts in which it is farthest"""
+    failure: Absent[Line] = None
+    """how llama-server crashed, with the line of its log"""
     remedy: Absent[Line] = None
-    """which settings make it right, where some were tried"""
+    """which settings help, if some were tried"""
 
     @property
     def right(self) -> bool:
-        return not self.differs and not self.ended
+        """Whether it computes correctly."""
+        return not self.failure and self.distance <= self.bound
 
-    def sentence(self, best: Optional["Compared"] = None) -> str:
-        """:param best: another side, which computes right."""
-        how = f"computes wrong {', '.join(self.differs)}" if self.differs else "computes right"
-        beside = f" ({best.equal} of {best.of} on {best.name})" if best else ""
-        found = self.ended or f"{how}: likeliest token equal in {self.equal} of {self.of}{beside}"
-        return "; ".join([f"{self.name} {found}", *filter(None, [self.remedy])])
+    def sentence(self) -> str:
+        """Return the verdict for people."""
+        figures = f"distance {self.distance:.3f}, allowed {self.bound:.3f}"
+        result = f"computes correctly ({figures})" if self.right else f"computes wrong in {self.place} ({figures})"
+        return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [self.remedy])])
 
 
 class Proof(NamedTuple):
-    """The result of a proof. The head keeps it, so that it is not repeated."""
+    """The result of a proof."""
 
-    id: PlanId
-    """of the work"""
     seconds: Count
-    """that it took"""
+    """duration"""
     untested: Absent[Line] = None
     """why nothing could be compared"""
-    together: Absent[Compared] = None
-    devices: tuple[Compared, ...] = ()
-    """each device alone: where together they are not right, or there are more devices than layers"""
-
-    @property
-    def right(self) -> bool:
-        return not self.untested and all(one.right for one in (self.together, *self.devices) if one)
+    devices: tuple[Verdict, ...] = ()
 
     def wrong(self) -> list[str]:
-        """Sentences that name the devices that compute wrong."""
-        best = max((one for one in self.devices if one.right), key=lambda one: one.equal, default=None)
-        alone = [one.sentence(best) for one in self.devices if not one.right]
-        if alone or not self.together or self.together.right:
-            return alone
-        return [f"{self.together.sentence()}, and each of them alone computes right"]
+        """Return sentences about the devices that compute wrong."""
+        return [verdict.sentence() for verdict in self.devices if not verdict.right]
 
 
 class Record(NamedTuple):
-    """What the head keeps."""
+    """The verdicts that the head keeps, the newest last, so that a device is not proven twice."""
 
-    proofs: tuple[Proof, ...]
-    """the last ones"""
+    verdicts: tuple[Verdict, ...]
+
+    def of(self, work: Work) -> dict[str, Verdict]:
+        """Return id → the verdict on a device of the work that computed correctly, with micro-batches as large as now."""
+        ids = {side.id for side in work.devices}
+        known = [one for one in self.verdicts if one.id in ids and one.right and one.micro_batch >= work.micro_batch]
+        return {one.id: one for one in known}
+
+    def adding(self, verdicts: Iterable[Verdict], count: int) -> "Record":
+        """Return the record with further verdicts, of which the last ``count`` stay."""
+        added = [*verdicts]
+        ids = {one.id for one in added}
+        return Record(tuple([*(one for one in self.verdicts if one.id not in ids), *added][-count:]))

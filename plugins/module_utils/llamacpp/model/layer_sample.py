@@ -1,0 +1,194 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A sample of a model's layers as a model of its own, whatever the architecture.
+
+The header stays as it is, except for the number of layers and the values that it lists for each of them. llama.cpp names the tensors of a layer
+``blk.N.…`` in every architecture. Many architectures derive a layer's rules from its number, so each place of the sample gets a layer of the kind that
+the model has at that place.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache, tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.gguf import GGUFError
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+
+LAYER_NAME = re.compile(r"blk\.(\d+)\.")
+PREDICTING, SHARING, DENSE = "nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count"
+"""Keys: how many of the last layers predict further tokens, how many use the cache of earlier layers, how many of the first have no experts."""
+NOT_BY_LAYER = ("rope.dimension_sections",)
+"""Keys of arrays whose entries are not layers, even if there are as many."""
+PART = "split."
+"""Prefix of the keys that say which part of a model a file is."""
+WHOLE_ONLY = {"deepseek2": (26, 27)}
+"""Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
+NUMBERS = {
+    **{f"{tensor_types.UNREAD_NAME}{number}": number for number in tensor_types.UNREAD},
+    **{kind.name: number for number, kind in tensor_types.ALL.items()},
+}
+CHUNK = 1 << 20
+
+
+class LayerSample(NamedTuple):
+    """Layers of a model that make a model of their own."""
+
+    layers: tuple[int, ...]
+    """numbers of these layers in the model, in the order of the sample"""
+    bytes: int
+    """size of a file of them"""
+    every_kind: bool
+    """whether the model has no other kind of layer"""
+    experts: bool
+    """whether a layer has experts, if the model has any"""
+
+
+class Room(NamedTuple):
+    """What a sample may take."""
+
+    bytes: int
+    layers: int
+
+
+def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
+    """Return as many layers as there is room for: the first, the last and every kind, spread over the depth.
+
+    :returns: why there is no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
+    """
+    if not summary.tensors:
+        return "the names of its tensors are not known: read its header with model_info"
+    if any(group.name.startswith("per_layer_") for group in summary.tensors):
+        return "tensors outside its layers have a part for each of them"
+    kinds = _kinds(summary)
+    places = [*kinds]
+    expert_layers = frozenset(
+        layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
+    )
+    dense = min(expert_layers, default=0)
+    if expert_layers.issuperset(range(dense, len(kinds))):  # one of the leading dense layers is enough
+        del places[1:dense]
+    outside = sum(group.bytes for group in summary.tensors if group.layers is None)
+    whole = summary.layers in WHOLE_ONLY.get(summary.architecture, ())
+    for count in range(min(room.layers, len(places)), 0, -1):
+        layers = _spread(places[:count], kinds)
+        size = outside + sum(summary.layer_bytes[layer] for layer in layers)
+        if size <= room.bytes and not (whole and count < summary.layers):
+            every_kind = {kinds[layer] for layer in layers} == {*kinds}
+            return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
+    if whole:
+        return f"llama.cpp recognises this model by its {summary.layers} layers, and all of them are too many"
+    smallest = outside + min(summary.layer_bytes[: len(kinds)])
+    return f"one layer and the tables have {smallest / 2**30:.1f} GiB, the limit is {room.bytes / 2**30:.1f}"
+
+
+class Kind(NamedTuple):
+    """What a layer consists of."""
+
+    rules: int
+    """number of a set of names of tensors, with what the header says of the layer's cache"""
+    tensors: tuple[bool, ...]
+    """which groups of tensors of one type and shape it has"""
+
+
+def _kinds(summary: ModelSummary) -> list[Kind]:
+    """Return the kind of each layer that computes."""
+    count = summary.layers - (summary.number(PREDICTING) or 0)
+    shared = summary.layers - (summary.number(SHARING) or 0)
+    listed = [value for _key, value in summary.keys if isinstance(value, tuple)]
+    listed += [tuple(kv_cache.windowed(summary)), tuple(kv_cache.recurrent_layers(summary))]
+    members = [
+        (group.name, frozenset(group.layers or ())) for group in summary.named_tensors if group.layers is not None
+    ]
+    numbers: dict[object, int] = {}
+    kinds = []
+    for layer in range(count):
+        names = frozenset(name for name, layers in members if layer in layers)
+        rules = (names, tuple(value[layer : layer + 1] for value in listed), layer >= shared)
+        kinds.append(Kind(numbers.setdefault(rules, len(numbers)), tuple(layer in layers for _name, layers in members)))
+    return kinds
+
+
+def _spread(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
+    """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
+    queues = {}
+    for rules in {place.rules for place in places}:
+        layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
+        count = sum(place.rules == rules for place in places)
+        first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
+        even = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
+        preferred = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *even, *layers])
+        queues[rules] = iter(sorted([*preferred][:count]))
+    return tuple(next(queues[place.rules]) for place in places)
+
+
+def write(source: str, target: Path, layers: Sequence[int]) -> None:
+    """Write a model of some layers of another one, which may have several parts.
+
+    :param source: path of its first part.
+    :raises GGUFError: it is not a model, or lacks one of the layers; ends a sentence that begins with its path.
+    :raises OSError: it cannot be read, or the other one cannot be written.
+    """
+    model, places = gguf.read_path(source), gguf.places(source)
+    architecture = str(model.metadata.get("general.architecture"))
+    count = model.metadata.get(f"{architecture}.block_count")
+    if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
+        raise GGUFError(f"has {gguf.short(count)} layers, and not all of {', '.join(map(str, layers))}")
+    alignment = model.data[0][1]
+    tensors = {}
+    for name, tensor in model.tensors.items():
+        match = LAYER_NAME.match(name)
+        if not match:
+            tensors[name] = (name, tensor)
+        elif int(match[1]) in layers:
+            tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
+    keys = [key for key in model.keys if not key.startswith(PART)]
+    with closing(gguf.File(source)) as file, open(target, "xb") as stream:
+        stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
+        for key in keys:
+            entry = file.read(model.keys[key].start, len(model.keys[key]))
+            stream.write(_cut(model, architecture, key, entry, layers))
+        stream.write(b"".join(_entries({name: tensor for name, (_old, tensor) in tensors.items()}, alignment)))
+        for old_name, _tensor in tensors.values():
+            stream.write(bytes(-stream.tell() % alignment))
+            path, offset, size = places[old_name]
+            with closing(gguf.File(path)) as part:
+                for start in range(0, size, CHUNK):
+                    stream.write(part.read(offset + start, min(CHUNK, size - start)))
+
+
+def _cut(model: gguf.Model, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+    """Return a key and its value for a model with these layers."""
+    value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
+    predicting = model.metadata.get(f"{architecture}.{PREDICTING}")
+    computing = count - (predicting if gguf.is_whole(predicting) else 0)
+    name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
+    kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
+    begin = kind + gguf.U32.size
+    if isinstance(value, list) and len(value) in (count, computing) and name and name not in NOT_BY_LAYER:
+        form, first = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, begin)), begin + gguf.U32.size
+        size, start = struct.calcsize(form or ""), first + gguf.U64.size
+        values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
+        return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
+    new = {"block_count": len(layers), PREDICTING: 0}.get(name)
+    if gguf.is_whole(value) and name in (SHARING, DENSE):
+        first_sharing = count - value
+        new = sum(layer >= first_sharing if name == SHARING else layer < value for layer in layers)
+    form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
+    return entry if new is None or not form else entry[:begin] + struct.pack(f"<{form}", new)
+
+
+def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
+    """Yield what the header says of each tensor."""
+    offset = 0
+    for name, tensor in tensors.items():
+        raw = name.encode()
+        yield gguf.U64.pack(len(raw)) + raw + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        yield struct.pack("<IQ", NUMBERS[tensor.type], offset)
+        offset += -(-tensor.bytes // alignment) * alignment
