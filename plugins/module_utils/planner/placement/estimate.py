@@ -96,6 +96,11 @@ class Case(NamedTuple):
     """Host → the backend by which it would serve."""
     server: Server
 
+    @property
+    def settings(self) -> kv_cache.Settings:
+        """The settings of the cache."""
+        return server_settings.settings_of(self.server, self.summary, self.release.fork)
+
     def own_devices(self, host: Host) -> list[Device]:
         """Those that llama-server of this host would drive if it served alone."""
         return devices.of_single_host(host, self.backend_of[host.name], self.server if host.is_head else None)
@@ -241,9 +246,9 @@ def _together(case: Case) -> int:
     return min(cost_model.PROMPT, server_settings.micro_batch_of(case.server))
 
 
-def prompt_tokens(server: Server, summary: ModelSummary) -> int:
+def prompt_tokens(case: Case) -> int:
     """Of the prompt that is planned for."""
-    return max(1, server_settings.context_per_request(server, summary) // PART)
+    return max(1, server_settings.context_per_request(case.server, case.summary) // PART)
 
 
 def checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> float:
@@ -253,7 +258,7 @@ def checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> 
 
 def pays_checkpoints(case: Case, works: Sequence[cost_model.Work]) -> bool:
     """Whether they take at most half as long as the planned prompt, which a conversation that goes on has computed again without them."""
-    tokens = prompt_tokens(case.server, case.summary)
+    tokens = prompt_tokens(case)
     again = cost_model.prompt_ms(works, case.summary.width, _together(case)) * tokens / cost_model.PROMPT
     return not works or _checkpoint_ms(case, works, tokens) <= again / 2
 
@@ -261,7 +266,7 @@ def pays_checkpoints(case: Case, works: Sequence[cost_model.Work]) -> bool:
 def _checkpoint_ms(case: Case, works: Sequence[cost_model.Work], tokens: int) -> float:
     """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
     too, of a longer prompt (server-context.cpp of build 11063)."""
-    summary, settings = case.summary, server_settings.settings_of(case.server, case.summary, case.release.fork)
+    summary, settings = case.summary, case.settings
     kept = kv_cache.checkpointed(summary, settings)
     if not case.release.mainline or not any(kept):
         return 0.0

@@ -46,17 +46,17 @@ class PromptCache(NamedTuple):
     """That these take at most, all slots together."""
 
 
-def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptCache:
+def of_plan(case: estimate.Case, works: Sequence[cost_model.Work]) -> PromptCache:
     """The half of what is free in the head's memory: first for checkpoints, then for conversations
     where fetching one and sending it back takes less time than computing it again, llama-server's own limit of these at most for each.
 
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
-    release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
+    server, release, placed, facts = case.server, case.release, case.placed, case.hosts[case.head].facts
     known = {name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)}
     generates = server_settings.generates(server, case.summary)
     room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
-    size = checkpoint_bytes(placed.load, server)
+    size = checkpoint_bytes(placed.load, case.settings)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in known:
         most = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
@@ -68,7 +68,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
         and "prompt-cache" in known
         and works
         and not any(is_torn(release, case.summary, server, device.backend) for device in placed.devices)
-        and _move_s(case, server) < prompts.seconds_of(case, server, works, tokens)
+        and _move_s(case) < prompts.seconds_of(case, works, tokens)
     )
     planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
     mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
@@ -83,9 +83,9 @@ def is_torn(release: ReleasePlan, summary: ModelSummary, server: Server, backend
     return release.mainline and settings.offload and 0 < largest < kv_cache.last_tensor(summary, settings)
 
 
-def checkpoint_bytes(load: device_load.Load, server: Server) -> int:
+def checkpoint_bytes(load: device_load.Load, settings: kv_cache.Settings) -> int:
     """Of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
-    saved = kv_cache.checkpointed(load.summary, server_settings.settings_of(server, load.summary))
+    saved = kv_cache.checkpointed(load.summary, settings)
     return sum(size for size, counts in zip(load.kv, saved) if counts)
 
 
@@ -109,9 +109,9 @@ def _free_mib(placed: device_load.Placed, facts: Facts, head: str) -> int:
     return max(0, workers.usable_mib(facts.memory_mib) - -(-used // MIB))
 
 
-def _move_s(case: estimate.Case, server: Server) -> float:
+def _move_s(case: estimate.Case) -> float:
     """Seconds that a conversation of the longest context takes over the network, there and back."""
-    slots = 1 if server_settings.settings_of(server, case.summary).unified else server.parallel
+    slots = 1 if case.settings.unified else case.server.parallel
     seconds = 0.0
     for device, share in zip(case.placed.devices, case.placed.shares()):
         if device.endpoint:

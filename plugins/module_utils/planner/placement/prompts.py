@@ -27,7 +27,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     device_load,
     estimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """What is compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
@@ -42,14 +41,12 @@ class Batches(NamedTuple):
     micro_batch: int
 
 
-def at_depth(
-    case: estimate.Case, works: Sequence[cost_model.Work], settings: kv_cache.Settings, depth: int
-) -> list[cost_model.Work]:
+def at_depth(case: estimate.Case, works: Sequence[cost_model.Work], depth: int) -> list[cost_model.Work]:
     """The parts of the model with what a token reads, and is multiplied with, of so many tokens before it."""
     names = case.placed.buffer_of_layers()
     read: dict[str, float] = {}
     attended: dict[str, float] = {}
-    for name, cached, cells in zip(names, *_of_layers(case.summary, settings, case.release.build, max(1, depth))):
+    for name, cached, cells in zip(names, *_of_layers(case.summary, case.settings, case.release.build, max(1, depth))):
         read[name] = read.get(name, 0.0) + cached
         attended[name] = attended.get(name, 0.0) + cells
     return [
@@ -77,10 +74,10 @@ def _of_layers(
     ]
 
 
-def _is_switched_off(case: estimate.Case, server: Server) -> bool:
+def _is_switched_off(case: estimate.Case) -> bool:
     """Whether the pipeline that this release would have is off (llama_context of build 11063)."""
     partly = case.placed.gpu_layers < case.placed.load.units
-    return bool(partly or server.override_tensor or server_settings.without_kv_offload(server))
+    return bool(partly or case.server.override_tensor or not case.settings.offload)
 
 
 def prompt_s(
@@ -101,15 +98,15 @@ def prompt_s(
     return (sum(stages) + (count - 1) * max(serial, beside)) / 1000
 
 
-def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> Batches:
+def batches_of(case: estimate.Case, works: Sequence[cost_model.Work]) -> Batches:
     """The pieces in which a prompt of a part of the context takes the fewest predicted seconds, of those that devices have room for."""
-    batch = server_settings.batch_of(server)
+    server, settings = case.server, case.settings
+    batch = settings.batch
     default = server_settings.micro_batch_of(server)
     if not case.placed.devices or server.override_tensor or server.micro_batch:
         return Batches(batch, default)
-    settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    tokens = estimate.prompt_tokens(server, case.summary)
-    filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
+    tokens = estimate.prompt_tokens(case)
+    filled, overlapped = at_depth(case, works, tokens // 2), is_overlapped(case)
     seconds = {
         one: prompt_s(case, filled, tokens, one, overlapped)
         for one in MICRO_BATCHES
@@ -135,51 +132,41 @@ def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
     )
 
 
-def is_pipelined(case: estimate.Case, server: Server) -> bool:
-    return len(case.placed.devices) > 1 and case.release.mainline and not _is_switched_off(case, server)
+def is_pipelined(case: estimate.Case) -> bool:
+    return len(case.placed.devices) > 1 and case.release.mainline and not _is_switched_off(case)
 
 
-def is_overlapped(case: estimate.Case, server: Server) -> bool:
+def is_overlapped(case: estimate.Case) -> bool:
     """Whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but may not be come to several times."""
     devices = case.placed.devices
     several = len(devices) > 1 and case.release.mainline
-    alone = (
-        all(device.worker for device in devices)
-        and not server.override_tensor
-        and not server_settings.without_kv_offload(server)
-    )
-    return several and (alone or not _is_switched_off(case, server))
+    alone = all(device.worker for device in devices) and not case.server.override_tensor and case.settings.offload
+    return several and (alone or not _is_switched_off(case))
 
 
-def seconds_of(case: estimate.Case, server: Server, works: Sequence[cost_model.Work], tokens: int) -> float:
+def seconds_of(case: estimate.Case, works: Sequence[cost_model.Work], tokens: int) -> float:
     """Seconds for a prompt in the pieces that the server takes."""
-    settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    filled = at_depth(case, works, settings, tokens // 2)
-    return prompt_s(case, filled, tokens, server_settings.micro_batch_of(server), is_overlapped(case, server))
+    filled = at_depth(case, works, tokens // 2)
+    return prompt_s(case, filled, tokens, server_settings.micro_batch_of(case.server), is_overlapped(case))
 
 
-def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work]) -> PromptEstimate:
+def of_plan(case: estimate.Case, works: Sequence[cost_model.Work]) -> PromptEstimate:
     """A prompt in the planned pieces."""
-    settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    tokens, micro_batch = estimate.prompt_tokens(server, case.summary), server_settings.micro_batch_of(server)
-    filled, overlapped = at_depth(case, works, settings, tokens // 2), is_overlapped(case, server)
+    settings = case.settings
+    tokens, micro_batch = estimate.prompt_tokens(case), server_settings.micro_batch_of(case.server)
+    filled, overlapped = at_depth(case, works, tokens // 2), is_overlapped(case)
     seconds = (
         prompt_s(case, filled, tokens, micro_batch, overlapped) + estimate.checkpoint_ms(case, works, tokens) / 1000
     )
     speed = estimate.rounded(tokens / (seconds or math.inf))
     sure = estimate.range_of(speed, cost_model.prompt_factor(filled, case.summary.width, micro_batch))
-    return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, is_pipelined(case, server))
+    return PromptEstimate(tokens, speed, sure, settings.batch, settings.micro_batch, is_pipelined(case))
 
 
-def speeds_at_context(
-    case: estimate.Case, server: Server, works: Sequence[cost_model.Work]
-) -> tuple[ContextSpeed, ...]:
+def speeds_at_context(case: estimate.Case, works: Sequence[cost_model.Work]) -> tuple[ContextSpeed, ...]:
     """Of one request with half and all of its context filled."""
-    settings = server_settings.settings_of(server, case.summary, case.release.fork)
-    whole = server_settings.context_per_request(server, case.summary)
-    speeds = [
-        (depth, estimate.speeds_of(case, at_depth(case, works, settings, depth))) for depth in (whole // 2, whole)
-    ]
+    whole = server_settings.context_per_request(case.server, case.summary)
+    speeds = [(depth, estimate.speeds_of(case, at_depth(case, works, depth))) for depth in (whole // 2, whole)]
     return tuple(
         ContextSpeed(depth, speed.generation, speed.generation_range, speed.prompt, speed.prompt_range)
         for depth, speed in speeds

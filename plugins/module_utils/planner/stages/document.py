@@ -44,8 +44,8 @@ def write(draft: Draft, found: Sequence[fallbacks.Fallback], runtime_id: str) ->
     if case.fits:
         works = estimate.works_of(case)
         predicted = predicted._replace(
-            prompt=prompts.of_plan(case, cluster.server, works),
-            at_context=prompts.speeds_at_context(case, cluster.server, works) if predicted.generation_range else (),
+            prompt=prompts.of_plan(case, works),
+            at_context=prompts.speeds_at_context(case, works) if predicted.generation_range else (),
         )
     return Plan(
         schema=SCHEMA,

@@ -39,7 +39,7 @@ def serving(draft: Draft, laid: Laid, runtime_id: str) -> llama_server.Serving:
         metrics=draft.head.host.metrics,
         page=server.page_port,
         service=names.SERVER,
-        cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
+        cache=prompt_cache.of_plan(case, estimate.works_of(case) if case.fits else ()),
         beside=auxiliary_models.arguments(laid.placed.auxiliary, draft.model, server, draft.release),
     )
 

@@ -44,7 +44,7 @@ def place(cluster: Cluster, programs: Programs, workforce: Workforce, report: mo
     if placed.reasons or model.known_answer is not None:
         return Placement(case, placed, cluster.server)
     estimated = estimated_case(cluster, programs, case, placed)
-    chosen = prompts.batches_of(estimated, cluster.server, estimate.works_of(estimated))
+    chosen = prompts.batches_of(estimated, estimate.works_of(estimated))
     with_batches = case._replace(server=cluster.server._replace(batch=chosen.batch, micro_batch=chosen.micro_batch))
     again = layout.lay_out(with_batches)
     # The batches were chosen for the first layout: on other devices they may be wrong.
