@@ -21,8 +21,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
@@ -46,7 +46,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "external-worker": {"where": "*endpoints* of *host*"},
     "unlimited-server": {"reason": "launchd does not filter addresses"},
     "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
-    memory.VULKAN_MEMORY: {
+    devices.VULKAN_MEMORY: {
         "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
     },
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, site
 from conftest import identity, typed
 from support.clusters import accelerator, strix_halos
 from support.clusters import serving as serves
@@ -58,7 +58,7 @@ def test_the_kind_of_a_link(endpoint, interface, declared, known, kind):
     links = [LinkPlan(interface, "198.51.100.2/30", None, None, False, kind=declared)]
     held = {"eth0": ("192.0.2.11",), "thunderbolt0": ("198.51.100.2",), "en5": ()}
     told = [Interface(name, "ethernet" if name == "eth0" else known, own) for name, own in held.items()]
-    assert estimate.kind_of(endpoint, links, told if known else ()) == kind
+    assert site.kind_of(endpoint, links, told if known else ()) == kind
 
 
 def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_address(pair):

@@ -163,10 +163,10 @@ def test_tensors_are_laid_out_as_the_device_needs_it(small):
 
 def test_devices_and_the_processor_share_the_model(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = device_load.Placed(devices, [1, 1], loaded(small), 2)
+    placed = device_load.Layout(devices, [1, 1], loaded(small), 2)
     assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
     assert placed.on_head() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
-    alone = device_load.Placed((), (), loaded(small), 0)
+    alone = device_load.Layout((), (), loaded(small), 0)
     assert alone.on_head().output
     assert alone.shares() == []
 
@@ -177,7 +177,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
     load = device_load.Load(header_summary.parse(small), settings, 11063, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = device_load.Placed(devices, [3, 1], load, 4)
+    placed = device_load.Layout(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
     assert load.fixed("two", "cpu") == 2 * 2048
@@ -188,7 +188,7 @@ def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, 
     load = device_load.Load(header_summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
-    alone = device_load.Placed((), (), loaded(small), 0)
+    alone = device_load.Layout((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 

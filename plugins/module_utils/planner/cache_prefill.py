@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker, WorkerRequest
 
 SHARE_OF_DISK = 2
@@ -68,13 +69,10 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
 
 
 def of_worker(
-    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, placed: device_load.Placed, path: str
+    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
 ) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill, or a fork's protocol is another one.
-
-    :param path: of the model.
-    """
-    rows = _share(placed, worker.endpoint, path)
+    """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
+    rows = _rows(_parts(candidate.layout, worker.endpoint), candidate.workload.model.path)
     if not worker.cache or not rows or not release.mainline:
         return None
     fork, processor = release.fork, backends.CPU.device
@@ -91,13 +89,12 @@ def of_worker(
     )
 
 
-def _share(placed: device_load.Placed, endpoint: str, path: str) -> list[PrefillTensor]:
-    """Tensors of a worker that caches keep; none of a worker that is not used."""
-    for index, device in enumerate(placed.devices):
-        if device.worker and device.worker.endpoint == endpoint:
-            own = set(placed.units_of(index))
-            parts = [part for part in placed.load.parts if part.unit in own or part.device == device.buffer]
-            return _rows(parts, path)
+def _parts(layout: device_load.Layout, endpoint: str) -> list[device_load.Part]:
+    """Return the tensors on the device of a worker; none if the worker is not used."""
+    for index, device in enumerate(layout.devices):
+        if device.endpoint == endpoint:
+            units = set(layout.units_of(index))
+            return [part for part in layout.load.parts if part.unit in units or part.device == device.buffer]
     return []
 
 

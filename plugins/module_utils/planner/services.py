@@ -20,7 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+
+CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_file", "tls-key": "tls_key_file"}
+"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
 
 
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
@@ -207,9 +209,7 @@ def _rdma(plan: Plan) -> set[str]:
 def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _homes_of_head(plan)
     prefix = plan.hosts[head.host].prefix
-    credentials = {
-        name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
-    }
+    credentials = {name: path for name, field in CREDENTIALS.items() if (path := getattr(head, field)) is not None}
     fallbacks = plan.fallbacks if head.fallback_after is not None else ()
     return ServicePlan(
         name=head.service,

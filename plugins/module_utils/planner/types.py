@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
@@ -126,6 +127,11 @@ class Server(NamedTuple):
     """See placement/speculation.py."""
     page_port: int | None = None
     """Of the page that its launcher shows; None where there is none."""
+
+    def argument(self, name: str) -> tuple[str, str] | None:
+        """Return the last word of ``extra_args`` that gives an option, and the word after it; None if no word does."""
+        pairs = [*zip(self.extra_args, [*self.extra_args[1:], ""])]
+        return next((pair for pair in reversed(pairs) if options.of_word(pair[0]) == options.of_name(name)), None)
 
     @property
     def tls(self) -> bool:

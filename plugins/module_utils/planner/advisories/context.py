@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Server
 
 Cases = list[tuple[Any, dict[str, Any]]]
@@ -20,17 +21,28 @@ host; cases that differ in nothing else become one advisory."""
 
 
 class AdvisoryContext(NamedTuple):
-    """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
+    """A plan, and the cluster and candidate of which it was made."""
 
     plan: Plan
     cluster: Cluster
-    release: ReleasePlan
-    summary: ModelSummary
-    used: Sequence[devices.Holder]
+    candidate: Candidate
+
+    @property
+    def release(self) -> ReleasePlan:
+        return self.candidate.release
+
+    @property
+    def summary(self) -> ModelSummary:
+        return self.candidate.summary
+
+    @property
+    def used(self) -> Sequence[devices.Holder]:
+        """Return the devices that hold a part of the model."""
+        return self.candidate.holders()
 
     @property
     def server(self) -> Server:
-        return self.cluster.server
+        return self.candidate.workload.server
 
     @property
     def head(self) -> Host:

@@ -9,12 +9,12 @@ import re
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, prompt_cache
-
-VULKAN_MEMORY = "vulkan-shared-memory"
-"""Where it is accepted, devices lend more than their driver shows as their own."""
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
 
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
@@ -23,7 +21,7 @@ def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
-    values = {"limit": devices.MMAP_LIMIT_MIB, "mode": llama_server.unmapped_mode(context.release)}
+    values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
     return [
         (device.host, {**values, "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}"})
         for device in _with_mapped_pages(context)
@@ -43,8 +41,8 @@ def metal_maps(context: AdvisoryContext) -> Cases:
 
 def torn_cache(context: AdvisoryContext) -> Cases:
     """Devices of which llama-server cannot fetch KV cache, whose operator has it keep conversations."""
-    case = context.release, context.summary, context.server
-    torn = [one for one in context.used if prompt_cache.is_torn(*case, one.backend)]
+    cache = context.candidate.workload.cache
+    torn = [one for one in context.used if kv_cache.is_torn(context.summary, cache, one.backend)]
     return [(one.host, {"where": f"{one.name} of {one.host}"}) for one in torn if context.plan.head.prompt_cache_mib]
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout
 
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which on it is said what would shorten it; assumed."""
@@ -89,7 +89,7 @@ def uncounted(context: AdvisoryContext) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     cases: Cases = []
     for one in context.plan.auxiliary_uncounted:
-        placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
+        placing = [options.of_name(name) for name in workload.PLACING[one.role]]
         words = [word for word in context.server.extra_args if options.of_word(word) in placing]
         values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
         cases.append((context.cluster.head, values))
@@ -101,7 +101,7 @@ def cut_context(context: AdvisoryContext) -> Cases:
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    trained = server_settings.trained_context(server, context.summary)
+    trained = workload.trained_context(server, context.summary)
     values = {"wanted": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
     return [(head.host, {**values, "parallel": server.parallel})]
 
@@ -109,7 +109,7 @@ def cut_context(context: AdvisoryContext) -> Cases:
 def shared_context(context: AdvisoryContext) -> Cases:
     """A context that requests at the same time divide among them, so that each has less than it could use."""
     head = context.plan.head
-    if head.context_per_request == min(head.context, server_settings.trained_context(context.server, context.summary)):
+    if head.context_per_request == min(head.context, workload.trained_context(context.server, context.summary)):
         return []
     values = {"context": head.context, "each": head.context_per_request}
     return [(head.host, {**values, "parallel": context.server.parallel})]

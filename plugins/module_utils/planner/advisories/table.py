@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Cases,
     Finding,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -106,7 +107,7 @@ ADVISORIES = (
         THREAD.format(19745),
     ),
     Advisory(
-        memory.VULKAN_MEMORY,
+        devices.VULKAN_MEMORY,
         "error",
         memory.vulkan_memory,
         "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "

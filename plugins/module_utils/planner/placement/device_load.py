@@ -260,27 +260,27 @@ def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[i
     )
 
 
-class Placed(NamedTuple):
-    """The devices that are used, in llama-server's order, and what they are given."""
+class Layout(NamedTuple):
+    """The used devices in llama-server's order, and their shares of the model."""
 
     devices: tuple[Device, ...]
     split: tuple[float, ...]
-    """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
+    """``-ts``: a share for each of them; unless the model fits, more than some hold."""
     load: Load
     gpu_layers: int
     reasons: tuple[str, ...] = ()
-    """Why it does not fit, if so."""
+    """Reasons why the model does not fit."""
     why: tuple[str, ...] = ()
-    """Of each device why it gets what it gets."""
+    """Reason for the share of each device."""
     missing_mib: int = 0
-    """By how much it does not fit, on all devices and in the head's memory."""
+    """Size of what does not fit, on all devices and in the head's memory."""
     auxiliary: tuple[AuxiliaryModel, ...] = ()
-    """Models beside it, as far as they are counted."""
+    """Auxiliary models, as far as they are counted."""
 
-    def lent(self) -> list[Worker]:
+    def workers(self) -> list[Worker]:
         return [device.worker for device in self.devices if device.worker]
 
-    def own(self) -> list[Device]:
+    def head_devices(self) -> list[Device]:
         return [device for device in self.devices if not device.worker]
 
     def units_of(self, device: int | None) -> list[int]:
@@ -308,8 +308,8 @@ class Placed(NamedTuple):
         """Upper bound of the compute buffer of one of the devices."""
         return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
-    def over(self) -> list[tuple[Device, int]]:
-        """Devices that get more than they hold, each with how many MiB are missing."""
+    def overfull(self) -> list[tuple[Device, int]]:
+        """Return the devices that get more than they hold, and the MiB that are missing on each."""
         missing = [
             -(-(share.weights + share.kv) // MIB) - device.capacity_mib
             for device, share in zip(self.devices, self.shares())

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
@@ -24,6 +25,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
@@ -266,3 +269,23 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and said else math.inf,
         host_memory_mib=facts.memory_mib,
     )
+
+
+def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> str | None:
+    """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
+    Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
+    """
+    head_holders = [holder for holder in holders if holder.host == head]
+    has_workers = any(holder.endpoint for holder in holders)
+    driven = [holder for holder in head_holders if not holder.endpoint]
+    if has_workers and any(backends.RECORDS[holder.backend].maps_weights for holder in driven):
+        return "none"
+    if any(holder.is_gb10 for holder in head_holders):
+        return "none"
+    suffers = any(holder.hangs_on_mmap or holder.slow_on_mmap for holder in head_holders)
+    return unmapped_mode(release) if suffers else None
+
+
+def unmapped_mode(release: ReleasePlan) -> str:
+    """Return the fastest way to read a model without mmap."""
+    return "dio" if release.mainline else "none"

@@ -32,26 +32,27 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     external_workers,
     release_request,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.llama_server import state_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import runtime_folder, state_folder
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
 
 PROBING_HOSTS = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
-def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
+def plan_of_host(installation: Installation, entry: Equipped, chosen: Candidate) -> HostPlan:
     host, facts = entry.host, entry.host.facts
-    is_head, system = host.name == draft.cluster.head, facts.scope == "system"
-    sources = {draft.programs.releases[backend].source for backend in entry.backends}
+    is_head, system = host.name == installation.cluster.head, facts.scope == "system"
+    sources = {installation.programs.releases[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(
         worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
-    built = draft.builds[host.name]
+    built = installation.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else ()
-    keys = _keys(draft, entry)
+    keys = _keys(installation, entry)
     return HostPlan(
         scope=facts.scope,
         prefix=facts.prefix,
@@ -69,7 +70,7 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
             *([FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
         ),
         tuning=_tuning(host),
-        runtime=runtime_folder(facts, runtime_id) if needs_runtime else None,
+        runtime=installation.runtime_folder(facts.prefix) if needs_runtime else None,
         metrics=host.metrics if needs_runtime else None,
         tools=entry.tools,
         optional_tools=entry.optional_tools,
@@ -77,23 +78,25 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in built.values() if build.targets),
-        workers=tuple(_worker(draft, worker, facts) for worker in entry.workers),
-        firewall=_door(draft.cluster.server) if is_head else _firewall(draft.head.host, host, entry.workers),
+        workers=tuple(_worker(installation, chosen, worker) for worker in entry.workers),
+        firewall=_door(installation.cluster.server)
+        if is_head
+        else _firewall(installation.head.host, host, entry.workers),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
-        port_probes=_port_probes(draft, entry),
+        port_probes=_port_probes(installation, entry),
         links=host.links,
         services=(),
         tunnel_keys=keys or None,
     )
 
 
-def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
-    release = draft.programs.releases[worker.build]
-    build, folder = draft.builds[worker.host][worker.build], facts.prefix + "/releases"
+def _worker(installation: Installation, chosen: Candidate, worker: Worker) -> WorkerPlan:
+    release, build = installation.programs.releases[worker.build], installation.builds[worker.host][worker.build]
+    folder = installation.equipped[worker.host].host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
-        used=worker.endpoint in {used.endpoint for used in draft.placed.lent()},
+        used=worker.endpoint in {used.endpoint for used in chosen.layout.workers()},
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.tunnel,
@@ -104,7 +107,7 @@ def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
-        prefill=cache_prefill.of_worker(worker, build, release, folder, draft.placed, draft.model.path),
+        prefill=cache_prefill.of_worker(worker, build, release, folder, chosen),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
         environment={
@@ -133,9 +136,9 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
     return tuple(FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port)
 
 
-def _keys(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
-    ends = draft.equipped.values() if entry.host.name == draft.cluster.head else [entry]
+    ends = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
     kept = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
     return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(kept))
 
@@ -145,14 +148,14 @@ def _unit_closes(facts: Facts) -> bool:
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 
-def _port_probes(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
-    if name == draft.cluster.head:
+    if name == installation.cluster.head:
         return ()
-    others = [other for other in draft.equipped if other != draft.cluster.head]
+    others = [other for other in installation.equipped if other != installation.cluster.head]
     place = others.index(name)
-    following = [draft.equipped[other] for other in [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]]
+    following = [installation.equipped[other] for other in [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]]
     closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own = [entry] if _unit_closes(entry.host.facts) else []
     return tuple(worker.open for other in [*own, *closed] for worker in other.workers if worker.open)
@@ -208,8 +211,9 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
     return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)
 
 
-def external_workers_of(draft: Draft) -> tuple[ExternalWorkerPlan, ...]:
-    used = {worker.endpoint for worker in draft.placed.lent()}
+def external_workers_of(installation: Installation, chosen: Candidate) -> tuple[ExternalWorkerPlan, ...]:
+    used = {worker.endpoint for worker in chosen.layout.workers()}
+    external = installation.cluster.external
     return tuple(
         ExternalWorkerPlan(
             name=worker.name,
@@ -217,8 +221,8 @@ def external_workers_of(draft: Draft) -> tuple[ExternalWorkerPlan, ...]:
             endpoint=worker.endpoint,
             backend=worker.backend,
             memory_mib=worker.capacity_mib,
-            protocol=declared.protocol or draft.release.protocol,
+            protocol=declared.protocol or chosen.release.protocol,
             used=worker.endpoint in used,
         )
-        for worker, declared in zip(external_workers.workers_of(draft.cluster.external), draft.cluster.external)
+        for worker, declared in zip(external_workers.workers_of(external), external)
     )

@@ -12,17 +12,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
-    Device,
     Equipped,
     Host,
     Server,
@@ -31,18 +31,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 class Workforce(NamedTuple):
-    """The hosts with their workers, and the devices that may hold layers."""
+    """The hosts with their workers, and the site for the model."""
 
     equipped: Mapping[str, Equipped]
-    devices: tuple[Device, ...]
-    """Of workers, then the head's own."""
+    site: Site
 
 
 def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workforce:
     """:raises Refusal: a host cannot run what it declares, or workers do not go together."""
     head = cluster.hosts[cluster.head]
     # Who accepts the advisory lets devices hold more than their drivers show.
-    within_shown_memory = memory.VULKAN_MEMORY not in cluster.accepted
+    within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, programs, within_shown_memory)
     equipped = {
         name: _equip(
@@ -64,7 +63,7 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workfor
     own = devices.of_head(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
     )
-    return Workforce(equipped, (*lent, *own))
+    return Workforce(equipped, Site(cluster.head, cluster.every_host, (*lent, *own)))
 
 
 class Lending(NamedTuple):
@@ -152,7 +151,7 @@ def _serving(
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred, fitting = cluster.server.backend or programs.serves, programs.of_one_source()
+    preferred, fitting = cluster.server.backend or programs.serves, programs.usable_backends()
     return [
         worker
         for name, entry in equipped.items()
