@@ -17,12 +17,12 @@ from support.clusters import TREE, advisories_of, cards_of, head_with_cards, str
         (
             {},
             {"llama_server_flash_attention": "on"},
-            "Set llama_server_flash_attention to 'on', or set llama_server_micro_batch or ",
+            "Set llama_server_flash_attention to 'on'. Or reduce llama_server_micro_batch or ",
         ),
         (
             {"llama_server_flash_attention": "on"},
             {"llama_server_micro_batch": 128},
-            "Set llama_server_micro_batch or llama_server_context",
+            "Reduce llama_server_micro_batch or llama_server_context",
         ),
     ],
 )

@@ -220,7 +220,7 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     cluster = several(cards_of(1, 2), *({**entry, "parallel": 4} for entry in entries))
     (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
     assert met["message"].startswith("one and two in llama_models: parallel is 4, so ")
-    assert met["remedy"].startswith("Set parallel to 1, ")
+    assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
         turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
