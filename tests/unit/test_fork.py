@@ -60,7 +60,7 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
         ),
         (
             {"llama_accept_advisories": []},
-            ["With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port", "add rpc-remote-code-execution"],
+            ["With commit 4840 of ik_llama.cpp, anyone who can reach a worker's port", "add rpc-remote-code-execution"],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**IK_LLAMA, "build": 5000}},
@@ -91,4 +91,4 @@ def test_rocm_is_refused(fork):
     facts["accelerators"] = [{**GPU, "backend": "hip", "architecture": "gfx1151"}]
     facts["toolchain"]["hipconfig"] = "7.2"
     fork.set("here", llama_worker_endpoints=[])
-    fork.reason("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")
+    fork.reason("a release of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")

@@ -235,8 +235,8 @@ BINARY = {**TREE, "source": "binary", "build": 11434}
 BAD_RELEASES = [
     ("latest", ["llama_release", "'latest'", "use a build like b11434"]),
     ("{source: auto}", ["'{source: auto}'", "an INI inventory wants quotes"]),
-    ("b1274", ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"]),
-    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that one or a newer one"]),
+    ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "add build"]),
+    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
     ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
     ({"source": "git"}, ["llama_release has the ref None", "a tag like b11434"]),
@@ -492,8 +492,8 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     [
         ({"packaged": {"version": None, "installed": []}}, ["worker1 none", "apt update", "source: pypi"]),
         ({"packaged": None}, ["head 0.7.0, worker1 none"]),
-        ({"packaged": {"version": "0.6.0", "installed": []}}, ["All need the same one", "worker1 0.6.0"]),
-        ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
+        ({"packaged": {"version": "0.6.0", "installed": []}}, ["do not all have the same package", "worker1 0.6.0"]),
+        ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "ask an administrator to install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
             ["the collection knows no package of llama.cpp for fedora of worker1: use source: pypi"],
@@ -582,7 +582,7 @@ def test_there_is_no_package_for_cuda(pair):
     packaged(pair).hosts["worker1"]["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
     assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
     pair.set("worker1", llama_backend="cuda")
-    pair.reason("llama_backend of worker1 is cuda, but debian has no package of it")
+    pair.reason("llama_backend of worker1 is cuda, but debian has no package for it")
 
 
 def test_links_are_managed_by_root_on_systemd_only(pair):
