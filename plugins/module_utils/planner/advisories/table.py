@@ -98,7 +98,7 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         memory.mmap_hangs,
-        "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading {limit} MiB or more hangs or aborts.",
+        "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading about {limit} MiB or more hangs or aborts.",
         (
             "remove llama_server_load_mode",
             "set llama_server_load_mode to {mode}",
