@@ -139,14 +139,16 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     pair.hosts["head"]["facts"]["measured"] = {name: {"round_trip_ms": 10} for name in ("worker1", "worker2")}
     met = slower(serving(part=64, llama_server_tensor_split=[1, 1, 1]))
     assert met["host"] == "head"
-    leave = r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+), remove llama_server_tensor_split, or set"
+    leave = (
+        r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+) and remove llama_server_tensor_split. Or set"
+    )
     said = re.match(leave, met["remedy"])
     assert 30 <= int(said[1]) < 50
     pair.hosts = {"head": {**pair.hosts["head"], "groups": ["head"]}}
     pair.set("head", llama_server_gpu_layers=int(said[1]), llama_server_tensor_split=None)
     plan = pair.accepted()
     assert not slower(plan)
-    assert "alone {low:g} to {high:g}.".format(**plan["estimate"]["generation_range"]) in met["message"]
+    assert "{low:g} to {high:g} for head alone.".format(**plan["estimate"]["generation_range"]) in met["message"]
 
 
 def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):

@@ -40,20 +40,20 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
         parsed = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
-            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
+            f"{variable} of {host.name} is {address!r}, which is not a numeric IPv4 address: set its address in the network that joins it with {peer}, "
+            "in ansible_host or llama_links (not needed for hosts reached over SSH)"
         ) from None
     if parsed.is_loopback:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
+            f"{variable} of {host.name} is {address!r}, which only {host.name} can reach: set its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
         )
     if parsed.is_multicast or parsed.is_reserved:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
+            f"{variable} of {host.name} is {address!r}, a multicast or reserved address: use {host.name}'s own address"
         )
     if parsed in EVERY:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
+            f"{variable} of {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
         )
     return str(parsed)

@@ -115,9 +115,9 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     """
     heads = [host for host, given in hosts.items() if "head" in given["groups"]]
     if len(heads) != 1:
+        names_of_heads = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
-            "it must have exactly one"
+            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one"
         )
     variables = hosts[heads[0]]["variables"]
     own = () if model else tuple(map(_turn, turns.overlays(variables)))
@@ -183,7 +183,7 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
         owner = given["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
-                f"{name} belongs to the cluster {owner}, and a host belongs to one: take it out of {cluster}, or tear that cluster down before"
+                f"{name} belongs to the cluster {owner}, and a host can belong to only one: remove it from {cluster}, or tear down that cluster first"
             )
     facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts and is_numeric(str(given["ansible_host"])):
@@ -201,7 +201,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
     facts = given["facts"]
     if facts is None:
         raise Refusal(
-            f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
+            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare it"
         )
     known = facts_of(facts)
     return Host(
@@ -293,12 +293,12 @@ def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
         ipaddress.IPv4Interface(address if "/" in address or not given.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
-            f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
+            f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length if the "
             "link is managed, like 10.99.0.12/24"
         ) from None
     if given.get("kind") == names.WIREGUARD and given.get("manage"):
         raise Refusal(
-            f"{where} of {host} is a link of WireGuard with manage: true: set the VPN up yourself, and set manage: false"
+            f"{where} of {host} is a WireGuard link with manage: true: set up the VPN yourself, and set manage: false"
         )
     own: dict[str, Any] = {field: given.get(field) for field in LinkPlan._fields}
     return LinkPlan(**{**own, "address": address, "manage": bool(own["manage"])})
@@ -327,7 +327,7 @@ def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
         networks = [ipaddress.IPv4Network(value) for value in values or ()]
         wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
         if wrong:
-            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+            raise ValueError(f"{wrong[0]} contains no client; 0.0.0.0/0 contains all clients")
         return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
@@ -389,21 +389,19 @@ def _check_external(where: str, worker: External, hosts: Collection[str], before
         raise Refusal(f"{where} has the host {validation.show(worker.host)}: {problem}")
     if worker.host in hosts:
         raise Refusal(
-            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            f"{where} has the host {worker.host}, which belongs to this cluster: declare the worker in llama_worker_endpoints of {worker.host}, or "
             "use another name"
         )
     if any((worker.address, worker.port) == (other.address, other.port) for other in before):
         raise Refusal(
-            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+            f"{where} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove either"
         )
 
 
 def _check_not_secret(where: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
-        raise Refusal(
-            f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
-        )
+        raise Refusal(f"{where} has {name}, a secret, which would be visible to every account on the host: remove it")
 
 
 def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]:
@@ -411,9 +409,7 @@ def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]
     values = {}
     for option, value in (given or {}).items():
         if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
-            raise Refusal(
-                f"{where} has {option!r}: {value!r}: use the name of an option of cmake, and a text as its value"
-            )
+            raise Refusal(f"{where} has {option!r}: {value!r}: use the name of a cmake option, and a text value")
         values[str(option)] = str(value)
     return values
 
@@ -434,7 +430,7 @@ def server_of(variables: Mapping[str, Any]) -> Server:
 def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
     for name, mib in given.items():
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
-            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
+            raise Refusal(f"{variable} sets {name} to {mib!r}: use a number of MiB")
     return {str(name): int(mib) for name, mib in given.items()}
 
 
@@ -462,14 +458,13 @@ def merge_hardware(
     windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
     if windows or system not in ("Linux", "Darwin"):
         wrong = (
-            f"distribution {validation.show(distribution)}: use one of Linux"
+            f"distribution {validation.show(distribution)}: use a Linux distribution"
             if windows
             else f"system {validation.show(system)}: use Linux or Darwin"
         )
         raise Refusal(
-            f"llama_hardware of {name} has the {wrong}. A host with another system, like Windows, may lend "
-            f"its devices as workers that others run: take it out of llama_head and llama_workers, and name these in {EXTERNAL} of a head with Linux "
-            "or macOS"
+            f"llama_hardware of {name} has the {wrong}. To use the devices of another system, like Windows, remove the host from llama_head and "
+            f"llama_workers, and declare its workers in {EXTERNAL} of a Linux or macOS head"
         )
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
@@ -495,7 +490,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     manager = hardware.get("service_manager", possible[0])
     if manager not in possible:
         raise Refusal(
-            f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
+            f"llama_hardware of {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
             f"have: use {' or '.join(possible)}, or leave it out"
         )
     facts = {

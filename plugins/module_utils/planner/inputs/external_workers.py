@@ -21,8 +21,8 @@ def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
     for index, worker in enumerate(workers):
         if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: run that worker with the "
-                "release of this cluster, or set llama_release to its release"
+                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
+                "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
 
 
@@ -33,8 +33,8 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
         owner = owners.get(worker.address)
         if owner:
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan counts "
-                f"already: remove it, and have {owner} in llama_workers lend the device"
+                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"counts: remove it, and put {owner} into llama_workers to use its device"
             )
 
 

@@ -26,7 +26,7 @@ def problem(where: str, value: Any, level: int = 0) -> Problem | None:
 
     :param where: the variable.
     """
-    why = _why(value) if level <= DEEPEST else f"has more than {DEEPEST} levels: shorten it"
+    why = _why(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
         why = why or next(filter(None, map(_why_name, value)), "")
@@ -57,8 +57,8 @@ def _why(value: Any) -> str:
             return f"is {validation.show(value)}, which has a line break or another control character: remove it"
         if redaction.has_secret(value):
             return (
-                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
-                "the controller; fetch any other file yourself, and give its path"
+                "has a password or a token in its URL or address, which plans and logs would show: remove it. Store it in git's credential store on "
+                "the controller; download any other file yourself, and set its path"
             )
         return ""
     if isinstance(value, (int, float)):
@@ -69,4 +69,4 @@ def _why(value: Any) -> str:
         )
     if value is None or isinstance(value, (Mapping, list, tuple)):
         return ""
-    return f"is {validation.show(value)}: write it as a text, in quotes"
+    return f"is {validation.show(value)}: write it as text in quotes"

@@ -52,9 +52,9 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     given += [KNOWN_ANSWER] * (size is not None)
     if len(given) != 1:
         raise Refusal(
-            f"{' and '.join(given)} are set: keep one of them, which is the model that is served"
+            f"{' and '.join(given)} are set: keep only the model that is served"
             if given
-            else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
     header = variables["llama_model_gguf_summary"]
     return ModelRequest(
@@ -84,7 +84,7 @@ def _of_model(variables: Mapping[str, Any]) -> ModelSource:
     checksum = variables["llama_model_checksum"] or ()
     if checksum and kind not in ("url", "copy"):
         raise Refusal(
-            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one: remove it"
+            "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove it"
         )
     return _source(download_record.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
 
@@ -121,8 +121,8 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
         raise Refusal(f"{variable} is {value!r}: use the path on the controller")
     if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
-            f"{variable} is {value!r}, which does not end in a name that a file of a model can have: give the file one of letters from a to z, digits, "
-            "spaces and ._+@=,()- that begins with a letter or a digit"
+            f"{variable} is {value!r}, whose file name is not allowed: rename the file to letters a-z, digits, "
+            "spaces and ._+@=,()-, with a letter or a digit first"
         )
     if kind == "copy":
         return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))
@@ -134,17 +134,17 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
     if given.get("quantisation") and files:
-        raise Refusal(f"{variable} has quantisation and files: keep one of them, files for names as they are there")
+        raise Refusal(f"{variable} has quantisation and files: remove either")
     revision = given.get("revision") or "main"
     for key, value, form in (
         ("quantisation", given.get("quantisation"), QUANTISATION),
         ("revision", revision, REVISION),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
-            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use its name as the repository has it")
+            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use the name that the repository has")
     for name in files:
         if download_record.problem_of_name(name):
-            raise Refusal(f"{variable} has {validation.show(name)} in files: use names as the repository has them")
+            raise Refusal(f"{variable} has {validation.show(name)} in files: use names of files in the repository")
     return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
 
 
@@ -156,7 +156,7 @@ def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     whole = split_files.siblings(names[0]) if names else []
     if not set(names) <= set(whole):
         raise Refusal(
-            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: give one file of it"
+            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: name one file of the model"
         )
     return tuple(whole)
 
@@ -190,7 +190,7 @@ def _ollama(variable: str, given: str) -> str:
     match = OLLAMA.fullmatch(given)
     if not match:
         raise Refusal(
-            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as ollama pull takes it, like gemma3:4b"
+            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
     host = match["host"] or OLLAMA_REGISTRY
     if host in OLLAMA_OF_HUGGING_FACE:

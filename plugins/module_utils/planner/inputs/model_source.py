@@ -203,8 +203,8 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[Mod
         named = [name for name, _size in files]
     if not named:
         raise Refusal(
-            f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
-            f"llama_model_gguf_summary, or give it a path, an address or files"
+            f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
+            f"llama_model_gguf_summary, or set {source.variable} to a path, an address or files"
         )
     return [ModelFilePlan(name, source.role) for name in named]
 
@@ -220,7 +220,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
-            raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
+            raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
         own = Model(path, request.known_answer, _of_known_answer(request.known_answer), "known-answer")
         return with_files(own, request, report, facts.prefix)
@@ -234,14 +234,14 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     path = str(model.path_of(download_record.MODEL))
     if facts.scope == "system" and report.closed:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report.closed}: open it with "
+            f"{source.variable} is {path!r}, but the service account {account} cannot read {report.closed}: run "
             f"chmod o+rX {shlex.quote(report.closed)}, or move the model to /srv"
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
             variable = source.variable if file.role == source.role else VARIABLES[file.role]
             raise Refusal(
-                f"{variable} names {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
+                f"{variable} names {file.path!r}, but services cannot see /{file.path.split('/')[1]} of the host: move the model to /srv"
             )
     return model._replace(path=path)
 
@@ -267,7 +267,6 @@ def _given_summary(source: ModelSource, given: ModelSummary | None) -> ModelSumm
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if given is None:
         raise Refusal(
-            f"{_subject(source)}, but that file was not read: planning needs a reachable head, or "
-            "llama_model_gguf_summary"
+            f"{_subject(source)}, but that file was not read: make the head reachable, or set llama_model_gguf_summary"
         )
     return given

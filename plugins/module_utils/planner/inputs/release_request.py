@@ -53,16 +53,16 @@ def _form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 FORMS = {
     "checksum": _form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
     "version": _form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _form(r"[0-9a-f]{7,64}", "7 of its digits or more, in quotes"),
+    "commit": _form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
     "git commit": _form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
-    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL that git knows, or the path of a repository on the controller"),
+    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
     "ref": _form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
     "path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
-    "url": _form(r"https?://\S+(?<!\.zip)", "the address of a tar archive, which begins with http:// or https://"),
+    "url": _form(r"https?://\S+(?<!\.zip)", "the http:// or https:// address of a tar archive"),
     "prebuilt url": _form(
-        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
+        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
     "fork": _form(
         "|".join(map(re.escape, capabilities.FORKS)),
@@ -85,7 +85,7 @@ def request_of(value: Any) -> ReleaseRequest:
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
         if isinstance(value, str) and value.startswith("{"):
-            form = 'an INI inventory wants quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+            form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     given = {str(key): own for key, own in value.items() if own is not None}
     source, allowed = given["source"], SOURCES[given["source"]]
@@ -120,14 +120,16 @@ def _check_forms(given: Mapping[str, Any]) -> None:
         ):
             raise Refusal(f"llama_release has the {key} {given.get(key)!r}: use {remedy}")
     if source in ("archive", "binary") and ("path" in given) == ("url" in given):
-        raise Refusal(f"llama_release with source: {source} needs either path, a file on the controller, or url")
+        raise Refusal(
+            f"llama_release with source: {source} needs path or url: set path (a file on the controller) or url, not both"
+        )
     if source == "prebuilt" and not build:
         raise Refusal(
-            "llama_release has source: prebuilt and no build: add the number of one of upstream's builds; versions like v0.4.1 have no archives"
+            "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"
         )
     patches, checksums = given.get("patches", []), given.get("checksums", {})
     if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
-        raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
+        raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
     names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
         if not re.fullmatch(names, str(name)) or not FORMS["checksum"][0].fullmatch(str(checksum)):

@@ -49,14 +49,14 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     given = [name for name in of_model if variables[name] not in (None, [])]
     if not entries:
         if entries is not None and not given:
-            raise Refusal(f"{VARIABLE} is an empty list: give each model an entry there")
+            raise Refusal(f"{VARIABLE} is an empty list: add an entry for each model")
         return ()
     if given:
         raise Refusal(
-            f"{VARIABLE} and {given[0]} are both set: give each model an entry, with {given[0][len(MODEL) :]} there"
+            f"{VARIABLE} and {given[0]} are both set: add an entry for each model, and set {given[0][len(MODEL) :]} there"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
+        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
     _check_names(entries)
     return tuple(
         Overlay(
@@ -85,7 +85,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
                         f"{where}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
                     )
                 if name in known:
-                    raise Refusal(f"{where}, which another model has or this one has twice: give each its own names")
+                    raise Refusal(f"{where}, which is not unique: give each model its own names")
                 known.add(name)
 
 
