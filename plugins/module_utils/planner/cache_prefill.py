@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which workers keep tensors on disk, and which tensors are put there before a head asks for them."""
+"""Caches of workers: which workers keep tensors on disk, and which tensors are put there before a head asks for them."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
 
 
 def of_several(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
-    """What the plan says of filling the cache of a worker that models use in turns.
+    """Return how the cache of a worker that several models use is filled.
 
-    :param prefills: what the plan of each model alone says.
+    :param prefills: one of the plan of each model alone.
     """
     known = [prefill for prefill in prefills if prefill]
     rows = dict.fromkeys(row for prefill in known for row in prefill.tensors)

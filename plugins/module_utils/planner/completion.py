@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a plan needs to be applied: the files and definitions that each host gets, and the plan's id."""
+"""The completion of a plan: the files and definitions that each host gets, and the plan's id."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
 
 
 def _fallbacks(plan: Plan) -> str:
-    """What the launcher of the head reads of the fallbacks, as JSON."""
+    """Return the fallbacks for the launcher of the head, as JSON."""
     entries = [
         {
             "name": fallback.without,
@@ -115,7 +115,7 @@ def _fallbacks(plan: Plan) -> str:
 
 
 def _metrics(plan: Plan, name: str) -> str:
-    """What launchers of a host read for the metrics that they write: service → exporter.Description of the launcher, as JSON."""
+    """Return the labels of metrics for the launchers of a host: service → exporter.Description of the launcher, as JSON."""
     host, told = plan.hosts[name], {}
     common: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
@@ -180,7 +180,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
 
 
 def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
-    """What the head fetches; nothing where nobody knows yet how large that is."""
+    """Return the files that the head fetches; nothing if their sizes are not known yet."""
     files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
@@ -197,8 +197,8 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
 
 
 def identity_of(plan: Plan) -> str:
-    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor what metrics say, where files come
-    from or lie on the controller, and how long a run waits."""
+    """Return the id of a completed plan: everything that is applied counts, but no facts that are left on the head, no metrics, no origin of files, no path
+    on the controller, and no time limit of a run."""
     model = plan.model._replace(files=_without_urls(plan.model.files))
     hosts = {
         name: host._replace(

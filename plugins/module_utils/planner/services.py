@@ -37,10 +37,10 @@ def needs_launcher(manager: str, cache: bool) -> bool:
 
 
 def metrics_arguments(folder: str | None, prefix: str, service: str, page: str | None = None) -> list[str]:
-    """Of the launcher of a service.
+    """Return the arguments of a launcher for its metrics.
 
-    :param folder: where metrics go; None where none are written.
-    :param page: address and port of the page; None where there is none.
+    :param folder: folder for metrics; None if none are written.
+    :param page: address and port of the page; None without a page.
     """
     told = ["--metrics", f"{prefix}/{names.METRICS}", service] if folder or page else []
     return [*told, *(["--page", page] if page else [])]
@@ -119,7 +119,7 @@ def _models(plan: Plan) -> list[str]:
 BETWEEN = re.compile("[=,:;]")
 """Between several paths in a word, or beside one."""
 HOMES = re.compile(rf"(?:^|{BETWEEN.pattern})/+(?:home|root|run/user)(?:/|$)")
-"""What systemd takes for folders of users (ProtectHome), in a word."""
+"""Folder of users, as systemd sees it (ProtectHome), in a word."""
 OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders that have no links into homes."""
 SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
@@ -198,7 +198,7 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
 
 
 def _rdma(plan: Plan) -> set[str]:
-    """What the head opens to reach workers by RDMA."""
+    """Return the devices that the head opens to reach workers by RDMA."""
     return (
         set(backends.RDMA_DEVICES)
         if any(worker.rdma for host in plan.hosts.values() for worker in host.workers)

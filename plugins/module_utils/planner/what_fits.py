@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster could serve: of each of many models the quantisation, context and speed that are planned with it."""
+"""The models that a cluster could serve, each with the quantisation, context and speed of its plan."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Offer(NamedTuple):
     repo: str
     shape: shapes.Shape | None = None
     summary: ModelSummary | None = None
-    """Of its one file, in place of a shape."""
+    """Summary of its only file, in place of a shape."""
 
     def files(self) -> Iterator[tuple[str, ModelSummary]]:
         """Each quantisation and its header, the largest first."""
@@ -73,7 +73,7 @@ class Offer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a cluster makes of a model."""
+    """The result for a model."""
 
     model: str
     repo: str
@@ -83,12 +83,12 @@ class Row(NamedTuple):
     bytes: int
     parameters: int
     active: int
-    """Of them, those that a token uses."""
+    """Parameters that a token uses."""
     why_not: str = ""
     """Why it cannot be served; then nothing of the following is set."""
     context: int = 0
     longest_context: int = 0
-    """Of LONGER, that fits as well."""
+    """Longest context of LONGER that fits as well."""
     generation_tokens_per_s: float = 0.0
     generation_range: SpeedRange | None = None
     prompt_tokens_per_s: float = 0.0
@@ -131,9 +131,9 @@ def offers_of(published: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str,
 
 
 def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:
-    """What the cluster would make of each model, in the order that ``ORDER`` describes.
+    """Return the result for each model, in the order that ``ORDER`` describes.
 
-    :param cluster: with any model; what its inventory says of its own model's layers on devices does not count.
+    :param cluster: cluster with any model; restrictions on its layers do not count.
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)

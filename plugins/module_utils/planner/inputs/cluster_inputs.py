@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inventory and facts become values here, once. Every conversion stands in this file, and what is assumed of a declared host (DECLARED); those of the
-model in model_inputs.py, those of facts in facts.py. Defaults of variables are in the roles' argument_specs.yml."""
+"""Inventory and facts become values here, once. Only variables of the model are converted in model_inputs.py, and facts in facts.py. Defaults of variables
+are in the roles' argument_specs.yml, and those of a declared host here (DECLARED)."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ DECLARED: dict[str, Any] = {
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Of a variable of a process."""
+"""Form of the name of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
-"""Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
+"""Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
-"""Of a variable of a process whose value is a secret."""
+"""Form of the name of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
@@ -85,7 +85,7 @@ EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
-"""What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
+"""Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
 
 
 def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -165,7 +165,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _problem_of_name(name: str) -> str | None:
-    """What to write in place of an impossible name of a host; None for a possible one."""
+    """Return the remedy for an impossible name of a host; None for a possible one."""
     if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.LONGEST_NAME:
         return None
     return f"use letters, digits, and . : @ + - _ between them, at most {validation.LONGEST_NAME}"
@@ -237,7 +237,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
 
 
 FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
-"""That a unit takes as it is."""
+"""Form of a path that a unit takes as it is."""
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:

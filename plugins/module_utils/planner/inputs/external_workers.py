@@ -45,7 +45,7 @@ def _addresses(host: Host) -> set[str]:
 
 
 def workers_of(externals: Sequence[External]) -> list[Worker]:
-    """The same as workers. Nothing is known of their ports, their cache and their threads."""
+    """Return external workers as workers. Nothing is known of their ports, their cache and their threads."""
     workers = []
     for index, external in enumerate(externals):
         workers.append(
@@ -65,7 +65,7 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
 
 
 def _device(externals: Sequence[External], index: int) -> str:
-    """What stands for the device of one of them, as llama.cpp would name it on its host."""
+    """Return the name for the device of an external worker, as llama.cpp would name it on its host."""
     own = externals[index]
     alike = [other for other in externals[:index] if (other.host, other.backend) == (own.host, own.backend)]
     return backends.device_name(own.backend, len(alike))

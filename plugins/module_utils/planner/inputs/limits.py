@@ -15,7 +15,7 @@ DEEPEST = 32
 
 
 class Problem(NamedTuple):
-    """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
+    """A value that no plan can hold: its place, and what is wrong, as the end of a sentence."""
 
     where: str
     why: str
@@ -39,7 +39,7 @@ def problem(where: str, value: Any, level: int = 0) -> Problem | None:
 
 
 def _why_name(name: Any) -> str:
-    """What is wrong with a name in a mapping; nothing where it is right."""
+    """Return what is wrong with a name in a mapping; nothing if it is right."""
     if isinstance(name, str) and len(name) > validation.LONGEST_NAME:
         return f"has a name of {len(name)} characters: use {validation.LONGEST_NAME} or fewer"
     if isinstance(name, str) and not _why(name):
@@ -49,7 +49,7 @@ def _why_name(name: Any) -> str:
 
 
 def _why(value: Any) -> str:
-    """What is wrong with a value, whatever it contains; nothing where it is right."""
+    """Return what is wrong with a value, whatever it contains; nothing if it is right."""
     if isinstance(value, str):
         if len(value) > validation.LONGEST:
             return f"has {len(value)} characters: use {validation.LONGEST} or fewer"

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 KINDS = ("path", "huggingface", "url", "ollama", "copy")
-"""Of sources; each is a variable ``llama_model_KIND``."""
+"""Kinds of sources; each is a variable ``llama_model_KIND``."""
 KNOWN_ANSWER = "llama_model_known_answer"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
@@ -35,7 +35,7 @@ AUXILIARY = re.compile(
     r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
 )
-"""What llama_model_mmproj and llama_model_draft may be."""
+"""Form of llama_model_mmproj and llama_model_draft."""
 OLLAMA = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",

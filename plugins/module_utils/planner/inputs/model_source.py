@@ -40,7 +40,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
-"""The unit has its own ones (PrivateTmp)."""
+"""Folders that the unit has for itself (PrivateTmp)."""
 AUXILIARY = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
 LONGEST_FOLDER = 80
@@ -50,19 +50,19 @@ VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, do
 
 
 def is_brought(source: ModelSource) -> bool:
-    """Whether its files are downloaded or copied; others are used where they lie on the head."""
+    """Return whether its files are downloaded or copied; others are used in place on the head."""
     return bool(source.huggingface or source.url or source.copy)
 
 
 def folder(prefix: str, source: ModelSource) -> str:
-    """Folder on the head for the files of a source: a function of the variables alone, and no other source's."""
+    """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
 def _named(source: ModelSource) -> str:
-    """What a person calls it."""
+    """Return the name that a person would use."""
     if source.huggingface:
         wanted = source.huggingface
         return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
@@ -73,13 +73,13 @@ def _named(source: ModelSource) -> str:
 
 
 class ModelReport(NamedTuple):
-    """What the module model_info reports of a model, read once for all attempts of a plan."""
+    """The report of the module model_info about a model, read once for all attempts of a plan."""
 
     problem: str = ""
-    """Why this cannot have been found; then nothing else is set."""
+    """Why the report is impossible; then nothing else is set."""
     summary: ModelSummary | None = None
     closed: str | None = None
-    """What keeps the service from reading it."""
+    """File or folder that the service cannot read."""
     refused: str | None = None
     files: tuple[ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
@@ -88,7 +88,7 @@ class ModelReport(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the module model_info reports."""
+    """The raw report of the module model_info."""
 
     files: tuple[ModelFilePlan, ...] = ()
     refused: Annotated[str | None, Text(longest=8192)] = None
@@ -152,7 +152,7 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
 
 
 def scaled(whole: ModelSummary, size: int) -> ModelSummary:
-    """The same model as if its files had so many bytes: every tensor in proportion."""
+    """Return the model as if its files had so many bytes: every tensor in proportion."""
     ratio = size / whole.size
 
     def part(number: int) -> int:
@@ -247,7 +247,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
 
 
 def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
-    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known."""
+    """Return the summary of the requested model; None if ``model_of`` refuses it or nothing is known."""
     if request.known_answer:
         return None if known_answer.problem(*request.known_answer) else _of_known_answer(request.known_answer)
     return report.summary or request.summary

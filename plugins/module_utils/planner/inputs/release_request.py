@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``llama_release`` asks for."""
+"""The release that ``llama_release`` requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULT = {
     "version": "0.3.36",
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
-"""Of ``llama_release``, and what ``auto`` has compiled."""
+"""Default of ``llama_release``, and the release that ``auto`` compiles."""
 SHA256 = r"sha256:[0-9a-f]{64}"
 """In capitals, too: some programs print them so."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
@@ -69,12 +69,12 @@ FORMS = {
         f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
     ),
 }
-"""What ``llama_release`` may say, of one source or of all → its form, and what to use."""
+"""Words of ``llama_release``, of one source or of all → its form, and what to use."""
 NEEDED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
 
 
 def request_of(value: Any) -> ReleaseRequest:
-    """What ``llama_release`` asks for, with everything checked that can be said without looking anything up.
+    """Return the release that ``llama_release`` requests, checked as far as possible without looking anything up.
 
     The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` sha256 and files.
@@ -155,12 +155,12 @@ def _of_git(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_variable(refusal: Refusal, variable: str) -> Refusal:
-    """The same, said of the variable of one backend."""
+    """Return the refusal for the variable of one backend."""
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
 def declaration(release: ReleasePlan) -> str:
-    """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too."""
+    """Return the ``llama_release`` for a release of a plan, as JSON, which YAML reads too."""
     given: dict[str, Any] = {
         key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"
     }

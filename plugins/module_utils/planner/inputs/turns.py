@@ -19,12 +19,12 @@ SHARED = {f"{MODEL}token_file"}
 OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
-"""Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
+"""Form of a model's name: llama-server writes everything after a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
 OWN = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
 """How a variable begins that an entry has as a key without this."""
 RESERVED = "default"
-"""What llama-server calls options of all models."""
+"""Name of llama-server for the options of all models."""
 
 
 class Overlay(NamedTuple):
@@ -33,9 +33,9 @@ class Overlay(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     variables: Mapping[str, Any]
-    """Of the head, as if this were its one model."""
+    """Variables of the head, as if this were its only model."""
     given: tuple[str, ...]
-    """Those of the server that the entry has."""
+    """Variables of the server in the entry."""
 
 
 def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
@@ -90,7 +90,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def found_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What was found of a model, of what was found of all; nothing where nobody looked for it."""
+    """Return the report of a model, from the reports of all; empty if nobody looked for it."""
     models = found.get("models")
     own = models.get(name) if isinstance(models, Mapping) else None
     return own if isinstance(own, Mapping) else {}

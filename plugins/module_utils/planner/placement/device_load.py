@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which device gets which layers, and what that costs it, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
+"""The layers of each device and their sizes, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
 
 llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. The
 names of tensors show which unit they belong to: they are the same in all files of an architecture.
@@ -29,9 +29,9 @@ ROWS = frozenset(("token_embd", "position_embd", "token_types"))
 STAYS = ROWS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
 WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
-"""Those that go with the first layer. Others go with the output."""
+"""Beginnings of tensors that go with the first layer. Others go with the output."""
 WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
-"""Those of which every device that has layers gets a copy."""
+"""Beginnings of tensors of which every device with layers gets a copy."""
 
 LAYER = "blk."
 """In the names of a layer's tensors."""
@@ -103,7 +103,7 @@ def _laid_out(part: Part, record: backends.Backend) -> int:
 
 
 class Share(NamedTuple):
-    """What one device gets: layers, whether the output, and bytes of weights and of the cache."""
+    """The share of one device: layers, whether the output, and bytes of weights and of the cache."""
 
     layers: int
     output: bool
@@ -117,7 +117,7 @@ def _unique(parts: Iterable[Part]) -> list[Part]:
 
 
 class Load:
-    """What the units cost: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
+    """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
         self,
@@ -181,10 +181,10 @@ class Load:
         return self.compute + max(kept, default=0) + max(self.kv[:first], default=0)
 
     def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
-        """What a device with these units gets, to the byte.
+        """Return the share of a device with these units, to the byte.
 
-        :param backend: of the device, which knows how tensors are laid out.
-        :param device: its name in overrides.
+        :param backend: backend of the device, which decides how tensors are laid out.
+        :param device: name of the device in overrides.
         """
         weights, copies = _weights(self, backend)
         layers = [unit for unit in units if unit < self.layers]
@@ -247,7 +247,7 @@ def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | N
 
 @functools.lru_cache(maxsize=256)
 def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
-    """What ``assign`` returns: a plan asks for each of its devices, and again for what each of them holds and costs."""
+    """Return the result of ``assign``: a plan asks for each of its devices, and again for its size and cost."""
     first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 MMAP_LIMIT_MIB = 30 * 1024
-"""Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
+"""Size of weights on one device that uses the host's memory by HIP, from which mapped pages were seen to hang (#19745)."""
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
@@ -194,9 +194,9 @@ def of_single_host(host: Host, backend: str, server: Server | None = None) -> li
 def environment_of_head(
     facts: Facts, lent: Collection[str], backend: str, used: Collection[str], uses_workers: bool
 ) -> dict[str, str]:
-    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+    """Return the variables that make llama-server count devices as planned, and take no memory of unused devices.
 
-    :param used: names of the devices that it drives.
+    :param driven: names of the devices that it drives.
     """
     accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
     bus_order = backends.RECORDS[backend].bus_order
@@ -213,7 +213,7 @@ def environment_of_head(
 
 
 def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
-    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that."""
+    """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
     for one in held:
         accelerator = None if one.endpoint else accelerator_of(facts, one.name)
         if accelerator and one.held_mib > visible_mib(one.backend, accelerator, environment) < accelerator.memory_mib:

@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     """Bytes that a device needs for units."""
 
     before: tuple[int, ...]
-    """Of all units before each one, and of all."""
+    """Bytes of all units before each one, and of all."""
     copied_before: tuple[int, ...]
     """How many of them need the tensors of which a device has one copy."""
     copies: int
@@ -59,9 +59,9 @@ class Place(NamedTuple):
     """Upper bound of its compute buffer in bytes."""
     sizes: Sizes
     cost: tuple[int, ...]
-    """What all units before each one cost here, and all of them."""
+    """Cost of all units before each one here, and of all."""
     base: int
-    """What it costs to use the device at all."""
+    """Cost of using the device at all."""
     group: int
     """Number of the devices that are alike; 0 are the fastest."""
 
@@ -179,7 +179,7 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _solved(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
-    """What ``solve`` returns: most attempts of a plan have the same devices and the same model."""
+    """Return the result of ``solve``: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first, last)

@@ -35,7 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 FIRST_PORT = 50052
 LEAST_MIB = 2048
-"""What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
+"""Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 SHARING = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
@@ -57,15 +57,15 @@ class Lendable(NamedTuple):
 
 
 def reserve_mib(total_mib: int, shared: bool) -> int:
-    """What is left to the system: more where the device's memory is the host's own."""
+    """Return the memory for the system: more if the device's memory is the host's own."""
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
 def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
-    """What a device may hold. Memory of the host that a driver's limit leaves to the system counts as reserve.
+    """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
 
-    :param size_mib: the device's memory, or where ``shared`` what its driver lends of the host's.
-    :param memory_mib: of the host.
+    :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
+    :param memory_mib: memory of the host.
     """
     left = max(0, memory_mib - size_mib) if shared else 0
     return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - left))
@@ -287,12 +287,12 @@ def shares_of_memory(
 
 
 def usable_mib(memory_mib: int) -> int:
-    """What a host's memory may hold, beside what is left to its system."""
+    """Return the memory of a host without the reserve for its system."""
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
 
 def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
-    """Of a worker's process, as far as its release does not matter."""
+    """Return the environment of a worker's process, as far as its release does not matter."""
     environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
     bus_order = backends.RECORDS[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:

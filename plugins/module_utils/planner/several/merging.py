@@ -77,9 +77,9 @@ Said = TypeVar("Said", str, AdvisoryPlan)
 
 
 def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collection[str]) -> list[tuple[Said, str]]:
-    """What is said of models, once, with the names of these: first what is said of all, which has none.
+    """Return each text once with the names of its models, first the texts about all models, without names.
 
-    :param given: variables that entries have as keys: what is said of these has names.
+    :param own_variables: variables in entries: texts about them always have names.
     """
     models: dict[Said, list[str]] = {}
     for name, own in zip(called, said):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What no two workers of a cluster, and no worker and its head, may have both."""
+"""Checks that no two workers of a cluster, and no worker and its head, have the same address or port."""
 
 from __future__ import annotations
 

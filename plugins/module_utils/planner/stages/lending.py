@@ -166,7 +166,7 @@ def _serving(
 
 
 def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
-    """Those of the workers that may hold layers."""
+    """Return the workers that may hold layers."""
     return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which release each backend runs, which backends each host builds, and which of them serves."""
+"""The release of each backend, the builds of each host, and the backend that serves."""
 
 from __future__ import annotations
 
