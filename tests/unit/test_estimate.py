@@ -26,7 +26,7 @@ def estimate_of(cluster, **measured):
 def test_what_was_measured_is_used(pair):
     before = estimate_of(pair)
     measured = {"worker1": {"round_trip_ms": 0.5, "mbit_per_second": 940}, "worker2": {"round_trip_ms": None}}
-    given = estimate_of(pair, **measured, elsewhere={})
+    given = estimate_of(pair, **measured, external_hosts={})
     assert [(link["one_way_ms"], link["measured"]) for link in given["links"]] == [(0.25, True), (0.15, False)]
     assert [link["gbit_per_s"] for link in given["links"]] == [0.94, 2.5]
     assert given["network_ms_per_token"] > before["network_ms_per_token"] + 0.2 - 0.01

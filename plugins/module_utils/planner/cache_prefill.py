@@ -37,8 +37,8 @@ def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
         return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
-    known = summary.largest_tensor_bytes
-    if known is not None and known <= rpc_upload.THRESHOLD:
+    largest = summary.largest_tensor_bytes
+    if largest is not None and largest <= rpc_upload.THRESHOLD:
         return 0
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
@@ -57,18 +57,18 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
         return request._replace(cache_why="llama_worker_endpoints says so")
     size = sum(map(large_bytes, models))
     if not size:
-        why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
+        reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
-        why = "the size of the host's disk is not known"
+        reason = "the size of the host's disk is not known"
     elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
-        least = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
-        why = f"the host's disk has less than {least} GiB, which is asked for with this model"
+        needed_gib = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
+        reason = f"the host's disk has less than {needed_gib} GiB, which is asked for with this model"
     else:
         return request._replace(cache=True, cache_why="the host's disk has room")
-    return request._replace(cache=False, cache_why=why)
+    return request._replace(cache=False, cache_why=reason)
 
 
-def of_worker(
+def worker_prefill(
     worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
 ) -> CachePrefill | None:
     """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
@@ -113,11 +113,11 @@ def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
     ]
 
 
-def of_several(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
+def merged_prefill(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
     """Return how the cache of a worker that several models use is filled.
 
     :param prefills: one of the plan of each model alone.
     """
-    known = [prefill for prefill in prefills if prefill]
-    rows = dict.fromkeys(row for prefill in known for row in prefill.tensors)
-    return known[0]._replace(tensors=tuple(rows)) if known else None
+    existing = [prefill for prefill in prefills if prefill]
+    rows = dict.fromkeys(row for prefill in existing for row in prefill.tensors)
+    return existing[0]._replace(tensors=tuple(rows)) if existing else None

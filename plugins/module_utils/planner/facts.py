@@ -134,15 +134,15 @@ class Facts(NamedTuple):
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None
     """Rate of the link between the head and this host, if ``llama_hardware`` sets it."""
 
-    def of_backend(self, backend: str) -> list[Accelerator]:
+    def accelerators_of(self, backend: str) -> list[Accelerator]:
         """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
     def architectures(self, backend: str) -> list[str]:
-        return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
+        return sorted({accelerator.architecture for accelerator in self.accelerators_of(backend)})
 
 
-def facts_of(given: Any) -> Facts:
+def facts_of(data: Any) -> Facts:
     """:raises Mismatch: a host reports something else, or an operator declares it."""
-    facts: Facts = typed_json.parse(Facts, given)
+    facts: Facts = typed_json.parse(Facts, data)
     return facts

@@ -32,7 +32,7 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
 
 def after_reboot(host: Host) -> Host:
     """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
-    if not (host.tuning.wanted and host.tuning.reboot):
+    if not (host.tuning.enabled and host.tuning.reboot):
         return host
     return host._replace(facts=lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
 

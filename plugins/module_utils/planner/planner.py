@@ -44,20 +44,20 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
         nothing may be applied.
     """
     if cluster.turns:
-        each = deriving.each_alone(cluster, model_found)
-        return merging.merged(cluster, [make(alone, report, catalogue, runtime_id) for alone, report in each])
+        models = deriving.each_alone(cluster, model_found)
+        return merging.merged(cluster, [make(variant, report, catalogue, runtime_id) for variant, report in models])
     try:
         resolved = automatic.resolve(cluster, catalogue)
-        installation, chosen = decide(resolved, model_found, catalogue, runtime_id)
-        plan = fallbacks.with_fallbacks(installation, chosen, document.write(installation, chosen))
-        plan = advice.advised(installation, chosen, services.with_services(plan))
+        installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
+        plan = fallbacks.with_fallbacks(installation, candidate, document.write(installation, candidate))
+        plan = advice.advised(installation, candidate, services.with_services(plan))
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 
-    def plan_changed(changed: Cluster) -> Plan | Refused:
-        return make_candidate(changed, model_found, catalogue, runtime_id)
+    def plan_variant(variant: Cluster) -> Plan | Refused:
+        return make_candidate(variant, model_found, catalogue, runtime_id)
 
-    plan = advice.with_remedies(plan, chosen.workload.model.offered, resolved, plan_changed)
+    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved, plan_variant)
     return advice.judged(plan, cluster.accepted)
 
 
@@ -82,14 +82,14 @@ def decide(
     """
     report = model_source.report_of(model_found)
     cluster = deriving.derive(requested, report)
-    chosen = programs.choose(cluster, catalogue)
-    workforce = lending.equip(cluster, chosen, catalogue)
-    tls_backend = chosen.serves if cluster.server.tls else None
+    selection = programs.choose(cluster, catalogue)
+    workforce = lending.equip(cluster, selection, catalogue)
+    tls_backend = selection.serves if cluster.server.tls else None
     equipped = workforce.equipped
-    builds = releases.builds(equipped, chosen.releases, cluster.server, catalogue, tls_backend, cluster.measures)
-    workload = deriving.workload_of(cluster, chosen, equipped[cluster.head], report)
+    builds = releases.builds(equipped, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures)
+    workload = deriving.workload_of(cluster, selection, equipped[cluster.head], report)
     candidate = prompts.best_batches(attempt(workload, workforce.site))
-    return Installation(cluster, chosen, equipped, builds, runtime_id), candidate
+    return Installation(cluster, selection, equipped, builds, runtime_id), candidate
 
 
 def refused(cluster: str, refusal: Refusal) -> Refused:

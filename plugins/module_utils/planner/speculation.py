@@ -19,8 +19,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Server,
 )
 
-NONE, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
-"""Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else NONE."""
+OFF, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
+"""Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
 WORDS = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
 """Values of --spec-type that no header says."""
@@ -30,7 +30,7 @@ TAKES_BACK = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 
 def request_of(request: ModelRequest, server: Server) -> ModelRequest:
     """Return the request without a draft model that is not used."""
-    return request._replace(draft=None) if server.speculation in (NONE, NGRAM) else request
+    return request._replace(draft=None) if server.speculation in (OFF, NGRAM) else request
 
 
 def check(server: Server, model: Model, release: ReleasePlan) -> None:

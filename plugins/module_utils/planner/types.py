@@ -42,7 +42,7 @@ class WorkerRequest(NamedTuple):
 class Tuning(NamedTuple):
     """``llama_host_tuning`` and what belongs to it."""
 
-    wanted: bool = False
+    enabled: bool = False
     gtt_mib: int | None = None
     reboot: bool = False
 
@@ -277,11 +277,11 @@ class Cluster(NamedTuple):
     accepted: frozenset[str]
     releases: Mapping[str, ReleaseRequest | None]
     external: tuple[External, ...] = ()
-    elsewhere: Mapping[str, Host] = {}
+    external_hosts: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
-    served: ModelSummary | None = None
+    summary: ModelSummary | None = None
     """Summary of the model that is served; None where it is not known."""
-    within: frozenset[str] | None = None
+    layer_hosts: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
@@ -289,13 +289,13 @@ class Cluster(NamedTuple):
     """``llama_models``."""
     alternates: bool = False
     """Whether its model is one of those."""
-    beside: tuple[ModelSummary, ...] = ()
+    other_summaries: tuple[ModelSummary, ...] = ()
     """Summaries of the other models."""
 
     @property
     def every_host(self) -> dict[str, Host]:
         """Return all hosts, also those of external workers."""
-        return {**self.hosts, **self.elsewhere}
+        return {**self.hosts, **self.external_hosts}
 
 
 class Catalogue(NamedTuple):

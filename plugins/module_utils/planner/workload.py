@@ -92,9 +92,9 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and download_record.DRAFT not in uncounted_models
-    uncounted = [_described(model, role) for role in uncounted_models]
-    uncounted += speculation.uncounted(model, server, release)
-    unplanned = unplanned_options(server, counts_draft)
+    further_loads = [_described(model, role) for role in uncounted_models]
+    further_loads += speculation.uncounted(model, server, release)
+    unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
         server=server,
         placement=placement,
@@ -105,8 +105,8 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
         requested_batches=(server.batch, server.micro_batch),
         speculation=speculation.type_of(model, server, release),
         uncounted_models=uncounted_models,
-        uncounted=(*uncounted, *dict.fromkeys(option.adds for option in unplanned if option.adds)),
-        is_exact=release.mainline and not unplanned and not uncounted,
+        uncounted=(*further_loads, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
+        is_exact=release.mainline and not unplanned_args and not further_loads,
     )
 
 
@@ -195,8 +195,8 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
     :param counts_draft: whether a draft model is counted: its use changes nothing then.
     """
     present = [option for word in server.extra_args if (option := options.of_word(word))]
-    unplanned = [option for option in present if option.memory == options.UNPLANNED]
-    return [option for option in unplanned if not (counts_draft and option.name == options.SPECULATION)]
+    changing = [option for option in present if option.memory == options.UNPLANNED]
+    return [option for option in changing if not (counts_draft and option.name == options.SPECULATION)]
 
 
 def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
@@ -206,7 +206,7 @@ def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
 
 def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
     roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
-    return {role: why for role in roles if (why := _why_uncounted(role, model, server, release))}
+    return {role: reason for role in roles if (reason := _why_uncounted(role, model, server, release))}
 
 
 def _why_uncounted(role: str, model: Model, server: Server, release: ReleasePlan) -> str:

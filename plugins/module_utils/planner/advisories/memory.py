@@ -68,7 +68,7 @@ def untuned(context: AdvisoryContext) -> Cases:
         memory, by_the_run = host.facts.memory_mib, context.plan.hosts[name].host_settings
         for device in host.facts.accelerators if not context.plan.fits else ():
             little = device.backend == backends.HIP.name and device.unified and device.memory_mib < memory * 3 // 4
-            if little and not (host.tuning.wanted and host.tuning.reboot):
+            if little and not (host.tuning.enabled and host.tuning.reboot):
                 settings = kernel_parameters.parameters(memory)
                 parameters = None if by_the_run else " ".join(f"{key}={value}" for key, value in settings.items())
                 values = {"where": f"{device.name} of {name}", "mib": device.memory_mib, "memory": memory}

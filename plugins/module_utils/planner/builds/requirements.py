@@ -29,7 +29,7 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str
     built = tuple(_backend_of(host, choice, sources, packaged) for choice in host.backends)
     for backend in built:
         if sources[backend] in release_request.COMPILED:
-            for accelerator in host.facts.of_backend(backend):
+            for accelerator in host.facts.accelerators_of(backend):
                 _check_architecture(host, accelerator)
     return built
 
@@ -61,7 +61,7 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
             f"llama_backend of {host.name} is {choice}, but {host.facts.distribution.id} has no package for it: use {', '.join(packaged)}, or "
             "source: pypi"
         )
-    if choice != "cpu" and not host.facts.of_backend(choice):
+    if choice != "cpu" and not host.facts.accelerators_of(choice):
         raise Refusal(
             f"llama_backend of {host.name} is {choice}, but that host has no such device: "
             f"set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
@@ -78,7 +78,7 @@ def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: 
     """Return whether the host has devices of this backend, and the tools for its programs."""
     tools = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
     buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
-    if not facts.of_backend(backend):
+    if not facts.accelerators_of(backend):
         return False
     if sources[backend] == "prebuilt":
         return prebuilt_archives.can_run(facts, backend)

@@ -26,7 +26,7 @@ def missing_libraries(toolkit: Toolchain) -> list[str]:
 
 def instead(facts: Facts, backend: str) -> str:
     """Return the other backends that this host could build for, for a message."""
-    usable = [name for name in backends.PREFERRED if name != backend and facts.of_backend(name)]
+    usable = [name for name in backends.PREFERRED if name != backend and facts.accelerators_of(name)]
     *start, last = [*usable, backends.CPU.name]
     return f"{', '.join(start)} or {last}" if start else last
 

@@ -17,38 +17,38 @@ DEEPEST = 32
 class Problem(NamedTuple):
     """A value that no plan can hold: its place, and what is wrong, as the end of a sentence."""
 
-    where: str
-    why: str
+    place: str
+    text: str
 
 
-def problem(where: str, value: Any, level: int = 0) -> Problem | None:
+def problem(variable: str, value: Any, level: int = 0) -> Problem | None:
     """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
 
-    :param where: the variable.
+    :param variable: the variable.
     """
-    why = _why(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
+    text = _problem_of_value(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        why = why or next(filter(None, map(_why_name, value)), "")
-        parts = ((f"{where}.{name}", part) for name, part in value.items())
+        text = text or next(filter(None, map(_problem_of_name, value)), "")
+        parts = ((f"{variable}.{name}", part) for name, part in value.items())
     elif isinstance(value, (list, tuple)):
-        parts = ((f"{where}[{index}]", part) for index, part in enumerate(value))
-    if why:
-        return Problem(where, why)
+        parts = ((f"{variable}[{index}]", part) for index, part in enumerate(value))
+    if text:
+        return Problem(variable, text)
     return next(filter(None, (problem(place, part, level + 1) for place, part in parts)), None)
 
 
-def _why_name(name: Any) -> str:
+def _problem_of_name(name: Any) -> str:
     """Return what is wrong with a name in a mapping; nothing if it is right."""
     if isinstance(name, str) and len(name) > validation.LONGEST_NAME:
         return f"has a name of {len(name)} characters: use {validation.LONGEST_NAME} or fewer"
-    if isinstance(name, str) and not _why(name):
+    if isinstance(name, str) and not _problem_of_value(name):
         return ""
-    shown = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
-    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
+    text = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
+    return f"has the name {text}: use letters, digits and _, and quotes around a number"
 
 
-def _why(value: Any) -> str:
+def _problem_of_value(value: Any) -> str:
     """Return what is wrong with a value, whatever it contains; nothing if it is right."""
     if isinstance(value, str):
         if len(value) > validation.LONGEST:

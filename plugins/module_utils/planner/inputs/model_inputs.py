@@ -48,17 +48,17 @@ OLLAMA_OF_HUGGING_FACE = ("hf.co", "huggingface.co")
 def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     """:raises Refusal: not exactly one source is set, or one of them is not possible."""
     size = variables[KNOWN_ANSWER]
-    given = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
-    given += [KNOWN_ANSWER] * (size is not None)
-    if len(given) != 1:
+    sources = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
+    sources += [KNOWN_ANSWER] * (size is not None)
+    if len(sources) != 1:
         raise Refusal(
-            f"{' and '.join(given)} are set: keep only the model that is served"
-            if given
+            f"{' and '.join(sources)} are set: keep only the model that is served"
+            if sources
             else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
     header = variables["llama_model_gguf_summary"]
     return ModelRequest(
-        source=None if size is not None else _of_model(variables),
+        source=None if size is not None else _model_source(variables),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=None if header is None else summary_of("llama_model_gguf_summary", header),
         mmproj=_auxiliary(download_record.MMPROJ, variables["llama_model_mmproj"]),
@@ -67,19 +67,19 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     )
 
 
-def summary_of(where: str, given: Any) -> ModelSummary:
+def summary_of(place: str, header: Any) -> ModelSummary:
     """:raises Refusal: this is not what model_info returns."""
     try:
-        return header_summary.parse(given)
+        return header_summary.parse(header)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{where}{error.where} {error.why}: set it to the summary that model_info returns") from None
+        raise Refusal(f"{place}{error.where} {error.why}: set it to the summary that model_info returns") from None
 
 
 def _is_set(value: Any) -> bool:
     return value is not None and value != []
 
 
-def _of_model(variables: Mapping[str, Any]) -> ModelSource:
+def _model_source(variables: Mapping[str, Any]) -> ModelSource:
     kind = next(kind for kind in KINDS if _is_set(variables[f"llama_model_{kind}"]))
     checksum = variables["llama_model_checksum"] or ()
     if checksum and kind not in ("url", "copy"):
@@ -145,10 +145,10 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     for name in files:
         if download_record.problem_of_name(name):
             raise Refusal(f"{variable} has {validation.show(name)} in files: use names of files in the repository")
-    return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
+    return HuggingFace(repo, given.get("quantisation") or None, _file_names(variable, files), revision)
 
 
-def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
+def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     """Names of files as a whole model has them, its parts in their order.
 
     :raises Refusal: they are not of one model.

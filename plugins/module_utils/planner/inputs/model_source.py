@@ -57,15 +57,15 @@ def is_brought(source: ModelSource) -> bool:
 def folder(prefix: str, source: ModelSource) -> str:
     """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _person_name(source)).strip("-.")[:LONGEST_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
-def _named(source: ModelSource) -> str:
+def _person_name(source: ModelSource) -> str:
     """Return the name that a person would use."""
     if source.huggingface:
-        wanted = source.huggingface
-        return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
+        repository = source.huggingface
+        return "--".join(filter(None, (repository.repo.replace("/", "--"), repository.quantisation)))
     if source.ollama:
         return source.ollama.rpartition("/")[2].replace(":", "-")
     name = download_record.name_of_url(source.url) if source.url else posixpath.basename(str(source.copy))
@@ -87,7 +87,7 @@ class ModelReport(NamedTuple):
     projector: Projector | None = None
 
 
-class Found(NamedTuple):
+class RawReport(NamedTuple):
     """The raw report of the module model_info."""
 
     files: tuple[ModelFilePlan, ...] = ()
@@ -98,19 +98,21 @@ class Found(NamedTuple):
     closed: str | None = None
 
 
-def report_of(given: Any) -> ModelReport:
-    """:param given: what the module reports; empty where nothing was looked for."""
+def report_of(data: Any) -> ModelReport:
+    """:param data: what the module reports; empty where nothing was looked for."""
     try:
-        found = typed_json.parse(Found, given)
-        draft, projector = (found.auxiliary.get(role) for role in (download_record.DRAFT, download_record.MMPROJ))
-        named = [file.name for file in found.files]
+        raw = typed_json.parse(RawReport, data)
+        draft, projector = (raw.auxiliary.get(role) for role in (download_record.DRAFT, download_record.MMPROJ))
+        file_names = [file.name for file in raw.files]
         return ModelReport(
-            problem=next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), ""),
-            summary=header_summary.parse(found.summary) if found.summary else None,
-            closed=found.closed,
-            refused=found.refused,
-            files=found.files,
-            offered=found.offered,
+            problem=next(
+                (f"{name!r} {problem}" for name in file_names if (problem := download_record.problem_of_name(name))), ""
+            ),
+            summary=header_summary.parse(raw.summary) if raw.summary else None,
+            closed=raw.closed,
+            refused=raw.refused,
+            files=raw.files,
+            offered=raw.offered,
             draft=None if draft is None else header_summary.parse(draft),
             projector=None if projector is None else typed_json.parse(Projector, projector),
         )
@@ -125,10 +127,11 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
     """
     files: list[ModelFilePlan] = []
     for source in request.sources():
-        own = [file for file in report.files if file.role == source.role]
-        own, where = own or _from_variables(source, request.summary), folder(prefix, source)
+        source_files = [file for file in report.files if file.role == source.role]
+        source_files, path = source_files or _from_variables(source, request.summary), folder(prefix, source)
         files += [
-            file if file.path else file._replace(path=f"{where}/{download_record.base_name(file.name)}") for file in own
+            file if file.path else file._replace(path=f"{path}/{download_record.base_name(file.name)}")
+            for file in source_files
         ]
     revision = next((file.revision for file in files if file.role == download_record.MODEL), None)
     return model._replace(
@@ -184,29 +187,31 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
     )
 
 
-def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[ModelFilePlan]:
+def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[ModelFilePlan]:
     """The files of a source that nobody looked for, without their sizes."""
-    files = known.files if known else ()
+    files = summary.files if summary else ()
     if source.path:
-        where, name = posixpath.split(source.path)
+        parent, name = posixpath.split(source.path)
         sizes = dict(files)
-        own = split_files.siblings(name)
-        return [ModelFilePlan(part, source.role, posixpath.join(where, part), bytes=sizes.get(part)) for part in own]
-    named: Sequence[str] = ()
+        siblings = split_files.siblings(name)
+        return [
+            ModelFilePlan(part, source.role, posixpath.join(parent, part), bytes=sizes.get(part)) for part in siblings
+        ]
+    file_names: Sequence[str] = ()
     if source.huggingface:
-        named = source.huggingface.files
+        file_names = source.huggingface.files
     elif source.url:
-        named = split_files.siblings(download_record.name_of_url(source.url))
+        file_names = split_files.siblings(download_record.name_of_url(source.url))
     elif source.copy:
-        named = split_files.siblings(posixpath.basename(source.copy))
-    if not named and source.role == download_record.MODEL:
-        named = [name for name, _size in files]
-    if not named:
+        file_names = split_files.siblings(posixpath.basename(source.copy))
+    if not file_names and source.role == download_record.MODEL:
+        file_names = [name for name, _size in files]
+    if not file_names:
         raise Refusal(
             f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
             f"llama_model_gguf_summary, or set {source.variable} to a path, an address or files"
         )
-    return [ModelFilePlan(name, source.role) for name in named]
+    return [ModelFilePlan(name, source.role) for name in file_names]
 
 
 def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
@@ -222,15 +227,15 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         if problem:
             raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
-        own = Model(path, request.known_answer, _of_known_answer(request.known_answer), "known-answer")
-        return with_files(own, request, report, facts.prefix)
+        model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
+        return with_files(model, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
     if report.refused:
         raise Refusal(report.refused)
-    found = report.summary or _given_summary(source, request.summary)
+    summary = report.summary or _given_summary(source, request.summary)
     if request.instead_bytes:
-        found = scaled(found, request.instead_bytes)
-    model = with_files(Model("", None, found), request._replace(summary=found), report, facts.prefix)
+        summary = scaled(summary, request.instead_bytes)
+    model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
     path = str(model.path_of(download_record.MODEL))
     if facts.scope == "system" and report.closed:
         raise Refusal(
@@ -249,12 +254,12 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
 def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
     """Return the summary of the requested model; None if ``model_of`` refuses it or nothing is known."""
     if request.known_answer:
-        return None if known_answer.problem(*request.known_answer) else _of_known_answer(request.known_answer)
+        return None if known_answer.problem(*request.known_answer) else _known_answer_summary(request.known_answer)
     return report.summary or request.summary
 
 
 @functools.lru_cache(maxsize=16)
-def _of_known_answer(size: KnownAnswerPlan) -> ModelSummary:
+def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary:
     return header_summary.parse(known_answer.summary(*size))
 
 
@@ -263,10 +268,10 @@ def _subject(source: ModelSource) -> str:
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
 
 
-def _given_summary(source: ModelSource, given: ModelSummary | None) -> ModelSummary:
+def _given_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
     """``llama_model_gguf_summary``, where the file itself was not read."""
-    if given is None:
+    if summary is None:
         raise Refusal(
             f"{_subject(source)}, but that file was not read: make the head reachable, or set llama_model_gguf_summary"
         )
-    return given
+    return summary

@@ -70,7 +70,7 @@ FORMS = {
     ),
 }
 """Words of ``llama_release``, of one source or of all → its form, and what to use."""
-NEEDED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
+REQUIRED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
 
 
 def request_of(value: Any) -> ReleaseRequest:
@@ -87,39 +87,39 @@ def request_of(value: Any) -> ReleaseRequest:
         if isinstance(value, str) and value.startswith("{"):
             form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
-    given = {str(key): own for key, own in value.items() if own is not None}
-    source, allowed = given["source"], SOURCES[given["source"]]
-    unknown = set(given) - allowed
-    if unknown:
+    fields = {str(key): item for key, item in value.items() if item is not None}
+    source, known_keys = fields["source"], SOURCES[fields["source"]]
+    unknown_keys = set(fields) - known_keys
+    if unknown_keys:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(unknown))}, which source: {source} does not accept: use {', '.join(sorted(allowed))}"
+            f"llama_release has {', '.join(sorted(unknown_keys))}, which source: {source} does not accept: use {', '.join(sorted(known_keys))}"
         )
-    _check_forms(given)
-    patches, checksums = given.pop("patches", []), given.pop("checksums", {})
-    if "checksum" in given:
-        given["checksum"] = given["checksum"].lower()
+    _check_forms(fields)
+    patches, checksums = fields.pop("patches", []), fields.pop("checksums", {})
+    if "checksum" in fields:
+        fields["checksum"] = fields["checksum"].lower()
     if source == "git":
-        given = _of_git(given)
+        fields = _git_request(fields)
     return ReleaseRequest(
-        **given,
+        **fields,
         patches=tuple(PatchPlan(path, "", ()) for path in patches),
         checksums=tuple(sorted((name, checksum.lower()) for name, checksum in checksums.items())),
     )
 
 
-def _check_forms(given: Mapping[str, Any]) -> None:
-    source, build = given["source"], given.get("build", 0)
+def _check_forms(fields: Mapping[str, Any]) -> None:
+    source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")
-    for key in [*NEEDED.get(source, ()), *given]:
+    for key in [*REQUIRED.get(source, ()), *fields]:
         expression, remedy = (
             FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or FORMS.get(key) or (None, "")
         )
         if expression and not (
-            isinstance(given.get(key), str) and expression.fullmatch(given[key]) and given[key].isprintable()
+            isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
-            raise Refusal(f"llama_release has the {key} {given.get(key)!r}: use {remedy}")
-    if source in ("archive", "binary") and ("path" in given) == ("url" in given):
+            raise Refusal(f"llama_release has the {key} {fields.get(key)!r}: use {remedy}")
+    if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
         raise Refusal(
             f"llama_release with source: {source} needs path or url: set path (a file on the controller) or url, not both"
         )
@@ -127,7 +127,7 @@ def _check_forms(given: Mapping[str, Any]) -> None:
         raise Refusal(
             "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"
         )
-    patches, checksums = given.get("patches", []), given.get("checksums", {})
+    patches, checksums = fields.get("patches", []), fields.get("checksums", {})
     if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
         raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
     names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
@@ -139,19 +139,19 @@ def _check_forms(given: Mapping[str, Any]) -> None:
             )
 
 
-def _of_git(given: dict[str, Any]) -> dict[str, Any]:
+def _git_request(fields: dict[str, Any]) -> dict[str, Any]:
     """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
     of build 11434."""
-    fork, ref = given.get("fork", MAINLINE), given["ref"]
-    repository = given.get("repository", capabilities.FORKS[fork])
-    if "fork" not in given and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
+    fork, ref = fields.get("fork", MAINLINE), fields["ref"]
+    repository = fields.get("repository", capabilities.FORKS[fork])
+    if "fork" not in fields and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         fork = IK_LLAMA
-    known: dict[str, Any] = {"repository": repository, "fork": fork}
+    defaults: dict[str, Any] = {"repository": repository, "fork": fork}
     if re.fullmatch(WHOLE_COMMIT, ref):
-        known["commit"] = ref
+        defaults["commit"] = ref
     elif re.fullmatch(BUILD_TAG, ref):
-        known["build"] = int(ref[1:])
-    return {**known, **given, "fork": fork}
+        defaults["build"] = int(ref[1:])
+    return {**defaults, **fields, "fork": fork}
 
 
 def name_variable(refusal: Refusal, variable: str) -> Refusal:
@@ -161,10 +161,10 @@ def name_variable(refusal: Refusal, variable: str) -> Refusal:
 
 def declaration(release: ReleasePlan) -> str:
     """Return the ``llama_release`` for a release of a plan, as JSON, which YAML reads too."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"
     }
     if release.source == "git":
-        given["ref"] = str(release.revision).replace("refs/tags/", "", 1)
-    own = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
-    return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})
+        fields["ref"] = str(release.revision).replace("refs/tags/", "", 1)
+    patches = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
+    return json.dumps({key: value for key, value in {**fields, "patches": patches}.items() if value})

@@ -50,8 +50,8 @@ def check(name: str, server: Server, workers: Sequence[Worker], release: Release
 
     :param workers: workers of the head, which has this name.
     """
-    for field, (least, most) in LIMITS.items():
-        limit = validation.limit(getattr(server, field), least, most)
+    for field, (low, high) in LIMITS.items():
+        limit = validation.limit(getattr(server, field), low, high)
         if limit:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
     if server.batch and (server.micro_batch or 0) > server.batch:
@@ -164,10 +164,10 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
-    unread = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
+    untested = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
     newer = {
         kind: build
-        for kind, build in {**tensor_types.SINCE, **unread}.items()
+        for kind, build in {**tensor_types.SINCE, **untested}.items()
         if kind in kinds and release.build < build
     }
     if newer:

@@ -21,7 +21,7 @@ OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Form of a model's name: llama-server writes everything after a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
-OWN = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
+PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
 """How a variable begins that an entry has as a key without this."""
 RESERVED = "default"
 """Name of llama-server for the options of all models."""
@@ -45,15 +45,15 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     :raises Refusal: they cannot be served together.
     """
     entries: Sequence[Mapping[str, Any]] | None = variables[VARIABLE]
-    of_model = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
-    given = [name for name in of_model if variables[name] not in (None, [])]
+    model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
+    present = [name for name in model_variables if variables[name] not in (None, [])]
     if not entries:
-        if entries is not None and not given:
+        if entries is not None and not present:
             raise Refusal(f"{VARIABLE} is an empty list: add an entry for each model")
         return ()
-    if given:
+    if present:
         raise Refusal(
-            f"{VARIABLE} and {given[0]} are both set: add an entry for each model, and set {given[0][len(MODEL) :]} there"
+            f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {present[0][len(MODEL) :]} there"
         )
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
@@ -65,7 +65,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
             {
                 **variables,
                 VARIABLE: None,
-                **{name: entry.get(name[len(MODEL) :]) for name in of_model},
+                **{name: entry.get(name[len(MODEL) :]) for name in model_variables},
                 **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
             },
             tuple(f"{SERVER}{key}" for key in OF_SERVER if entry.get(key) is not None),
@@ -75,25 +75,25 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
 
 
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
-    known: set[str] = set()
+    all_names: set[str] = set()
     for index, entry in enumerate(entries):
-        for what, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
+        for key, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
             for name in names:
-                where = f"{VARIABLE}[{index}] has {validation.show(name)} in {what}"
+                place = f"{VARIABLE}[{index}] has {validation.show(name)} in {key}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED:
                     raise Refusal(
-                        f"{where}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
+                        f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED!r}"
                     )
-                if name in known:
-                    raise Refusal(f"{where}, which is not unique: give each model its own names")
-                known.add(name)
+                if name in all_names:
+                    raise Refusal(f"{place}, which is not unique: give each model its own names")
+                all_names.add(name)
 
 
-def found_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def found_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the report of a model, from the reports of all; empty if nobody looked for it."""
-    models = found.get("models")
-    own = models.get(name) if isinstance(models, Mapping) else None
-    return own if isinstance(own, Mapping) else {}
+    models = reports.get("models")
+    report = models.get(name) if isinstance(models, Mapping) else None
+    return report if isinstance(report, Mapping) else {}
 
 
 def sentence(name: str, reason: str) -> str:
@@ -103,4 +103,4 @@ def sentence(name: str, reason: str) -> str:
 
 def own_words(text: str) -> str:
     """A text about variables, with the keys of an entry in place of those that it may have of its own."""
-    return OWN.sub("", text)
+    return PREFIX.sub("", text)

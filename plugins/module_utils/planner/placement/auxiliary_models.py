@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import PLACING, Workload, header_of
 
-NONE = "none"
+PROCESSOR = "none"
 """Name of the head's processor as a place."""
 
 
@@ -37,8 +37,8 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
 
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
-    model, uncounted = workload.model, workload.uncounted_models
-    roles = [role for role in PLACING if header_of(model, role) and role not in uncounted]
+    model, excluded = workload.model, workload.uncounted_models
+    roles = [role for role in PLACING if header_of(model, role) and role not in excluded]
     places = [*head_devices[:1], None]
     return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
 
@@ -128,7 +128,7 @@ def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tupl
     draft = workload.model.draft
     for model in models:
         if model.role == download_record.DRAFT:
-            pairs.append(("draft-device", model.device.name if model.device else NONE))
+            pairs.append(("draft-device", model.device.name if model.device else PROCESSOR))
             pairs += [("draft-layers", str(draft.layers + 1))] if model.device and draft else []
         elif not model.device:
             pairs.append(("projector-offload", "off"))

@@ -70,12 +70,12 @@ class Candidate(NamedTuple):
         """Return the plan's entry for each device."""
         load_mode, load, workload = self.load_mode(), self.layout.load, self.workload
         entries = []
-        for device, share, why in zip(self.layout.devices, self.layout.shares(), self.layout.why):
+        for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
             auxiliary = auxiliary_models.on_device(self.layout.auxiliary, device)
             compute = self.layout.compute_on(device)
             maps = backends.RECORDS[device.backend].maps_weights and load_mode not in ("none", "mlock")
-            known = not (device.worker.external if device.worker else maps)
-            exact = {"weights_mib": load.weights_exact and known, "kv_mib": load.kv_exact}
+            sure_size = not (device.worker.external if device.worker else maps)
+            exact = {"weights_mib": load.weights_exact and sure_size, "kv_mib": load.kv_exact}
             entries.append(
                 DevicePlacement(
                     device=device.buffer,
@@ -90,7 +90,7 @@ class Candidate(NamedTuple):
                     auxiliary_mib=round(auxiliary / MIB, 2),
                     total_mib=round((share.weights + share.kv + compute + auxiliary) / MIB, 2),
                     capacity_mib=device.capacity_mib,
-                    reason=why,
+                    reason=reason,
                     exact=tuple(size for size, sure in exact.items() if sure and workload.is_exact and not auxiliary),
                     without=workload.uncounted,
                 )
@@ -155,8 +155,8 @@ def _with_visits(
         for owner in visited:
             share = shares[owner]
             visits = share.visits + (owner != last)
-            more = nodes / len(visited) if unit < len(owners) - 1 else 0
-            shares[owner] = share._replace(visits=visits, nodes=share.nodes + more)
+            nodes_here = nodes / len(visited) if unit < len(owners) - 1 else 0
+            shares[owner] = share._replace(visits=visits, nodes=share.nodes + nodes_here)
             last = owner
     return shares
 

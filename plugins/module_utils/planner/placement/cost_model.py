@@ -38,7 +38,7 @@ class Rate(NamedTuple):
     """By which generation may be faster or slower; see device_rates.Family."""
 
 
-UNKNOWN = 1.6
+UNKNOWN_FACTOR = 1.6
 """The factor of a device that no table has."""
 
 
@@ -49,7 +49,7 @@ def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CP
     """
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     reached = 1000 * row.tflops * family.prompt_share
-    factor = max(UNKNOWN if source == ASSUMED else family.factor, row.spread)
+    factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
 
 
@@ -79,13 +79,13 @@ def processor_rate(facts: Facts) -> Rate:
         if row
         else rate_of_row(device_rates.ASSUMED["board" if is_board(facts) else "processor"], ASSUMED)
     )
-    most = cores * device_rates.CORE_GB_PER_S
+    cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
         vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
         reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
-        if most < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, UNKNOWN))
+        if cores_rate < rate.gb_per_s:
+            rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED, factor=max(rate.factor, UNKNOWN_FACTOR))
     return rate
 
 
@@ -152,19 +152,19 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
-    used = size - experts + experts * active * of_experts
+    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
+    active_bytes = size - experts + experts * active * experts_cost
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
-    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * used / bits * cost.multiplied)
+    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * active_bytes / bits * cost.multiplied)
 
 
 def units_read(load: device_load.Load) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
-    read = [0.0] * load.units
+    unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
         if part.unit is not None:
-            read[part.unit] += cost.read
-    return read
+            unit_bytes[part.unit] += cost.read
+    return unit_bytes
 
 
 NODES = {"layer": 31, "experts": 19, "recurrent": 33}
@@ -314,17 +314,17 @@ LEAST_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
 
 
-def is_surely_faster(one: Sequence[Work], other: Sequence[Work]) -> bool:
+def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work]) -> bool:
     """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
     takes part in both is wrong in both alike."""
     unsure: dict[Rate | None, float] = {}
-    for works, sign in ((one, 1), (other, -1)):
+    for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works)
         for work in works:
             for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(work))):
                 unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
     parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
-    return math.log(token_ms(other) / token_ms(one)) > max(math.log(LEAST_GAIN), sum(parts))
+    return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(LEAST_GAIN), sum(parts))
 
 
 LINK = "link to"
@@ -360,10 +360,10 @@ def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> fl
     """Return the factor by which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
-        of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
+        device_factor, costs_of_part = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
-        costs += [(-attended, of_device), (attended, of_device * ATTENTION_FACTOR)]
+        costs += [(ms, LINK_FACTOR if kind == LINK else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 
 
@@ -378,12 +378,12 @@ same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
 
 def load_cost(release: ReleasePlan, work: Work) -> tuple[str, float]:
     """Return the limit of the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
-    each = {"disk of": 1 / DISK_GB_PER_S}
+    s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
     if work.link:
-        each["link to"] = 8 / work.link.gbit
-        each["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
-    kind = max(each, key=each.__getitem__)
-    return kind, each[kind] * work.weights / 1e9
+        s_per_gb["link to"] = 8 / work.link.gbit
+        s_per_gb["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
+    kind = max(s_per_gb, key=s_per_gb.__getitem__)
+    return kind, s_per_gb[kind] * work.weights / 1e9
 
 
 def load_s(release: ReleasePlan, works: Sequence[Work]) -> float:

@@ -94,8 +94,8 @@ def pays_checkpoints(candidate: Candidate) -> bool:
     """Return whether they take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
     prompt_ms = cost_model.prompt_ms(candidate.parts, candidate.summary.width, _short_prompt(candidate))
-    again = prompt_ms * tokens / cost_model.PROMPT
-    return not candidate.parts or _checkpoint_ms(candidate, tokens) <= again / 2
+    recomputing_ms = prompt_ms * tokens / cost_model.PROMPT
+    return not candidate.parts or _checkpoint_ms(candidate, tokens) <= recomputing_ms / 2
 
 
 def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
@@ -231,7 +231,7 @@ def _single_hosts(
             continue
         kinds.append(kind)
         head_server = candidate.workload.server if host.is_head else None
-        host_devices = tuple(devices.of_single_host(host, backends[name], head_server))
+        host_devices = tuple(devices.single_host_devices(host, backends[name], head_server))
         bounded = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
         site = Site(name, {name: host}, ())
         attempts = [attempt(workload, site)._replace(site=site._replace(devices=host_devices))]
@@ -249,10 +249,10 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
         return attempt(workload._replace(server=workload.server._replace(gpu_layers=number)), site)
 
     best = with_layers(0)
-    least, most = 0, best.layout.load.units
-    while most - least > 1:
-        middle = (least + most) // 2
+    low, high = 0, best.layout.load.units
+    while high - low > 1:
+        middle = (low + high) // 2
         candidate = with_layers(middle)
-        least, most = (middle, most) if candidate.fits else (least, middle)
+        low, high = (middle, high) if candidate.fits else (low, middle)
         best = candidate if candidate.fits else best
     return best

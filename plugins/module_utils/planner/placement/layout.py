@@ -180,16 +180,16 @@ def _options(
 ) -> list[DeviceOption]:
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
-    read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
+    unit_bytes, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
     device_cost = [device_costs[device.buffer] for device in devices]
-    token_ms = [cost_model.generation_ms(cost.rate, sum(read), nodes * load.layers) for cost in device_cost]
+    token_ms = [cost_model.generation_ms(cost.rate, sum(unit_bytes), nodes * load.layers) for cost in device_cost]
     groups = solver.groups_of([1 / ms for ms in token_ms])
     costs: dict[int, list[int]] = {}
     for group in set(groups):
         members = [index for index, number in enumerate(groups) if number == group]
         rate = device_cost[min(members, key=lambda index: token_ms[index])].rate
-        ms = [cost_model.generation_ms(rate, size, nodes) for size in read[: load.layers]]
-        ms += [cost_model.generation_ms(rate, size, 0) for size in read[load.layers :]]
+        ms = [cost_model.generation_ms(rate, size, nodes) for size in unit_bytes[: load.layers]]
+        ms += [cost_model.generation_ms(rate, size, 0) for size in unit_bytes[load.layers :]]
         costs[group] = [solver.cost_of(time) for time in ms]
     visits = {buffer: solver.cost_of(cost.visit) for buffer, cost in device_costs.items()}
     return [
@@ -277,23 +277,23 @@ def _fastest(
     if units is None:
         capacities = [max(0, place.capacity - place.fixed) for place in places]
         shares = device_load.proportional(gpu_layers, capacities)
-        why = ("the model does not fit",) * len(shares)
-        return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=why), False
+        texts = ("the model does not fit",) * len(shares)
+        return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=texts), False
     device_load.check(load, gpu_layers, units)
-    sentences = _why(options, units, uses_all)
+    sentences = _reasons(options, units, uses_all)
     entries = [entry for entry in zip(options, devices, units, sentences) if entry[2] or entry[0].is_needed]
-    _options, used_devices, split, why = zip(*entries)
-    return Layout(used_devices, split, load, gpu_layers, why=why), True
+    _options, used_devices, split, texts = zip(*entries)
+    return Layout(used_devices, split, load, gpu_layers, why=texts), True
 
 
-def _why(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bool) -> list[str]:
+def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bool) -> list[str]:
     """Return for each device why it gets its units."""
     sentences = []
     for option, count in zip(options, units):
         rate, group = option.cost.rate, option.place.group
         peers = [item.place.capacity for item, number in zip(options, units) if number and item.place.group == group]
-        how = "evenly" if peers and min(peers) >= solver.ALIKE * max(peers) else "by their memory"
-        even = f", shared {how}" if count and len(peers) > 1 else ""
+        manner = "evenly" if peers and min(peers) >= solver.ALIKE * max(peers) else "by their memory"
+        even = f", shared {manner}" if count and len(peers) > 1 else ""
         words = _words(option.place, count, [item.place for item in options], units, uses_all)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
     return sentences
@@ -311,8 +311,12 @@ def _words(
         )
     slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
     if slower:
-        most = uses_all and slower == 1
-        return "the most, since the rest is slower" if most else "as much as it has room for, since the rest is slower"
+        nearly_all = uses_all and slower == 1
+        return (
+            "the most, since the rest is slower"
+            if nearly_all
+            else "as much as it has room for, since the rest is slower"
+        )
     unused = [peer for peer in places if peer.group < place.group]
     if any(peer.holds_a_unit() for peer in unused):
         return "faster devices would cost more than they save"

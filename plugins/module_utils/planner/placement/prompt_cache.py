@@ -44,24 +44,26 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     takes less time than computing it again, each up to llama-server's own limit."""
     workload = candidate.workload
     server, release, cache = workload.server, workload.release, workload.cache
-    known = {name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)}
+    available = {
+        name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)
+    }
     room = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
     size = _checkpoint_bytes(candidate)
     checkpoints, checkpoints_mib = None, 0
-    if size and "context-checkpoints" in known:
-        most = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
-        checkpoints = most if workload.generates and pays_checkpoints(candidate) else 0
+    if size and "context-checkpoints" in available:
+        count = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
+        checkpoints = count if workload.generates and pays_checkpoints(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     used_backends = {device.backend for device in candidate.layout.devices}
     pays = (
         workload.generates
-        and "prompt-cache" in known
+        and "prompt-cache" in available
         and candidate.parts
         and not any(kv_cache.is_torn(candidate.summary, cache, backend) for backend in used_backends)
         and _move_s(candidate) < prompts.seconds_of(candidate, workload.context_per_request)
     )
-    planned = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
-    mib = planned if server.prompt_cache_mib is None else server.prompt_cache_mib
+    planned_mib = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
+    mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
 
 

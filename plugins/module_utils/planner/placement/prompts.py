@@ -38,15 +38,15 @@ NOISE = 1.02
 def at_depth(candidate: Candidate, depth: int) -> Candidate:
     """Return the candidate with the costs of a token that has so many tokens before it."""
     workload, buffers = candidate.workload, candidate.layout.buffer_of_layers()
-    read: dict[str, float] = {}
+    cache_bytes: dict[str, float] = {}
     attended: dict[str, float] = {}
     layers = _attention(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
     for buffer, size, multiplications in zip(buffers, *layers):
-        read[buffer] = read.get(buffer, 0.0) + size
+        cache_bytes[buffer] = cache_bytes.get(buffer, 0.0) + size
         attended[buffer] = attended.get(buffer, 0.0) + multiplications
     parts = [
         part._replace(
-            read=part.read + read.get(part.device, 0.0) / cost_model.CACHE_SHARE,
+            read=part.read + cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
             attended=attended.get(part.device, 0.0) * cost_model.ATTENTION_COST,
         )
         for part in candidate.parts
@@ -62,10 +62,10 @@ def _attention(
     filled = settings._replace(context=depth, parallel=1)
     full, short = kv_cache.cells(summary, filled)
     heads = summary.by_layer("attention.head_count", summary.heads)
-    each = summary.key_dimension + summary.value_dimension
+    head_size = summary.key_dimension + summary.value_dimension
     layers = kv_cache.layers_of(summary, True)
     return kv_cache.sizes(summary, filled, build)[0], [
-        float(head * each * (short if layer.windowed else full)) if layer.key else 0.0
+        float(head * head_size * (short if layer.windowed else full)) if layer.key else 0.0
         for head, layer in zip(heads, layers)
     ]
 
@@ -110,11 +110,11 @@ def _best_micro_batch(candidate: Candidate) -> int:
         if size <= workload.cache.batch and _fits(candidate, workload.cache._replace(micro_batch=size))
     }
     seconds[default] = _seconds(middle, workload.prompt_tokens, default)
-    least = min(seconds.values())
-    if least > WORTH * seconds[default]:
+    shortest = min(seconds.values())
+    if shortest > WORTH * seconds[default]:
         return default
-    equal = [size for size, time in seconds.items() if time <= NOISE * least]
-    return min(equal, key=lambda size: abs(size - default))
+    alternatives = [size for size, time in seconds.items() if time <= NOISE * shortest]
+    return min(alternatives, key=lambda size: abs(size - default))
 
 
 def _fits(candidate: Candidate, cache: kv_cache.Settings) -> bool:

@@ -42,7 +42,7 @@ class Site(NamedTuple):
     def facts_of(self, device: Device) -> Facts:
         return self.hosts[device.host].facts
 
-    def without(self, workers: Collection[Worker]) -> Site:
+    def without_workers(self, workers: Collection[Worker]) -> Site:
         """Return the site while these workers are away."""
         endpoints = {worker.endpoint for worker in workers}
         return self._replace(devices=tuple(device for device in self.devices if device.endpoint not in endpoints))
@@ -55,8 +55,8 @@ class Site(NamedTuple):
         kind = kind_of(device.wire, host.links, host.facts.interfaces)
         if kind == "loopback" and not host.is_head:
             kind = "tunnel"
-        measured = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
-        round_trip, mbit = measured[:2] if measured.requested else (None, None)
+        measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+        round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
         assumed = cost_model.LINKS[kind]
         gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
         gbit = mbit / 1000 if mbit else gbit or assumed.gbit

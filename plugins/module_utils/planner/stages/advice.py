@@ -37,8 +37,8 @@ def with_remedies(
     :param attempt: plans a changed cluster.
     """
 
-    def tried(changed: Cluster) -> Plan | None:
-        result = attempt(changed)
+    def tried(variant: Cluster) -> Plan | None:
+        result = attempt(variant)
         return result if isinstance(result, Plan) else None
 
     if plan.fits:

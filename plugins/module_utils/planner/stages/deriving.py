@@ -32,8 +32,8 @@ def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
     """
     derived = cluster._replace(
         hosts={name: kernel_parameters.after_reboot(host) for name, host in cluster.hosts.items()},
-        elsewhere=external_workers.hosts_of(cluster.external),
-        served=model_source.summary_of(cluster.model, report),
+        external_hosts=external_workers.hosts_of(cluster.external),
+        summary=model_source.summary_of(cluster.model, report),
         model=speculation.request_of(cluster.model, cluster.server),
     )
     return workers.with_transport(rdma.with_rdma(derived))
@@ -71,7 +71,7 @@ def each_alone(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Clust
                 model=turn.model,
                 turns=(),
                 alternates=True,
-                beside=tuple(summary for name, summary in summaries.items() if summary and name != turn.name),
+                other_summaries=tuple(summary for name, summary in summaries.items() if summary and name != turn.name),
             ),
             report_of[turn.name],
         )

@@ -15,30 +15,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 
 
-def write(installation: Installation, chosen: Candidate) -> Plan:
+def write(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
-    cluster, model = installation.cluster, chosen.workload.model
-    predicted = _estimate(installation, chosen)
-    head_plan = head.plan_of_head(installation, [chosen], predicted.load_s)
+    cluster, model = installation.cluster, candidate.workload.model
+    predicted = _estimate(installation, candidate)
+    head_plan = head.plan_of_head(installation, [candidate], predicted.load_s)
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
         refused=False,
-        reasons=chosen.layout.reasons,
-        fits=chosen.fits,
-        release=chosen.release,
+        reasons=candidate.layout.reasons,
+        fits=candidate.fits,
+        release=candidate.release,
         releases={
             release.id: release
             for entry in installation.equipped.values()
             for release in (installation.programs.releases[backend] for backend in entry.backends)
         },
         model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
-        hosts={name: hosts.plan_of_host(installation, entry, chosen) for name, entry in installation.equipped.items()},
-        head=head_plan._replace(first_layers=first_layers.of_plan(chosen, predicted)),
-        external_workers=hosts.external_workers_of(installation, chosen),
-        placement=chosen.placement(),
-        auxiliary_models=auxiliary_models.as_plan(chosen.layout.auxiliary, model, cluster.head),
-        auxiliary_uncounted=tuple(UncountedModel(*pair) for pair in chosen.workload.uncounted_models.items()),
+        hosts={
+            name: hosts.plan_of_host(installation, entry, candidate) for name, entry in installation.equipped.items()
+        },
+        head=head_plan._replace(first_layers=first_layers.of_plan(candidate, predicted)),
+        external_workers=hosts.external_workers_of(installation, candidate),
+        placement=candidate.placement(),
+        auxiliary_models=auxiliary_models.as_plan(candidate.layout.auxiliary, model, cluster.head),
+        auxiliary_uncounted=tuple(UncountedModel(*pair) for pair in candidate.workload.uncounted_models.items()),
         links=tuple(
             name
             for name, entry in installation.equipped.items()
@@ -51,11 +53,11 @@ def write(installation: Installation, chosen: Candidate) -> Plan:
     )
 
 
-def _estimate(installation: Installation, chosen: Candidate) -> Estimate:
-    predicted = estimate(chosen, installation.cluster.hosts, installation.programs.servers)
-    if not chosen.fits:
+def _estimate(installation: Installation, candidate: Candidate) -> Estimate:
+    predicted = estimate(candidate, installation.cluster.hosts, installation.programs.servers)
+    if not candidate.fits:
         return predicted
     return predicted._replace(
-        prompt=prompts.prompt_estimate(chosen),
-        at_context=prompts.speeds_at_context(chosen) if predicted.generation_range else (),
+        prompt=prompts.prompt_estimate(candidate),
+        at_context=prompts.speeds_at_context(candidate) if predicted.generation_range else (),
     )

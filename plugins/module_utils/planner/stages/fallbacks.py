@@ -33,46 +33,44 @@ class Absence(NamedTuple):
     workers: tuple[Worker, ...]
 
 
-def with_fallbacks(installation: Installation, chosen: Candidate, plan: Plan) -> Plan:
+def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> Plan:
     """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
-    server, absences = installation.cluster.server, [*_absences(chosen)]
-    if installation.cluster.alternates or not chosen.fits or not absences:
+    server, absences = installation.cluster.server, [*_absences(main)]
+    if installation.cluster.alternates or not main.fits or not absences:
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
-    workload = chosen.workload.as_requested()
-    harmless = installation.cluster.accepted | {
-        item.advisory.id for item in advice.findings(installation, chosen, plan)
-    }
-    candidates, fallbacks, failures = [chosen], [], []
+    workload = main.workload.as_requested()
+    harmless = installation.cluster.accepted | {item.advisory.id for item in advice.findings(installation, main, plan)}
+    candidates, fallbacks, failures = [main], [], []
     for absence in absences:
         endpoint = absence.workers[0].endpoint
-        candidate, missing_mib, reason = _attempt(workload, chosen.site, absence)
+        candidate, missing_mib, reason = _attempt(workload, main.site, absence)
         if candidate:
             head = plan_of_head(installation, [candidate], plan.estimate.load_s)
-            changed = plan._replace(head=head, placement=candidate.placement())
-            findings = advice.findings(installation, candidate, changed)
+            variant = plan._replace(head=head, placement=candidate.placement())
+            findings = advice.findings(installation, candidate, variant)
             errors = [item for item in findings if item.advisory.severity == "error"]
             reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in harmless), "")
         if candidate and not reason:
             candidates.append(candidate)
-            fallbacks.append(_fallback_plan(absence, candidate, changed))
+            fallbacks.append(_fallback_plan(absence, candidate, variant))
         else:
             failures.append(NoFallback(absence.name, endpoint, missing_mib, reason))
-    run = candidates if server.fallback else [chosen]
+    run = candidates if server.fallback else [main]
     head = plan_of_head(installation, run, plan.estimate.load_s)._replace(first_layers=plan.head.first_layers)
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
 
-def _absences(chosen: Candidate) -> Iterator[Absence]:
+def _absences(candidate: Candidate) -> Iterator[Absence]:
     """Yield each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
-    endpoints = {worker.endpoint for worker in chosen.layout.workers()}
+    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     by_host: dict[str, list[Worker]] = {}
-    for device in chosen.site.devices:
+    for device in candidate.site.devices:
         if device.worker and device.endpoint in endpoints:
             by_host.setdefault(device.host, []).append(device.worker)
             yield Absence(f"{device.host}:{device.worker.name}", (device.worker,))
     for host, workers in by_host.items():
-        if len(workers) > 1 and host != chosen.site.head:
+        if len(workers) > 1 and host != candidate.site.head:
             yield Absence(host, tuple(workers))
 
 
@@ -80,7 +78,7 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     """Return what the head serves meanwhile; otherwise the MiB that are missing, if they are the reason, and the reason."""
     if workload.server.tensor_split:
         return None, None, "llama_server_tensor_split says what each device gets"
-    remaining = site.without(absence.workers)
+    remaining = site.without_workers(absence.workers)
     lost = [device.buffer for device in site.devices if device not in remaining.devices]
     if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost):
         return None, None, "llama_server_override_tensor puts tensors there"

@@ -21,8 +21,12 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
 
     :param candidates: the planned one, then those of fallbacks: one environment serves all that may run.
     """
-    server, facts, serves = installation.cluster.server, installation.head.host.facts, installation.programs.serves
-    build = installation.builds[installation.cluster.head][serves]
+    server, facts, serving_backend = (
+        installation.cluster.server,
+        installation.head.host.facts,
+        installation.programs.serves,
+    )
+    build = installation.builds[installation.cluster.head][serving_backend]
     driven = [device for candidate in candidates for device in _driven(candidate)]
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
     holders = [holder for candidate in candidates for holder in candidate.holders()]
@@ -31,7 +35,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         **devices.environment_of_head(
             facts,
             [worker.device for worker in installation.head.workers],
-            serves,
+            serving_backend,
             {device.name for device in driven},
             any(candidate.layout.workers() for candidate in candidates),
         ),

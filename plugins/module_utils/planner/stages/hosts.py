@@ -42,7 +42,7 @@ PROBING_HOSTS = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
-def plan_of_host(installation: Installation, entry: Equipped, chosen: Candidate) -> HostPlan:
+def plan_of_host(installation: Installation, entry: Equipped, candidate: Candidate) -> HostPlan:
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == installation.cluster.head, facts.scope == "system"
     sources = {installation.programs.releases[backend].source for backend in entry.backends}
@@ -78,7 +78,7 @@ def plan_of_host(installation: Installation, entry: Equipped, chosen: Candidate)
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in built.values() if build.targets),
-        workers=tuple(_worker(installation, chosen, worker) for worker in entry.workers),
+        workers=tuple(_worker(installation, candidate, worker) for worker in entry.workers),
         firewall=_door(installation.cluster.server)
         if is_head
         else _firewall(installation.head.host, host, entry.workers),
@@ -91,12 +91,12 @@ def plan_of_host(installation: Installation, entry: Equipped, chosen: Candidate)
     )
 
 
-def _worker(installation: Installation, chosen: Candidate, worker: Worker) -> WorkerPlan:
+def _worker(installation: Installation, candidate: Candidate, worker: Worker) -> WorkerPlan:
     release, build = installation.programs.releases[worker.build], installation.builds[worker.host][worker.build]
     folder = installation.equipped[worker.host].host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
-        used=worker.endpoint in {used.endpoint for used in chosen.layout.workers()},
+        used=worker.endpoint in {device_worker.endpoint for device_worker in candidate.layout.workers()},
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.tunnel,
@@ -107,7 +107,7 @@ def _worker(installation: Installation, chosen: Candidate, worker: Worker) -> Wo
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
-        prefill=cache_prefill.of_worker(worker, build, release, folder, chosen),
+        prefill=cache_prefill.worker_prefill(worker, build, release, folder, candidate),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
         environment={
@@ -139,8 +139,8 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
 def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
     ends = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
-    kept = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
-    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(kept))
+    peer_addresses = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -153,24 +153,35 @@ def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
-    others = [other for other in installation.equipped if other != installation.cluster.head]
-    place = others.index(name)
-    following = [installation.equipped[other] for other in [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]]
-    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
-    own = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.open for other in [*own, *closed] for worker in other.workers if worker.open)
+    host_names = [
+        following_host for following_host in installation.equipped if following_host != installation.cluster.head
+    ]
+    place = host_names.index(name)
+    following = [
+        installation.equipped[following_host]
+        for following_host in [*host_names[place + 1 :], *host_names[:place]][:PROBING_HOSTS]
+    ]
+    closed = [
+        following_host
+        for following_host in following
+        if _unit_closes(following_host.host.facts) or following_host.host.facts.firewall
+    ]
+    own_entry = [entry] if _unit_closes(entry.host.facts) else []
+    return tuple(
+        worker.open for following_host in [*own_entry, *closed] for worker in following_host.workers if worker.open
+    )
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
+    service_account = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
     builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
-    return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
+    return (service_account, *([builds] if sources & set(release_request.COMPILED) else []))
 
 
 def _tuning(host: Host) -> KernelTuning:
     """Kernel parameters, if asked for, and whether the run may reboot the host for them."""
-    if not host.tuning.wanted:
+    if not host.tuning.enabled:
         return KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
@@ -211,8 +222,8 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
     return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)
 
 
-def external_workers_of(installation: Installation, chosen: Candidate) -> tuple[ExternalWorkerPlan, ...]:
-    used = {worker.endpoint for worker in chosen.layout.workers()}
+def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:
+    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     external = installation.cluster.external
     return tuple(
         ExternalWorkerPlan(
@@ -221,8 +232,8 @@ def external_workers_of(installation: Installation, chosen: Candidate) -> tuple[
             endpoint=worker.endpoint,
             backend=worker.backend,
             memory_mib=worker.capacity_mib,
-            protocol=declared.protocol or chosen.release.protocol,
-            used=worker.endpoint in used,
+            protocol=declared.protocol or candidate.release.protocol,
+            used=worker.endpoint in endpoints,
         )
         for worker, declared in zip(external_workers.workers_of(external), external)
     )

@@ -54,16 +54,18 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workfor
         for name, host in cluster.hosts.items()
     }
     external_workers.check_protocol(cluster.external, programs.release)
-    others = _within(cluster, external_workers.workers_of(cluster.external))
-    consistency.check(cluster, equipped, others)
-    serving = _within(cluster, _serving(cluster, programs, equipped, [name for name, _device in lending.driven]))
-    if cluster.within is None and not serving:
+    external = _layer_workers(cluster, external_workers.workers_of(cluster.external))
+    consistency.check(cluster, equipped, external)
+    usable = _layer_workers(
+        cluster, _usable_workers(cluster, programs, equipped, [name for name, _device in lending.driven])
+    )
+    if cluster.layer_hosts is None and not usable:
         _check_some_worker_serves(cluster, programs, equipped)
-    lent = devices.of_workers([*serving, *others], cluster.every_host, within_shown_memory)
-    own = devices.of_head(
+    worker_devices = devices.lent_devices([*usable, *external], cluster.every_host, within_shown_memory)
+    head_devices = devices.head_devices(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
     )
-    return Workforce(equipped, Site(cluster.head, cluster.every_host, (*lent, *own)))
+    return Workforce(equipped, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices)))
 
 
 class Lending(NamedTuple):
@@ -97,19 +99,21 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
     limits = devices.limits_of_head(driven, cluster.server)
     shares = {}
     for name, host in cluster.hosts.items():
-        own = names_of_driven if host.is_head else []
+        driven_names = names_of_driven if host.is_head else []
         environments = {entry.device.device: entry.request.environment for entry in declared[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
-            environments.update(dict.fromkeys(own, cluster.server.environment))
-        shown = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
-        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+            environments.update(dict.fromkeys(driven_names, cluster.server.environment))
+        reported = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
+        shares[name] = workers.shares_of_memory(
+            host, declared[name], driven_names, reported, limits if host.is_head else {}
+        )
     return Lending(declared, driven, shares, limits)
 
 
 def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
     """A worker of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
-    models = [*([cluster.served] if cluster.served else []), *cluster.beside]
+    models = [*([cluster.summary] if cluster.summary else []), *cluster.other_summaries]
     return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
@@ -121,7 +125,7 @@ def _equip(
     declared: Sequence[Worker],
 ) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, built, wanted = host.facts, programs.built[host.name], programs.releases
+    facts, built, release_of = host.facts, programs.built[host.name], programs.releases
     secured = programs.serves if server.tls else None
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
@@ -138,13 +142,15 @@ def _equip(
     return Equipped(
         host=host,
         backends=built,
-        tools=requirements.tools_of(host, built, catalogue, wanted, secured),
-        optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
+        tools=requirements.tools_of(host, built, catalogue, release_of, secured),
+        optional_tools=requirements.optional_tools_of(
+            host, catalogue, {release_of[backend].source for backend in built}
+        ),
         workers=tuple(declared),
     )
 
 
-def _serving(
+def _usable_workers(
     cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped], driven: Sequence[str]
 ) -> list[Worker]:
     """The workers that the head may use: those of its own source, and of those that lend the same device one.
@@ -165,9 +171,9 @@ def _serving(
     ]
 
 
-def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
+def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
     """Return the workers that may hold layers."""
-    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
+    return [worker for worker in candidates if cluster.layer_hosts is None or worker.host in cluster.layer_hosts]
 
 
 def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped]) -> None:
@@ -177,8 +183,8 @@ def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Ma
         return
     variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *theirs))
     common = [backend for backend in theirs if backend in programs.built[cluster.head]]
-    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    remedy = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
     raise Refusal(
-        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to "
+        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.listed(variables)} to "
         "the same release"
     )
