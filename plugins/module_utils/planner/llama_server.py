@@ -1,122 +1,30 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's part of the plan, and llama-server's command line."""
+"""llama-server's command line."""
 
 from __future__ import annotations
 
-import ipaddress
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 HANDED_OVER = "/run/credentials/{service}.service/"
 """Folder in which systemd puts what LoadCredential names, for the service alone."""
 CREDENTIAL_OPTIONS = ("api-key-file", "tls-certificate", "tls-key")
 """Options for services.CREDENTIALS, in their order."""
-
-
 COUNTS = "--metrics"
 """Option that makes llama-server count tokens and requests, for its launcher."""
-LOADS, START_SECONDS = 5, (900, 86400)
-"""A run waits so many times as long as a load is predicted to take, since what is assumed of links and disks may be wrong by as much, and workers
-compute hashes of what they get; and at least and at most so many seconds."""
-
-
-def _address_for_clients(server: Server, host: Host) -> str:
-    """Return the address at which the server listens; for every address one of the head's own, of a network of its clients if there is one."""
-    if server.host != names.EVERY_ADDRESS:
-        return server.host
-    addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
-    reachable = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
-    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
-    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
-
-
-def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
-    try:
-        return any(ipaddress.IPv4Address(address) in network for network in networks)
-    except ValueError:
-        return False
-
-
-def plan_of(
-    candidate: Candidate,
-    build: str,
-    runtime: str,
-    environment: Mapping[str, str],
-    backends_in_use: Sequence[str],
-    load_s: float | None,
-) -> HeadPlan:
-    """Return the plan's part for the head: llama-server's command line, and the launcher's before it.
-
-    :param build: id of the build whose llama-server runs.
-    :param runtime: folder of the launcher.
-    :param environment: environment in which llama-server uses its devices as planned.
-    :param backends_in_use: backends of the devices that it drives itself.
-    """
-    workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
-    server, protocol = workload.server, workload.release.protocol
-    scheme = "https" if server.tls else "http"
-    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
-    on_head, cache = layout.on_head(), prompt_cache(candidate)
-    launcher = [
-        str(host.facts.python),
-        f"{runtime}/runtime.py",
-        "head",
-        "--url",
-        own_url,
-        "--state",
-        state_folder(host.facts),
-    ]
-    launcher += ["--protocol", protocol] if protocol else []
-    for worker in layout.workers():
-        launcher += ["--worker", worker.endpoint]
-    if server.fallback:
-        launcher += ["--fallbacks", f"{host.facts.prefix}/{names.FALLBACKS}"]
-        launcher += ["--fallback-after", str(server.fallback_after)]
-    page = f"{server.host}:{server.page_port}" if server.page_port else None
-    launcher += services.metrics_arguments(host.metrics, host.facts.prefix, names.SERVER, page)
-    return HeadPlan(
-        host=host.name,
-        service=names.SERVER,
-        argv=argv_of(candidate, build),
-        launcher=tuple(launcher),
-        runtime=runtime,
-        environment={**environment, **server.environment},
-        url=f"{scheme}://{_address_for_clients(server, host)}:{server.port}",
-        own_url=own_url,
-        address=server.host,
-        port=server.port,
-        page_port=server.page_port,
-        allowed=server.allowed,
-        api_key_file=server.api_key_file or None,
-        tls_certificate_file=server.tls_certificate_file or None,
-        tls_key_file=server.tls_key_file or None,
-        start_timeout=start_timeout_of(server, load_s),
-        fallback_after=server.fallback_after if server.fallback else None,
-        context=workload.cache.context,
-        context_per_request=workload.context_per_request,
-        load_mode=candidate.load_mode(),
-        devices=tuple(device.name for device in layout.head_devices()),
-        backends=tuple(backends_in_use),
-        cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
-        prompt_cache_mib=cache.mib,
-        checkpoints_mib=cache.checkpoints_mib,
-        idle_seconds=server.idle_seconds,
-    )
 
 
 def argv_of(candidate: Candidate, build: str) -> tuple[str, ...]:
@@ -196,18 +104,3 @@ def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)
         yield HANDED_OVER.format(service=names.SERVER) + name if path and hands_over else path
-
-
-def state_folder(facts: Facts) -> str:
-    return f"{facts.prefix}/state"
-
-
-def start_timeout_of(server: Server, load_s: float | None) -> int:
-    """Return the seconds until llama-server has to be healthy.
-
-    :param load_s: seconds of a load by the estimate; None without one.
-    """
-    if server.start_timeout is not None:
-        return server.start_timeout
-    shortest, longest = START_SECONDS
-    return min(longest, max(shortest, math.ceil(LOADS * (load_s or 0))))

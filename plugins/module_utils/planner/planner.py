@@ -83,12 +83,11 @@ def decide(
     report = model_source.report_of(model_found)
     cluster = deriving.derive(requested, report)
     selection = programs.choose(cluster, catalogue)
-    workforce = lending.equip(cluster, selection, catalogue)
+    equipped, site = lending.equip(cluster, selection, catalogue)
     tls_backend = selection.serves if cluster.server.tls else None
-    equipped = workforce.equipped
     builds = releases.builds(equipped, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures)
     workload = deriving.workload_of(cluster, selection, equipped[cluster.head], report)
-    candidate = prompts.best_batches(attempt(workload, workforce.site))
+    candidate = prompts.best_batches(attempt(workload, site))
     return Installation(cluster, selection, equipped, builds, runtime_id), candidate
 
 

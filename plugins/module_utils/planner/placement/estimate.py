@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
@@ -126,6 +126,20 @@ def speeds_of(candidate: Candidate) -> Speeds:
     )
 
 
+def generation_figures(candidate: Candidate) -> dict[str, Any]:
+    """Return the predicted speed of generation as a plan names it; None unless the model fits and generates text."""
+    speeds = speeds_of(candidate) if candidate.parts and candidate.workload.generates else None
+    return {
+        "generation_tokens_per_s": speeds and speeds.generation,
+        "generation_range": speeds and speeds.generation_range,
+    }
+
+
+def _prompt_figures(candidate: Candidate) -> dict[str, Any]:
+    speeds = speeds_of(candidate) if candidate.parts else None
+    return {"prompt_tokens_per_s": speeds and speeds.prompt, "prompt_range": speeds and speeds.prompt_range}
+
+
 def estimate(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> Estimate:
     """Return the plan's ``estimate``.
 
@@ -133,19 +147,16 @@ def estimate(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
     :param backends: host → the backend by which it would serve.
     """
     parts = candidate.parts
-    speeds, generates = speeds_of(candidate) if parts else None, candidate.workload.generates
     sources = [part.rate.source for part in parts]
     part_of = {part.device: part for part in parts}
     worker_parts = [
         part_of[device.buffer] for device in candidate.layout.devices if device.worker and device.buffer in part_of
     ]
     return Estimate(
-        generation_tokens_per_s=speeds.generation if speeds and generates else None,
-        prompt_tokens_per_s=speeds.prompt if speeds else None,
-        generation_range=speeds.generation_range if speeds and generates else None,
-        prompt_range=speeds.prompt_range if speeds else None,
+        **generation_figures(candidate),
+        **_prompt_figures(candidate),
         load_s=rounded(cost_model.load_s(candidate.release, parts)) if parts else None,
-        limited_by=_limit_of_generation(parts) if parts and generates else None,
+        limited_by=_limit_of_generation(parts) if parts and candidate.workload.generates else None,
         prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
         load_limited_by=_limit_of_load(candidate) if parts else None,
         rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED).index, default=None),
@@ -188,26 +199,19 @@ def _links(candidate: Candidate, part_of: Mapping[str, cost_model.Work]) -> Iter
 
 def _best_host(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> SingleHostEstimate:
     """Return the host that alone would generate the fastest; if none holds the model, the one with the most memory."""
-    best: tuple[Speeds, Candidate] | None = None
-    for attempts in _single_hosts(candidate, hosts, backends):
-        fastest = max(((speeds_of(item), item) for item in attempts), key=lambda pair: pair[0], default=None)
-        if fastest and (best is None or fastest[0].generation > best[0].generation):
-            best = fastest
-    if not best:
+    fastest = [max(attempts, key=speeds_of) for attempts in _single_hosts(candidate, hosts, backends) if attempts]
+    if not fastest:
         name = max(hosts, key=lambda host: hosts[host].facts.memory_mib)
         return SingleHostEstimate(name, False, None, None, None, None, None, False)
-    speeds, single = best
-    generates, layout = candidate.workload.generates, single.layout
-    partly = bool(single.site.devices) and layout.gpu_layers < layout.load.units
+    best = max(fastest, key=lambda item: speeds_of(item).generation)
+    partly = bool(best.site.devices) and best.layout.gpu_layers < best.layout.load.units
     return SingleHostEstimate(
-        host=single.site.head,
+        host=best.site.head,
         fits=True,
-        gpu_layers=layout.gpu_layers if partly else None,
-        generation_tokens_per_s=speeds.generation if generates else None,
-        prompt_tokens_per_s=speeds.prompt,
-        generation_range=speeds.generation_range if generates else None,
-        prompt_range=speeds.prompt_range,
-        faster=bool(candidate.parts and cost_model.is_surely_faster(single.parts, candidate.parts)),
+        gpu_layers=best.layout.gpu_layers if partly else None,
+        **generation_figures(best),
+        **_prompt_figures(best),
+        faster=bool(candidate.parts and cost_model.is_surely_faster(best.parts, candidate.parts)),
     )
 
 

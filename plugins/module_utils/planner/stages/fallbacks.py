@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import speeds_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import plan_of_head
@@ -91,13 +91,11 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
 
 
 def _fallback_plan(absence: Absence, candidate: Candidate, plan: Plan) -> FallbackPlan:
-    speeds = speeds_of(candidate) if candidate.workload.generates else None
     return FallbackPlan(
         without=absence.name,
         endpoint=absence.workers[0].endpoint,
         placement=plan.placement,
         head=FallbackHead(plan.head.argv),
         workers=tuple(worker.endpoint for worker in candidate.layout.workers()),
-        generation_tokens_per_s=speeds and speeds.generation,
-        generation_range=speeds and speeds.generation_range,
+        **generation_figures(candidate),
     )

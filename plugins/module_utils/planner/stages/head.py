@@ -1,19 +1,28 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's part of the plan: its environment, and llama-server's command line."""
+"""The head's part of the plan: llama-server, its environment, and its launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+import math
+from collections.abc import Iterator, Sequence
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
+
+LOADS, START_SECONDS = 5, (900, 86400)
+"""A run waits so many times the predicted seconds of a load, because assumed links and disks may be slower and workers compute hashes; and at least and at
+most so many seconds."""
 
 
 def plan_of_head(installation: Installation, candidates: Sequence[Candidate], load_s: float | None) -> HeadPlan:
@@ -21,33 +30,97 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
 
     :param candidates: the planned one, then those of fallbacks: one environment serves all that may run.
     """
-    server, facts, serving_backend = (
-        installation.cluster.server,
-        installation.head.host.facts,
-        installation.programs.serves,
+    candidate, host = candidates[0], installation.head.host
+    workload, layout = candidate.workload, candidate.layout
+    server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
+    scheme = "https" if server.tls else "http"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
+    build = installation.builds[host.name][installation.programs.serves]
+    runtime = installation.runtime_folder(host.facts.prefix)
+    return HeadPlan(
+        host=host.name,
+        service=names.SERVER,
+        argv=llama_server.argv_of(candidate, build.id),
+        launcher=(str(host.facts.python), f"{runtime}/runtime.py", "head", *_launcher_words(candidate, host, own_url)),
+        runtime=runtime,
+        environment={
+            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **_environment(installation, candidates),
+            **server.environment,
+        },
+        url=f"{scheme}://{_address_for_clients(server, host)}:{server.port}",
+        own_url=own_url,
+        address=server.host,
+        port=server.port,
+        page_port=server.page_port,
+        allowed=server.allowed,
+        api_key_file=server.api_key_file or None,
+        tls_certificate_file=server.tls_certificate_file or None,
+        tls_key_file=server.tls_key_file or None,
+        start_timeout=_start_timeout(server, load_s or 0),
+        fallback_after=server.fallback_after if server.fallback else None,
+        context=workload.cache.context,
+        context_per_request=workload.context_per_request,
+        load_mode=candidate.load_mode(),
+        devices=tuple(device.name for device in layout.head_devices()),
+        backends=tuple(sorted({device.backend for item in candidates for device in _driven(item)})),
+        cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
+        prompt_cache_mib=cache.mib,
+        checkpoints_mib=cache.checkpoints_mib,
+        idle_seconds=server.idle_seconds,
     )
-    build = installation.builds[installation.cluster.head][serving_backend]
-    driven = [device for candidate in candidates for device in _driven(candidate)]
+
+
+def _launcher_words(candidate: Candidate, host: Host, own_url: str) -> Iterator[str]:
+    server, protocol, prefix = candidate.workload.server, candidate.release.protocol, host.facts.prefix
+    yield from ("--url", own_url, "--state", f"{prefix}/state", *(("--protocol", protocol) if protocol else ()))
+    for worker in candidate.layout.workers():
+        yield from ("--worker", worker.endpoint)
+    if server.fallback:
+        yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
+    page = f"{server.host}:{server.page_port}" if server.page_port else None
+    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
+
+
+def _environment(installation: Installation, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Return the environment in which llama-server uses the devices of all candidates as planned."""
+    facts, server = installation.head.host.facts, candidates[0].workload.server
+    lent_names = [worker.device for worker in installation.head.workers]
+    driven_names = {device.name for candidate in candidates for device in _driven(candidate)}
+    has_workers = any(candidate.layout.workers() for candidate in candidates)
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
     holders = [holder for candidate in candidates for holder in candidate.holders()]
-    environment = {
-        **backends.service_environment(build.backend, build.environment, not build.archives),
-        **devices.environment_of_head(
-            facts,
-            [worker.device for worker in installation.head.workers],
-            serving_backend,
-            {device.name for device in driven},
-            any(candidate.layout.workers() for candidate in candidates),
-        ),
+    return {
+        **devices.environment_of_head(facts, lent_names, installation.programs.serves, driven_names, has_workers),
         **next(filter(None, auxiliary), {}),
         **devices.heap_of_head(holders, facts, server.environment),
     }
-    used_backends = sorted({device.backend for device in driven})
-    folder = installation.runtime_folder(facts.prefix)
-    return llama_server.plan_of(candidates[0], build.id, folder, environment, used_backends, load_s)
 
 
 def _driven(candidate: Candidate) -> list[Device]:
     """Return the head's own devices that hold something."""
     auxiliary = [model.device for model in candidate.layout.auxiliary if model.device]
     return [*candidate.layout.head_devices(), *auxiliary]
+
+
+def _start_timeout(server: Server, load_s: float) -> int:
+    """Return the seconds until llama-server has to be healthy."""
+    shortest, longest = START_SECONDS
+    return server.start_timeout or min(longest, max(shortest, math.ceil(LOADS * load_s)))
+
+
+def _address_for_clients(server: Server, host: Host) -> str:
+    """Return the address at which the server listens; for every address one of the head's own, of a network of its clients if there is one."""
+    if server.host != names.EVERY_ADDRESS:
+        return server.host
+    addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
+    reachable = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
+    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
+    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+
+
+def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+    try:
+        return any(ipaddress.IPv4Address(address) in network for network in networks)
+    except ValueError:
+        return False

@@ -32,7 +32,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     external_workers,
     release_request,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.llama_server import state_folder
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
@@ -57,7 +56,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
         scope=facts.scope,
         prefix=facts.prefix,
         cache=facts.cache,
-        state=state_folder(facts),
+        state=f"{facts.prefix}/state",
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,

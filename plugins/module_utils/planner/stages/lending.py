@@ -30,15 +30,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-class Workforce(NamedTuple):
-    """The hosts with their workers, and the site for the model."""
+def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, Equipped], Site]:
+    """Return the hosts with their workers, and the site for the model.
 
-    equipped: Mapping[str, Equipped]
-    site: Site
-
-
-def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workforce:
-    """:raises Refusal: a host cannot run what it declares, or workers do not go together."""
+    :raises Refusal: a host cannot run what it declares, or workers do not go together.
+    """
     head = cluster.hosts[cluster.head]
     # Who accepts the advisory lets devices hold more than their drivers show.
     within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
@@ -65,7 +61,7 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workfor
     head_devices = devices.head_devices(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
     )
-    return Workforce(equipped, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices)))
+    return equipped, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
 
 
 class Lending(NamedTuple):
