@@ -272,7 +272,7 @@ BAD_ENDPOINTS = [
     ([{"port": 50052}, {"port": 50052}], ["50052", "its own"]),
     ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
-    ([{"backend": "hip"}], ["'hip', of which no device is left", "offer CPU", "llama_backend"]),
+    ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
     ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave one of the two out"]),
     ([{"name": "a b"}], ["'a b'", "a-z"]),
     ([{"name": "a"}, {"name": "a"}], ["'a'"]),
@@ -372,7 +372,7 @@ def test_two_heads_and_none(pair):
         ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
         (
             [{"backend": "cuda"}] * 3,
-            ["endpoints[2] of here has the backend 'cuda', of which no device is left", "CUDA0, CUDA1"],
+            ["endpoints[2] of here has the backend 'cuda', but no such device is free", "CUDA0, CUDA1"],
         ),
     ],
 )

@@ -20,10 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ModelFilePlan,
     ServicePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    Estimate,
-    Plan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 

@@ -13,11 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Model,
-    ModelRequest,
-    Server,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, ModelRequest, Server
 
 OFF, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
 """Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""

@@ -52,13 +52,7 @@ DECLARED: dict[str, Any] = {
     "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
     "memory_mib": 0,
     "accelerators": [],
-    "toolchain": {
-        "cmake": "3.31",
-        "ninja": "1.12",
-        "c++": "14.2",
-        **toolkits.DECLARED_TOOLS,
-        "patch": "2.7",
-    },
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
     "toolchains": None,
     "scope": "system",
     "python": "/usr/bin/python3",
@@ -443,10 +437,7 @@ def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_hardware(
-    name: str,
-    facts: Mapping[str, Any] | None,
-    hardware: Mapping[str, Any] | None,
-    scope: str = "auto",
+    name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
     """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 

@@ -12,10 +12,7 @@ from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    header_summary,
-    split_files,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan

@@ -14,11 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    names,
-    service_managers,
-    typed_json,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
-    capabilities,
-    fast_load,
-    prebuilt,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ReleaseRequest

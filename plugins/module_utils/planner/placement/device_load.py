@@ -120,11 +120,7 @@ class Load:
     """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
-        self,
-        summary: ModelSummary,
-        settings: kv_cache.Settings,
-        build: int,
-        overrides: Sequence[tuple[str, str]] = (),
+        self, summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: Sequence[tuple[str, str]] = ()
     ) -> None:
         """
         :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
@@ -226,10 +222,7 @@ def _on_head(load: Load, units: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=32)
 def load_of(
-    summary: ModelSummary,
-    settings: kv_cache.Settings,
-    build: int,
-    overrides: tuple[tuple[str, str], ...] = (),
+    summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: tuple[tuple[str, str], ...] = ()
 ) -> Load:
     return Load(summary, settings, build, overrides)
 
@@ -328,7 +321,9 @@ def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
     expected = [index for index, count in enumerate(units) for _unit in range(count)]
     assigned = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
     if assigned != expected:
-        raise ValueError(f"llama.cpp divides {len(assigned)} units by {','.join(map(str, units))} in another way")
+        raise ValueError(
+            f"llama.cpp would split {len(assigned)} units differently with -ts {','.join(map(str, units))}"
+        )
 
 
 def proportional(units: int, capacities: Sequence[int]) -> list[int]:

@@ -16,12 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Device,
-    Host,
-    Server,
-    Worker,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Size of weights on one device that uses the host's memory by HIP, from which mapped pages were seen to hang (#19745)."""

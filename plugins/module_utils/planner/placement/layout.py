@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -28,31 +28,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload 
 
 ALL, FASTEST = "all", "fastest"
 """Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
-
-
-class DeviceCost(NamedTuple):
-    """Milliseconds that a token takes for a device; the last two are 0 for the head's own devices."""
-
-    rate: cost_model.Rate
-    worker: float = 0.0
-    """Cost of using the worker that lends it."""
-    visit: float = 0.0
-    """Cost of each further visit of a token."""
-
-
-def _device_costs(devices: Sequence[Device], site: Site, architecture: str) -> dict[str, DeviceCost]:
-    """Return name of a device in the log → its cost.
-
-    :param architecture: architecture of the model.
-    """
-    costs = {}
-    for device in devices:
-        cost, link = DeviceCost(cost_model.rate_of(device, site.facts_of(device), architecture)), site.link_to(device)
-        if link:
-            once = cost_model.worker_ms(link)
-            cost = cost._replace(worker=once, visit=cost_model.worker_ms(link, visits=2) - once)
-        costs[device.buffer] = cost
-    return costs
 
 
 def lay_out(workload: Workload, site: Site) -> Layout:
@@ -108,8 +83,7 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
     else:
-        costs = _device_costs(devices, site, workload.summary.architecture)
-        options = _ordered(_options(load, first, devices, costs), load)
+        options = _ordered(_options(workload, site._replace(devices=devices), load, first), load)
         layout, fits = _fastest(options, load, first, uses_all)
     _check_number(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
@@ -163,10 +137,10 @@ def _with_split(split: Sequence[float], devices: Sequence[Device], load: device_
 
 
 class DeviceOption(NamedTuple):
-    """A device with the costs of units there."""
+    """A device as the solver needs it."""
 
     device: Device
-    cost: DeviceCost
+    rate: cost_model.Rate
     place: solver.Place
 
     @property
@@ -175,59 +149,44 @@ class DeviceOption(NamedTuple):
         return bool(self.place.fixed)
 
 
-def _options(
-    load: device_load.Load, first: int, devices: Sequence[Device], device_costs: Mapping[str, DeviceCost]
-) -> list[DeviceOption]:
+def _options(workload: Workload, site: Site, load: device_load.Load, first: int) -> list[DeviceOption]:
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
+    architecture = workload.summary.architecture
+    rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
     unit_bytes, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
-    device_cost = [device_costs[device.buffer] for device in devices]
-    token_ms = [cost_model.generation_ms(cost.rate, sum(unit_bytes), nodes * load.layers) for cost in device_cost]
+    token_ms = [cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers) for rate in rates]
     groups = solver.groups_of([1 / ms for ms in token_ms])
-    costs: dict[int, list[int]] = {}
+    unit_costs: dict[int, list[int]] = {}
     for group in set(groups):
-        members = [index for index, number in enumerate(groups) if number == group]
-        rate = device_cost[min(members, key=lambda index: token_ms[index])].rate
-        ms = [cost_model.generation_ms(rate, size, nodes) for size in unit_bytes[: load.layers]]
-        ms += [cost_model.generation_ms(rate, size, 0) for size in unit_bytes[load.layers :]]
-        costs[group] = [solver.cost_of(time) for time in ms]
-    visits = {buffer: solver.cost_of(cost.visit) for buffer, cost in device_costs.items()}
-    return [
-        DeviceOption(device, cost, _place(load, first, device, cost, costs[group], visits, group))
-        for device, cost, group in zip(devices, device_cost, groups)
-    ]
-
-
-def _place(
-    load: device_load.Load,
-    first: int,
-    device: Device,
-    cost: DeviceCost,
-    costs: Sequence[int],
-    visits: Mapping[str, int],
-    group: int,
-) -> solver.Place:
-    """Return a device as the solver needs it.
-
-    :param costs: cost of each unit on this device.
-    :param visits: device → cost of a further visit there.
-    """
-    fixed, buffer = load.fixed(device.buffer, device.backend), device.buffer
-    unit_costs = list(costs)
-    for unit, buffers in load.moved.items():
-        for target in buffers - {buffer}:
-            move = solver.MOVE if target != device_load.CPU else 0
-            unit_costs[unit] += visits[buffer] + visits.get(target, 0) + move
-    base = solver.cost_of(cost.worker) + solver.DEVICE + (solver.WORKER if device.worker else 0)
-    return solver.Place(
-        capacity=device.capacity_mib * MIB,
-        fixed=fixed,
-        compute=load.compute_on(device, first),
-        sizes=load.sizes(device.backend),
-        cost=solver.prefix_sums(unit_costs),
-        base=0 if fixed else base,
-        group=group,
-    )
+        fastest = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
+        ms = [cost_model.generation_ms(rates[fastest], size, nodes) for size in unit_bytes[: load.layers]]
+        ms += [cost_model.generation_ms(rates[fastest], size, 0) for size in unit_bytes[load.layers :]]
+        unit_costs[group] = [solver.cost_of(time) for time in ms]
+    links = {device.buffer: site.link_to(device) for device in site.devices}
+    visits = {
+        buffer: [cost_model.worker_ms(link, count) if link else 0 for count in (1, 2)] for buffer, link in links.items()
+    }
+    moves = {buffer: solver.cost_of(twice - once) for buffer, (once, twice) in visits.items()}
+    options = []
+    for device, rate, group in zip(site.devices, rates, groups):
+        fixed, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
+        for unit, buffers in load.moved.items():
+            for target in buffers - {buffer}:
+                move = solver.MOVE if target != device_load.CPU else 0
+                costs[unit] += moves[buffer] + moves.get(target, 0) + move
+        base = solver.cost_of(visits[buffer][0]) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+        place = solver.Place(
+            capacity=device.capacity_mib * MIB,
+            fixed=fixed,
+            compute=load.compute_on(device, first),
+            sizes=load.sizes(device.backend),
+            cost=solver.prefix_sums(costs),
+            base=0 if fixed else base,
+            group=group,
+        )
+        options.append(DeviceOption(device, rate, place))
+    return options
 
 
 def _ordered(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
@@ -290,7 +249,7 @@ def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bo
     """Return for each device why it gets its units."""
     sentences = []
     for option, count in zip(options, units):
-        rate, group = option.cost.rate, option.place.group
+        rate, group = option.rate, option.place.group
         peers = [item.place.capacity for item, number in zip(options, units) if number and item.place.group == group]
         manner = "evenly" if peers and min(peers) >= solver.ALIKE * max(peers) else "by their memory"
         even = f", shared {manner}" if count and len(peers) > 1 else ""
@@ -303,25 +262,19 @@ def _words(
     place: solver.Place, count: int, places: Sequence[solver.Place], units: Sequence[int], uses_all: bool
 ) -> str:
     if not count:
-        return "what llama_server_override_tensor puts there" if place.fixed else "nothing"
+        return "tensors from llama_server_override_tensor" if place.fixed else "nothing"
     pairs = [*zip(places, units)]
     if any(number for peer, number in pairs if peer.group < place.group):
-        return (
-            "one layer, since every device is used" if uses_all and count == 1 else "what has no room in faster memory"
-        )
+        return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
     slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
     if slower:
         nearly_all = uses_all and slower == 1
-        return (
-            "the most, since the rest is slower"
-            if nearly_all
-            else "as much as it has room for, since the rest is slower"
-        )
+        return "the most: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused = [peer for peer in places if peer.group < place.group]
     if any(peer.holds_a_unit() for peer in unused):
-        return "faster devices would cost more than they save"
+        return "faster devices would add more overhead than they save"
     if unused:
-        return "the fastest memory that has room"
+        return "the fastest memory with enough space"
     return "the fastest memory" if len(places) > 1 else "the only device"
 
 

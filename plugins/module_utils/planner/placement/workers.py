@@ -23,15 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
-    MOST_THREADS,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    Host,
-    Worker,
-    WorkerRequest,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Worker, WorkerRequest
 
 FIRST_PORT = 50052
 LEAST_MIB = 2048
@@ -97,7 +90,7 @@ def _device_of(place: str, request: WorkerRequest, offered: list[Lendable], used
     ]
     if not free and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, of which no device is left: the host's builds offer {', '.join(d.device for d in offered)}. "
+            f"{place} has the backend {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in offered)}. "
             "Remove it, add the backend to llama_backend, or declare further devices in llama_hardware"
         )
     name = request.device or (free or offered[-1:])[0].device

@@ -20,11 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
-    cache_prefill,
-    kernel_parameters,
-    services,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, kernel_parameters, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (

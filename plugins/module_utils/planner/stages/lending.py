@@ -114,11 +114,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _equip(
-    host: Host,
-    programs: Programs,
-    catalogue: Catalogue,
-    server: Server,
-    declared: Sequence[Worker],
+    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared: Sequence[Worker]
 ) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
     facts, built, release_of = host.facts, programs.built[host.name], programs.releases
