@@ -1,7 +1,7 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import RELEASE, definition, typed
 from support.clusters import FORK
 

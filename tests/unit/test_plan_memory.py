@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import server
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 

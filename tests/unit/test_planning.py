@@ -7,13 +7,13 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, RELEASE, Cluster, known_answer_of, typed
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, strix_halo

@@ -7,11 +7,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import complete, identity, known_answer_of, typed
 from support.clusters import FORK, TREE, cards_of, model
 from support.drift import drifts, typed_drifts

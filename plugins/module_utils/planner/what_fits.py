@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
@@ -211,36 +209,3 @@ def _reason(plan: Plan | Refused) -> str:
         if plan.fits and errors:
             return f"{errors[0].message} ({errors[0].id})"
     return plan.reasons[0]
-
-
-def text_of(results: Sequence[Row], question: Question) -> str:
-    """The table for a person."""
-    served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
-    other_rows = [["not served", "uses", "file", "GiB", "why"]]
-    for row in results:
-        if row.why_not:
-            reason = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
-            other_rows.append([row.model, *_cells(row), reason])
-        else:
-            served_rows.append([row.model, *_cells(row)])
-    intro = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
-    return "\n".join(
-        [
-            *textwrap.wrap(intro, plan_text.WIDTH),
-            *("\n" + plan_text.table(part) for part in (served_rows, other_rows) if part[1:]),
-            "",
-        ]
-    )
-
-
-def _cells(row: Row) -> list[str]:
-    numbers = dict.fromkeys((row.parameters, row.active))
-    billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
-    cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
-    if row.why_not:
-        return cells
-    contexts = dict.fromkeys((row.context, row.longest_context))
-    longer = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
-    hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    place = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
-    return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), place]
