@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc_upload
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     HostPlan,
     ServiceFallback,
@@ -113,7 +113,7 @@ def _models(plan: Plan) -> list[str]:
     """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
     paths: list[str] = []
     for single in plan.each():
-        files = sorted(single.model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
+        files = sorted(single.model.files, key=lambda file: (file.role != host_types.MODEL, file.role))
         paths += [single.model.path, *(file.path for file in files)]
     return list(dict.fromkeys(paths))
 

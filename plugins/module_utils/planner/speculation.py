@@ -11,7 +11,7 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, ModelRequest, Server
 
@@ -44,7 +44,7 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
             f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
             "use one of these"
         )
-    if kind == DRAFT and not model.path_of(download_record.DRAFT):
+    if kind == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
             "llama_server_speculation is draft, and llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, "
             "which needs none"
@@ -58,7 +58,7 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
 
 def _predicts(model: Model) -> bool:
     """Return whether there are layers that predict further tokens, as far as headers say it."""
-    if model.path_of(download_record.DRAFT):
+    if model.path_of(host_types.DRAFT):
         return model.draft is None or _has_predicting_tensors(model)
     return kv_cache.next_layers(model.summary) > 0
 
@@ -77,7 +77,7 @@ def with_predicting_layers(model: Model, server: Server) -> Model:
 
 
 def _predicts_itself(model: Model, server: Server) -> bool:
-    return server.speculation == MTP and not model.path_of(download_record.DRAFT)
+    return server.speculation == MTP and not model.path_of(host_types.DRAFT)
 
 
 def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
@@ -86,7 +86,7 @@ def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
         return ""
     if server.speculation in WORDS:
         return WORDS[server.speculation]
-    if not release.mainline or not model.path_of(download_record.DRAFT):
+    if not release.mainline or not model.path_of(host_types.DRAFT):
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}

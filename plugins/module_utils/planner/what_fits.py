@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
@@ -193,7 +193,7 @@ def _result(
 
 
 def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
-    source = ModelSource(download_record.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
+    source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     changed = cluster._replace(server=server, model=ModelRequest(source, None, summary))
     return planner.make_candidate(changed, {}, catalogue, "")

@@ -16,15 +16,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, Server
 
 PLACING = {
-    download_record.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
-    download_record.MMPROJ: ("projector-offload", "projector-device"),
+    host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
+    host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
 """Role of an auxiliary model → the options that place it."""
 WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
@@ -91,7 +91,7 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
     """
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
-    counts_draft = bool(model.draft) and download_record.DRAFT not in uncounted_models
+    counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     further_loads = [_described(model, role) for role in uncounted_models]
     further_loads += speculation.uncounted(model, server, release)
     unplanned_args = unplanned_options(server, counts_draft)
@@ -201,7 +201,7 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
 
 def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
     """Return what the header of an auxiliary model says; None if it was not read."""
-    return model.draft if role == download_record.DRAFT else model.projector
+    return model.draft if role == host_types.DRAFT else model.projector
 
 
 def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:

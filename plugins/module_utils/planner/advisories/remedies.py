@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
 
@@ -146,7 +146,7 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     :param offered: quantisations of the repository, the smallest first.
     """
     source = trial.cluster.model.source
-    size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == download_record.MODEL)
+    size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == host_types.MODEL)
     smaller = [quantisation for quantisation in offered if quantisation.bytes < size] if source else []
     count = _largest_fitting(len(smaller), lambda number: trial.fits(_set_model_size(smaller[number - 1].bytes)))
     if not source or not count:

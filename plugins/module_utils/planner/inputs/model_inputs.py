@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
@@ -58,8 +59,8 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         source=None if size is not None else _model_source(variables),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=None if header is None else summary_of("llama_model_gguf_summary", header),
-        mmproj=_auxiliary(download_record.MMPROJ, variables["llama_model_mmproj"]),
-        draft=_auxiliary(download_record.DRAFT, variables["llama_model_draft"]),
+        mmproj=_auxiliary(host_types.MMPROJ, variables["llama_model_mmproj"]),
+        draft=_auxiliary(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
     )
 
@@ -83,7 +84,7 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
         raise Refusal(
             "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove it"
         )
-    return _source(download_record.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
+    return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
 
 
 def _auxiliary(role: str, text: str | None) -> ModelSource | None:

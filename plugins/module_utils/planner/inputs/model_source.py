@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -37,11 +38,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """Folders that the unit has for itself (PrivateTmp)."""
-AUXILIARY = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
+AUXILIARY = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
-VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
+VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
 """Role of an auxiliary model → its variable."""
 
 
@@ -98,7 +99,7 @@ def report_of(data: Any) -> ModelReport:
     """:param data: what the module reports; empty where nothing was looked for."""
     try:
         raw = typed_json.parse(RawReport, data)
-        draft, projector = (raw.auxiliary.get(role) for role in (download_record.DRAFT, download_record.MMPROJ))
+        draft, projector = (raw.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
         file_names = [file.name for file in raw.files]
         return ModelReport(
             problem=next(
@@ -129,7 +130,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
             file if file.path else file._replace(path=f"{path}/{download_record.base_name(file.name)}")
             for file in source_files
         ]
-    revision = next((file.revision for file in files if file.role == download_record.MODEL), None)
+    revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
     return model._replace(
         source=model.source or (shown(request.source, revision) if request.source else ""),
         revision=revision,
@@ -200,7 +201,7 @@ def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[M
         file_names = split_files.siblings(download_record.name_of_url(source.url))
     elif source.copy:
         file_names = split_files.siblings(posixpath.basename(source.copy))
-    if not file_names and source.role == download_record.MODEL:
+    if not file_names and source.role == host_types.MODEL:
         file_names = [name for name, _size in files]
     if not file_names:
         raise Refusal(
@@ -232,7 +233,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     if request.instead_bytes:
         summary = scaled(summary, request.instead_bytes)
     model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
-    path = str(model.path_of(download_record.MODEL))
+    path = str(model.path_of(host_types.MODEL))
     if facts.scope == "system" and report.closed:
         raise Refusal(
             f"{source.variable} is {path!r}, but the service account {account} cannot read {report.closed}: run "

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -45,7 +45,7 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
 
 def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> AuxiliaryModel:
     backend = backends.RECORDS[device.backend] if device else backends.CPU
-    if role == download_record.MMPROJ:
+    if role == host_types.MMPROJ:
         header = cast(Projector, workload.model.projector)
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE)
     summary = cast(ModelSummary, workload.model.draft)
@@ -127,7 +127,7 @@ def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tupl
     pairs = [(options.SPECULATION, workload.speculation)]
     draft = workload.model.draft
     for model in models:
-        if model.role == download_record.DRAFT:
+        if model.role == host_types.DRAFT:
             pairs.append(("draft-device", model.device.name if model.device else PROCESSOR))
             pairs += [("draft-layers", str(draft.layers + 1))] if model.device and draft else []
         elif not model.device:
@@ -137,7 +137,7 @@ def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tupl
 
 def environment(models: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """Return the variable that makes llama-server use the planned device for a projector: all builds that were read take it."""
-    names = [model.device.name for model in models if model.role == download_record.MMPROJ and model.device]
+    names = [model.device.name for model in models if model.role == host_types.MMPROJ and model.device]
     return {options.PROJECTOR_DEVICE: names[0]} if names else {}
 
 
@@ -162,7 +162,7 @@ def as_plan(models: Sequence[AuxiliaryModel], main_model: Model, head: str) -> t
             compute_mib=round(model.compute / MIB, 2),
             total_mib=round(model.total / MIB, 2),
             in_memory_mib=round(model.in_memory / MIB, 2),
-            assumed=model.role == download_record.MMPROJ,
+            assumed=model.role == host_types.MMPROJ,
         )
         for model in models
     )
