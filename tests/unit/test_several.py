@@ -200,7 +200,7 @@ def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
 
     assert environment(((), hidden), ((), hidden)) == hidden
     assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
-    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and have one environment"):
+    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and share one environment"):
         environment((("cuda",), {"X": "1"}), (("cuda",), {"X": "2"}))
 
 
