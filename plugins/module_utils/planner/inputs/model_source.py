@@ -204,7 +204,7 @@ def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[Mod
     if not named:
         raise Refusal(
             f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
-            f"llama_model_gguf_summary, or set {source.variable} to a path, an address or files"
+            f"llama_model_gguf_summary, or set a path, an address or files"
         )
     return [ModelFilePlan(name, source.role) for name in named]
 
