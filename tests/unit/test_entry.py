@@ -211,7 +211,7 @@ def test_words_that_belong_to_options(local):
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         (
             {"llama_hardware": {"system": "Windows"}},
-            "has the system 'Windows': use Linux or Darwin. To use the devices of another system",
+            "has the system 'Windows': use Linux or Darwin. For another system",
         ),
         (
             {"llama_hardware": {"system": "windows"}},

@@ -258,7 +258,10 @@ BAD_RELEASES = [
     ({**RELEASE, "version": "newest; rm"}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
     ({**RELEASE, "version": "0.3.20"}, ["add build", "of pypi-0.3.20"]),
     ({"source": "binary", "url": "https://host/x"}, ["the checksum None", "64 hexadecimal"]),
-    ({**BINARY, "url": "https://host/x"}, ["source: binary", "set path (a file on the controller) or url", "or url"]),
+    (
+        {**BINARY, "url": "https://host/x"},
+        ["source: binary", "set either path (a file on the controller) or url", "or url"],
+    ),
     ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
@@ -495,7 +498,7 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     [
         ({"packaged": {"version": None, "installed": []}}, ["worker1 none", "apt update", "source: pypi"]),
         ({"packaged": None}, ["head 0.7.0, worker1 none"]),
-        ({"packaged": {"version": "0.6.0", "installed": []}}, ["do not all have the same package", "worker1 0.6.0"]),
+        ({"packaged": {"version": "0.6.0", "installed": []}}, ["have no common llama.cpp package", "worker1 0.6.0"]),
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "ask an administrator to install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},

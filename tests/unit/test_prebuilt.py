@@ -173,7 +173,7 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .* versions like v0.4.1 have no archives"),
+        ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
         ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
         ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: use a mapping"),

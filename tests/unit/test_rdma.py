@@ -70,7 +70,7 @@ def released(release):
         (of("head", "facts", rdma=["10.9.0.1"]), "device of head has its address 192.0.2.10 (found: 10.9.0.1"),
         (
             of("head", "facts", scope="user", service_manager="systemd_user"),
-            "head has no root systemd units, and only these may lock the memory that RDMA needs: set llama_host_scope",
+            "head has no root systemd units, which RDMA needs to lock memory: set llama_host_scope",
         ),
         (of("worker1", "facts", service_manager="supervisor"), "worker1 has no root systemd units"),
         (

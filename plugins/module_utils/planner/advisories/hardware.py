@@ -38,16 +38,14 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             kinds = {accelerator.backend for accelerator in unused}
             backend = next(preferred for preferred in backends.PREFERRED if preferred in kinds)
             toolkit, built = toolkits.TOOLKIT_OF.get(backend), context.backends_of(name)
-            accelerated = [built_backend for built_backend in built if built_backend != backends.CPU.name]
-            compiles = sources[backend] in release_request.COMPILED and not accelerated
+            cards = [card for card in built if card != backends.CPU.name]
+            compiles = sources[backend] in release_request.COMPILED and not cards
             parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and compiles else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",
                 "built": remedies.as_list(built),
-                "backend": None
-                if facts.distribution.family == "unknown"
-                else remedies.as_list([*accelerated, backend]),
+                "backend": None if facts.distribution.family == "unknown" else remedies.as_list([*cards, backend]),
                 "toolkit": remedies.listed(parts) or None,
             }
             cases.append((name, values))

@@ -14,7 +14,6 @@ SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 
 
 def why_unfiltered(context: AdvisoryContext, name: str) -> str:
-    """Return why the service manager of a host does not restrict ports to addresses."""
     facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
@@ -62,9 +61,7 @@ def rpc_in_clear(context: AdvisoryContext) -> Cases:
         if not host or host.is_head or host.transport == names.STUNNEL or link.kind not in SHARED_LINKS:
             continue
         address = link.endpoint.split(":")[0]
-        if not any(
-            declared.address.split("/")[0] == address and (declared.peer or declared.manage) for declared in host.links
-        ):
+        if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
             place = f"{host.name} over {link.kind}"
             transport = names.STUNNEL if possible else None
             cases.append((host.name, {"where": place, "head": context.cluster.head, "transport": transport}))

@@ -78,14 +78,11 @@ def untuned(context: AdvisoryContext) -> Cases:
 
 def over_capacity(context: AdvisoryContext) -> Cases:
     """Return devices whose weights, cache and upper bound of the compute buffer exceed their memory."""
-    exceeding = [entry for entry in context.plan.placement if entry.total_mib > entry.capacity_mib]
-    if not exceeding or not context.plan.fits:
+    full = [part for part in context.plan.placement if part.total_mib > part.capacity_mib]
+    if not full or not context.plan.fits:
         return []
-    hosts = {entry.host for entry in exceeding}
-    sizes = [
-        f"{entry.device} of {entry.host} (≤ {entry.total_mib:.0f} of {entry.capacity_mib:.0f} MiB)"
-        for entry in exceeding
-    ]
-    values = {"devices": ", ".join(sizes), "compute": round(max(entry.compute_mib for entry in exceeding))}
+    hosts = {part.host for part in full}
+    sizes = [f"{part.device} of {part.host} (≤ {part.total_mib:.0f} of {part.capacity_mib:.0f} MiB)" for part in full]
+    values = {"devices": ", ".join(sizes), "compute": round(max(part.compute_mib for part in full))}
     values["flash"] = "on" if context.server.flash_attention == "off" else None
     return [(hosts.pop() if len(hosts) == 1 else None, values)]

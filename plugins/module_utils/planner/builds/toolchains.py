@@ -37,15 +37,13 @@ def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     title = f"{toolkit.title} {toolchain.version}"
     version = numbers(toolchain.version)
     if version < numbers(toolkit.minimum):
-        return f"{title}, which is too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
+        return f"{title}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
     if form is None:
         return None
     for architecture in architectures:
         since = form.since.get(architecture)
         if since and version < numbers(since):
-            return (
-                f"{title}, which is too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
-            )
+            return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
         for first_without, minimum in form.left_out:
             if version >= numbers(first_without) and numbers(architecture) < numbers(minimum):
                 return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_without}"
@@ -123,8 +121,8 @@ def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[st
 def _check_compiler(name: str, facts: Facts, version: str | None) -> None:
     if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
-            f"{name} has the C++ compiler {version}, which is too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
-            "prefix in llama_build_toolchain, or use a compiled release, with source: binary or package"
+            f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} "
+            "or newer, or use source: binary or package"
         )
 
 

@@ -40,8 +40,8 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
         parsed = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which is not a numeric IPv4 address: set its address in the network that joins it with {peer}, "
-            "in ansible_host or llama_links (not needed for hosts reached over SSH)"
+            f"{variable} of {host.name} is {address!r}: set its numeric IPv4 address towards {peer} in ansible_host or llama_links "
+            "(not needed for hosts reached over SSH)"
         ) from None
     if parsed.is_loopback:
         raise Refusal(

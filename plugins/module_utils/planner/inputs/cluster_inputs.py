@@ -272,7 +272,7 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
 def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
     if builder and builder not in hosts:
         raise Refusal(
-            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use the name of a host in llama_head or "
+            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use a host of llama_head or "
             "llama_workers, or remove it"
         )
     return builder or None
@@ -287,8 +287,8 @@ def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
         ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
-            f"{place}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length if the "
-            "link is managed, like 10.99.0.12/24"
+            f"{place}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length "
+            "if managed, like 10.99.0.12/24"
         ) from None
     if values.get("kind") == names.WIREGUARD and values.get("manage"):
         raise Refusal(
@@ -456,7 +456,7 @@ def merge_hardware(
             else f"system {validation.show(system)}: use Linux or Darwin"
         )
         raise Refusal(
-            f"llama_hardware of {name} has the {problem}. To use the devices of another system, like Windows, remove the host from llama_head and "
+            f"llama_hardware of {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
             f"llama_workers, and declare its workers in {EXTERNAL} of a Linux or macOS head"
         )
     for tool, version in (declared.get("toolchain") or {}).items():

@@ -34,7 +34,7 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
         if owner:
             raise Refusal(
                 f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
-                f"counts: remove it, and put {owner} into llama_workers to use its device"
+                f"counts: remove it, and put {owner} into llama_workers"
             )
 
 

@@ -120,7 +120,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
     if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
             f"{variable} is {value!r}, whose file name is not allowed: rename the file to letters a-z, digits, "
-            "spaces and ._+@=,()-, with a letter or a digit first"
+            "spaces and ._+@=,()-, starting with a letter or digit"
         )
     if kind == "copy":
         return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))

@@ -206,7 +206,7 @@ def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[M
     if not file_names:
         raise Refusal(
             f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
-            f"llama_model_gguf_summary, or set {source.variable} to a path, an address or files"
+            f"llama_model_gguf_summary, or set a path, an address or files"
         )
     return [ModelFilePlan(name, source.role) for name in file_names]
 

@@ -39,7 +39,7 @@ def _check(worker: str, host: Host, address: str) -> None:
     refused, facts = f"llama_transport of {worker} is {names.RDMA}, but", host.facts
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         raise Refusal(
-            f"{refused} {host.name} has no root systemd units, and only these may lock the memory that RDMA needs: set "
+            f"{refused} {host.name} has no root systemd units, which RDMA needs to lock memory: set "
             f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:

@@ -116,9 +116,7 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
         ):
             raise Refusal(f"llama_release has the {key} {fields.get(key)!r}: use {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
-        raise Refusal(
-            f"llama_release with source: {source} needs path or url: set path (a file on the controller) or url, not both"
-        )
+        raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:
         raise Refusal(
             "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"
