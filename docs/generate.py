@@ -21,8 +21,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
@@ -39,15 +39,15 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
     "unprotected-worker": {
         "where": "*endpoints* of *host*",
-        "reason": "launchd does not filter addresses",
+        "reason": "The service manager (launchd) does not filter addresses",
         "managers": "firewalld, ufw or nftables",
         "scope": "system",
     },
     "external-worker": {"where": "*endpoints* of *host*"},
-    "unlimited-server": {"reason": "launchd does not filter addresses"},
+    "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
     "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
-    memory.VULKAN_MEMORY: {
-        "where": "*device* of *host* gets 90112 MiB, and *limit* MiB are shown",
+    devices.VULKAN_MEMORY: {
+        "where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)",
     },
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
@@ -59,9 +59,9 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
     },
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
-    "architecture-unknown": {"who": "build *build* does or may", "newer": "build *build*"},
+    "architecture-unknown": {"would": "would", "who": "build *build* does not know", "newer": "build *build* or newer"},
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
-    "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "own": "sycl"},
+    "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "sycl": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
     "vulkan-prompt-cache": {"where": "*device* of *host*"},
@@ -229,19 +229,19 @@ def printed(value: object, indent: int = 0) -> str:
     return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
 
 
-def advisories_table() -> str:
-    def shown(template: str, example: dict[str, str]) -> str:
-        return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
+def with_examples(identifier: str, template: str) -> str:
+    """Return a text of an advisory with example values."""
+    return re.sub(r"{(\w+)}", lambda key: EXAMPLES.get(identifier, {}).get(key[1], f"*{key[1]}*"), template)
 
+
+def advisories_table() -> str:
     lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, EXAMPLES.get(entry.id, {}))} "
-        f"| {shown('; '.join(entry.remedies), EXAMPLES.get(entry.id, {}))} | {entry.reference} |"
+        f"| `{entry.id}` | {entry.severity} | {with_examples(entry.id, entry.message)} "
+        f"| {with_examples(entry.id, '; '.join(entry.remedies))} | {entry.reference} |"
         for entry in advisories.ADVISORIES
     ]
     return (
-        "| id | severity | what it says | remedies: those that are possible are shown | reference |\n|---|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n"
+        "| id | severity | message | possible remedies | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
     )
 
 

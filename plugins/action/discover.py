@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
@@ -129,4 +129,4 @@ def _report(model: FoundModel | None) -> dict[str, Any]:
         return {}
     found = {"summary": model.summary, "closed": model.closed}
     file = {"name": os.path.basename(model.file), "path": model.file, "bytes": model.layer_bytes}
-    return {**found, "files": [{**file, "role": download_record.MODEL}]} if model.kind == "ollama" else found
+    return {**found, "files": [{**file, "role": host_types.MODEL}]} if model.kind == "ollama" else found

@@ -18,12 +18,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, what_fits_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
@@ -81,7 +82,7 @@ class ActionModule(Action):
     def _what_fits(self, arguments: Arguments) -> dict:
         question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
         rows = compare(self.find_file, self.variables, arguments.facts, question)
-        display.display(what_fits.text_of(rows, question))
+        display.display(what_fits_text.text_of(rows, question))
         result = {"models": typed_json.dump(rows)}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(result, indent=2) + "\n")

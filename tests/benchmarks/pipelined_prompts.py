@@ -21,11 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    header_summary,
     known_answer,
     known_answer_file,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from fast_load import PORT, WORKER_PROGRAMS, health, listens, running
 from first_run import machine
 
@@ -84,11 +83,8 @@ def planned_s(tokens: int, cell: str, one_s: float) -> float:
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count
     works = [cost_model.Work("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]
-    case = estimate.Case(
-        None, None, header_summary.parse(known_answer.summary(1, 64, "f16")), "", {}, {}, True, {}, None
-    )
     micro = (BASE if cell in (ONE, OFF) else cell).split("/")[1]
-    return prompts.prompt_s(case, works, tokens, int(micro), cell != ONE)
+    return prompts.prompt_s(works, 64, tokens, int(micro), cell != ONE)
 
 
 def arguments() -> argparse.Namespace:

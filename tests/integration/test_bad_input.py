@@ -129,7 +129,7 @@ def test_no_compiler_and_no_root(bare):
     """This machine has a compiler, so the inventory declares that it has none."""
     declared = "llama_host_scope: user\n    llama_hardware: {toolchain: {cmake: '3.25'}}"
     bare.inventory.write_text(bare.inventory.read_text().replace("llama_host_scope: user", declared))
-    refuses(bare, "localhost lacks ninja, c++", "no root access", "ninja-build, g++", "then run it again")
+    refuses(bare, "localhost lacks ninja, c++", "no root access", "ninja-build, g++", "ask an administrator")
 
 
 def test_a_file_that_cannot_be_written(bare):

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
@@ -18,7 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
     server_of,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import PromptCache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -47,25 +48,14 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         entry.format(*(device.buffer for device in devices)) for entry in chosen["llama_server_override_tensor"]
     ]
     server = server_of(chosen)
-    overrides = server_settings.overrides_of(server, [device_load.CPU, *(device.buffer for device in devices)])
-    load = device_load.Load(model, server_settings.settings_of(server, model), BUILD, overrides)
-    placed = device_load.Placed(devices, split, load, load.units if gpu_layers is None else gpu_layers)
     release = releases.release_of(release_request.request_of(inventory.specification()["llama_release"]["default"]), {})
-    serving = llama_server.Serving(
-        server=server,
-        host=Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})}),
-        release=release,
-        model=Model(str(path), None, model),
-        placed=placed,
-        build="",
-        runtime=None,
-        state="",
-        service="",
-        cache=PromptCache(0, None, 0),
-        metrics=None,
-        page=None,
-    )
-    return placed, llama_server.argv_of(serving)[1:]
+    work = workload.work_out(server, None, Model(str(path), None, model), release)
+    overrides = tuple(entry.partition("=")[::2] for entry in server.override_tensor)
+    load = device_load.Load(model, work.cache, BUILD, overrides)
+    layout = device_load.Layout(devices, split, load, load.units if gpu_layers is None else gpu_layers)
+    host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})})
+    candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
+    return layout, llama_server.argv_of(candidate, "")[1:]
 
 
 def worker_at(endpoint):

@@ -82,7 +82,7 @@ def defaults():
 
 
 class Cluster:
-    """Builds the input of entry.read; variables and facts are set per host before the plan is made."""
+    """Builds the input of cluster_inputs.read; variables and facts are set per host before the plan is made."""
 
     def __init__(self):
         self.hosts = {}

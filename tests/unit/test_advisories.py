@@ -1,5 +1,6 @@
 """Every advisory is met where it must be, says what to do, and is silent once that was done and on healthy plans."""
 
+import re
 from functools import partial
 
 import pytest
@@ -151,14 +152,17 @@ CASES = [
     (
         "rpc-remote-code-execution",
         lambda: cluster_of(1, llama_release=FORK),
-        {"let nobody but the": accepts("rpc-remote-code-execution")},
-        ["commit 4840 of ik_llama.cpp", "Let nobody but the head reach the workers"],
+        {"restrict the workers' ports": accepts("rpc-remote-code-execution")},
+        ["commit 4840 of ik_llama.cpp", "Restrict the workers' ports to the head"],
     ),
     (
         "unprotected-worker",
         lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=2),
-        {"close the port with": accepts("unprotected-worker")},
-        ["192.0.2.11:50052 of worker1, 192.0.2.12:50052 of worker2", "supervisor does not filter addresses"],
+        {"restrict the port with": accepts("unprotected-worker")},
+        [
+            "192.0.2.11:50052 of worker1, 192.0.2.12:50052 of worker2",
+            "The service manager (supervisor) does not filter",
+        ],
     ),
     (
         "unprotected-worker",
@@ -170,7 +174,7 @@ CASES = [
         "unprotected-worker",
         lambda: cluster_of(facts=USER, workers=1, llama_host_scope="user"),
         {"set llama_host_scope of {hosts}": being(scope="system", service_manager="systemd", units_filter=True)},
-        ["systemd_user does not filter addresses", "llama_host_scope of worker1"],
+        ["The service manager (systemd_user) does not filter", "llama_host_scope of worker1"],
     ),
     (
         "open-server",
@@ -188,22 +192,22 @@ CASES = [
             "set llama_server_allowed to the": setting("head", llama_server_allowed=["192.168.1.0/24"]),
             "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
         },
-        ["192.0.2.1:8080", "closed to nobody"],
+        ["192.0.2.1:8080", "so anyone can connect"],
     ),
     (
         "unlimited-server",
         lambda: serving_networks(["192.0.2.0/24"], units_filter=False),
         {
-            "limit the port with": accepts("unlimited-server"),
+            "restrict the port with": accepts("unlimited-server"),
             "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
         },
-        ["192.0.2.0/24", "head", "lacks BPF", "neither firewalld nor ufw nor nftables is active"],
+        ["192.0.2.0/24", "head", "lacks BPF", "No supported firewall (firewalld, ufw or nftables) is active"],
     ),
     (
         "hip-mmap-hang",
         lambda: strix_halos(2, 138, llama_server_load_mode="mmap", llama_placement="all"),
         {
-            "leave llama_server_load_mode out": setting("strix0", llama_server_load_mode=None),
+            "remove llama_server_load_mode": setting("strix0", llama_server_load_mode=None),
             "set llama_server_load_mode to {mode}": setting("strix0", llama_server_load_mode="dio"),
         },
         ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
@@ -212,10 +216,10 @@ CASES = [
         "vulkan-prompt-cache",
         lambda: with_long_context(llama_server_prompt_cache_mib=4096),
         {
-            "leave llama_server_prompt_cache_mib out": setting("strix0", llama_server_prompt_cache_mib=None),
-            "set llama_server_context to a": setting("strix0", llama_server_context=65536),
+            "remove llama_server_prompt_cache_mib": setting("strix0", llama_server_prompt_cache_mib=None),
+            "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
-        ["of which Vulkan0 of strix0, Vulkan0 of strix1 makes several buffers."],
+        ["into several buffers on Vulkan0 of strix0, Vulkan0 of strix1."],
     ),
     (
         "cache-kernels",
@@ -236,55 +240,58 @@ CASES = [
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11063), architecture="kolibri1"),
         {"set {variables} to {newer}": READ},
-        ["architecture kolibri1, which build 11063 does not know", "to build 11739, or a newer one, that knows it"],
+        ["would refuse the model: build 11063 does not know its architecture, kolibri1", "to build 11739 or newer."],
     ),
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11670), architecture="kolibri1"),
         {"set {variables} to {newer}": READ},
-        ["architecture kolibri1, which build 11670 may not know", "Set llama_release to build 11739, or a newer one,"],
+        ["may refuse the model: build 11670 may not know its", "Set llama_release to build 11739 or newer."],
     ),
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=12211), architecture="not-yet"),
         {"set {variables} to {newer}": setting(llama_release={**TREE, "build": 12212})},
-        ["architecture not-yet, which build 12211 does not know", "to a newer build that knows it"],
+        ["build 12211 does not know its architecture, not-yet", "to a newer build that knows it"],
     ),
     (
         "model-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
-        {"look for it in": accepts("model-unread")},
-        ["has the architecture not-yet, which no build up to 12211 knows", "nobody read build 12300"],
+        {"check that build's release notes": accepts("model-unread")},
+        ["has the architecture not-yet. Builds up to 12211 do not", "build 12300 has not been checked"],
     ),
     (
         "model-unread",
         lambda: with_type("type 44", build=12300),
-        {"look for it in": accepts("model-unread")},
-        ["has tensors of type 44, which no build up to 12211 knows"],
+        {"check that build's release notes": accepts("model-unread")},
+        ["has tensors of type 44. Builds up to 12211 do not support this"],
     ),
     (
         "tensor-kernels",
         lambda: with_type("TQ1_0"),
         {
             "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="vulkan"),
-            "use a file of the model": lambda cluster: with_type("Q4_K", cluster),
+            "use a model file with": lambda cluster: with_type("Q4_K", cluster),
         },
-        ["tensors of TQ1_0, with which cuda of worker1 and worker2 is not known", "worker1 and worker2 to vulkan"],
+        [
+            "Backend cuda of worker1 and worker2 has no known kernels for the model's tensors of TQ1_0.",
+            "worker1 and worker2 to vulkan",
+        ],
     ),
     (
         "tensor-kernels",
         lambda: with_type("F8_E4M3", with_type("Q4_K", backend="vulkan", build=12211)),
         {
             "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="cpu"),
-            "use a file of the model": lambda cluster: with_type("NVFP4", cluster),
+            "use a model file with": lambda cluster: with_type("NVFP4", cluster),
         },
-        ["tensors of F8_E4M3, with which vulkan of worker1 and worker2", "worker1 and worker2 to cpu"],
+        ["Backend vulkan of worker1 and worker2 has no known kernels", "worker1 and worker2 to cpu"],
     ),
     (
         "slow-load",
         lambda: with_model(by_thunderbolt(mtu=65520), **model(50)),
         {"set llama_build_fast_load to true": setting(llama_build_fast_load=True)},
-        ["A load of the model is predicted to take", "For most of that time pypi-0.3.36 hashes and copies"],
+        ["Loading is predicted to take", "most of it spent by pypi-0.3.36 hashing and copying"],
     ),
     (
         "graphics-memory-limit",
@@ -318,7 +325,7 @@ CASES = [
         {
             "install ROCm 6.3 on {hosts}": being("worker1", toolchain={**DECLARED_TOOLS, **TOOLS, "hipconfig": "6.3"}),
             "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
-            "add these kernels": accepts("rocm-gfx906"),
+            "install rocBLAS kernels": accepts("rocm-gfx906"),
         },
         ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
     ),
@@ -338,13 +345,13 @@ CASES = [
             "set llama_server_speculation to ngram": setting("head", llama_server_speculation="ngram"),
             "accept this advisory": accepts("metal-mtp"),
         },
-        ["seen to end with llama_server_speculation: mtp: worker1."],
+        ["have crashed with llama_server_speculation: mtp: worker1."],
     ),
     (
         "metal-mmap",
         lambda: with_mac_as_head(llama_server_load_mode="mmap"),
-        {"leave llama_server_load_mode out": setting("head", llama_server_load_mode=None)},
-        ["Metal of head maps nearly the whole file"],
+        {"remove llama_server_load_mode": setting("head", llama_server_load_mode=None)},
+        ["On head, Metal maps almost the whole file"],
     ),
     (
         "user-scope",
@@ -353,20 +360,18 @@ CASES = [
             "set llama_host_scope to system": being("worker1", scope="system", service_manager="systemd"),
             "set llama_host_scope to user": setting("worker1", llama_host_scope="user"),
         },
-        [
-            "On worker1 all is installed for the connecting user alone: this run may not use sudo there without a password."
-        ],
+        ["worker1: installing for the connecting user only, because passwordless sudo is not available."],
     ),
     (
         "external-worker",
         lambda: cluster_of(1, llama_external_workers=OUTSIDE),
         {
-            "have a firewall on": accepts("external-worker"),
-            "reach the worker through": setting(
+            "restrict these ports to": accepts("external-worker"),
+            "use a tunnel": setting(
                 "head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]
             ),
         },
-        ["others run 192.0.2.77:50052 of 192.0.2.77", "let only head reach them", "127.0.0.1 of head"],
+        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 of head"],
     ),
     (
         "accelerator-unused",
@@ -393,7 +398,7 @@ CASES = [
         placing_a_draft,
         {
             "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
-            "keep enough memory free": accepts("auxiliary-not-counted"),
+            "reserve memory with": accepts("auxiliary-not-counted"),
         },
         ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
     ),
@@ -401,7 +406,7 @@ CASES = [
         "context-cut",
         lambda: with_model(cluster_of(llama_server_context=16384)),
         {"set llama_server_context to {context}": setting("head", llama_server_context=4096)},
-        ["llama_server_context is 16384", "on paper was trained for requests of 4096 tokens"],
+        ["llama_server_context is 16384", "on paper was trained for 4096 tokens per request"],
     ),
     (
         "context-cut",
@@ -410,7 +415,7 @@ CASES = [
             "set llama_server_context to {context}": setting("head", llama_server_context=8192),
             "add --rope-scaling": setting("head", llama_server_parallel=4),
         },
-        ["llama_server_parallel is 2: llama-server gets 8192.", "Set llama_server_context to 8192"],
+        ["llama_server_parallel is 2, so llama-server gets 8192.", "Set llama_server_context to 8192"],
     ),
     (
         "context-shared",
@@ -443,10 +448,10 @@ CASES = [
         {
             "set llama_transport of": setting(llama_transport="stunnel"),
             "name the other end": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
-            "trust that network": accepts("rpc-in-clear"),
+            "accept this advisory if you trust": accepts("rpc-in-clear"),
         },
         [
-            "Between head and its workers weights and activations, so in effect the conversation, cross the network in clear: ",
+            "Weights and activations (in effect, the conversation) travel unencrypted between head and its workers: ",
             "worker1 over ethernet, worker2 over ethernet",
             "Set llama_transport of worker1 and worker2 to stunnel",
         ],
@@ -458,7 +463,7 @@ CASES = [
             "add a worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
             "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
-        ["nothing can be served while one of these is away: strix0:rocm0 (", " MiB are missing)."],
+        ["cannot be served without each of these workers: strix0:rocm0 (", " MiB are missing)."],
     ),
     (
         "slower-than-one-host",
@@ -468,9 +473,9 @@ CASES = [
             "set llama_placement to all": setting(llama_placement="all"),
         },
         [
-            "Before any correction by a measurement the cluster is predicted to generate ",
-            "and head alone ",
-            "Leave llama_workers empty, or set llama_placement to all to",
+            "Predicted without measurements: ",
+            " for head alone.",
+            "Leave llama_workers empty. Or set llama_placement to all to",
         ],
     ),
     (
@@ -478,15 +483,15 @@ CASES = [
         lambda: strix_halos(1, 90, "vulkan"),
         {
             "set llama_backend of {hosts}": setting("strix0", llama_backend="hip"),
-            "set radv_enable_unified_heap_on_apu: 'true' in": setting("strix0", llama_worker_endpoints=HEAP),
+            "add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP),
         },
-        ["Vulkan0 of strix0 has 126976 MiB, and 84650 MiB are shown", "llama_backend of strix0 to hip"],
+        ["Vulkan0 of strix0 (126976 MiB in total, 84650 MiB reported)", "llama_backend of strix0 to hip"],
     ),
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(), architecture="glm4moelite", keys={"expert_count": 64}),
         {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="deepseek2")},
-        ["architecture glm4moelite, which only Ollama has and llama.cpp does not know", "in place of llama_model_path"],
+        ["only Ollama knows its architecture, glm4moelite", "and remove llama_model_path"],
     ),
 ]
 """Id of an advisory, a cluster that meets it, the beginning of each remedy → what that changes, and parts of the text."""
@@ -495,6 +500,21 @@ IN_THE_TABLE = {advisory.id: advisory for advisory in table.ADVISORIES}
 
 IN_CLEAR = {"rpc-in-clear"}
 """Nearly all of these clusters have workers on an ordinary network."""
+
+
+WORDS = 25
+"""Most words of a sentence."""
+
+
+def long_sentences(text):
+    return [sentence for sentence in re.split(r"(?<=[.!?])\s+", text) if len(sentence.split()) > WORDS]
+
+
+def test_sentences_of_advisories_are_short(generate):
+    assert long_sentences(" ".join(["word"] * (WORDS + 1)))
+    for advisory in table.ADVISORIES:
+        for text in (advisory.message, *advisory.remedies):
+            assert not long_sentences(generate.with_examples(advisory.id, text)), advisory.id
 
 
 def test_no_context_is_offered_in_which_requests_have_no_room():
@@ -508,7 +528,7 @@ def ids(plan):
 def test_a_unit_whose_filter_is_not_known_closes_no_port():
     cluster = cluster_of(facts={"units_filter": None}, workers=1)
     (met,) = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "unprotected-worker"]
-    assert "the host is down and its facts are those of an older version of the collection" in met["message"]
+    assert "the host is down and its facts come from an older version of the collection" in met["message"]
 
 
 def test_what_several_hosts_have_in_common_is_said_once():
@@ -529,6 +549,7 @@ def test_an_advisory_is_met_and_its_remedies_help(identifier, make, fixes, said)
     for part in said:
         assert part in f"{found['message']} {found['remedy']}"
     assert "{" not in found["message"] + found["remedy"]
+    assert not long_sentences(f"{found['message']} {found['remedy']}")
     reasons = " ".join(plan["reasons"])
     if found["severity"] == "error":
         assert plan["refused"]

@@ -4,9 +4,8 @@ import gguf_files
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import typed
 from support.clusters import FORK, GIB, TREE, advisories_of, cards_of, head_with_cards
 

@@ -149,7 +149,7 @@ def test_a_package_without_the_program_is_refused():
         facts={"packaged": {"version": "0.7.0", "installed": []}, "distribution": distribution},
         **MEASURED,
     )
-    assert "no package of head's distribution is known to have llama-bench" in found.reason()
+    assert "head's distribution has no known package with llama-bench" in found.reason()
 
 
 def test_llama_bench_gets_the_words_of_the_server():

@@ -119,7 +119,7 @@ def test_builders_that_cannot_be(pair):
     assert "llama_build_host of worker1 is 'nobody', which is not a host of this cluster" in pair.reason()
     for builder in ("worker1", "worker2"):
         pair.hosts[builder]["variables"]["llama_build_host"] = builder
-    assert "llama_build_host is worker1 and worker2 of hosts that share a build (head, worker1," in pair.reason()
+    assert "llama_build_host is worker1 and worker2 for hosts that share a build (head, worker1," in pair.reason()
 
 
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):

@@ -66,8 +66,8 @@ def test_symptoms_name_advisories():
 def test_the_published_advisories_are_sentences(generate):
     """A word in asterisks stands for a name or a number, not for a verb or a whole sentence."""
     page = (ROOT / "docs" / "plan.md").read_text()
-    assert "| With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port" in page
-    assert "*device* of *host* gets 90112 MiB, and *limit* MiB are shown. Larger" in page
+    assert "| With commit 4840 of ik_llama.cpp, anyone who can reach a worker's port" in page
+    assert "*device* of *host* (90112 MiB planned, *limit* MiB reported). Using" in page
     for entry in table.ADVISORIES:
         texts = [entry.message, *entry.remedies]
         keys = set(re.findall(r"{(\w+)}", " ".join(texts)))

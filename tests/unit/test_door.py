@@ -1,7 +1,7 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import RELEASE, definition, typed
 from support.clusters import FORK
 
@@ -46,7 +46,7 @@ def test_a_head_of_which_no_firewall_is_set_up_is_limited_by_its_operator(pair):
         service_manager="launchd", system="Darwin", firewall=None
     )
     reason = pair.reason()
-    assert "launchd does not filter addresses. Limit the port with a firewall of your own" in reason
+    assert "(launchd) does not filter addresses. Restrict the port with your own firewall" in reason
     assert "nftables" not in reason
 
 
@@ -180,7 +180,7 @@ def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
         ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use the absolute path on the head"),
         ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan decides: set {KEY}"),
         ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, f"set {CERTIFICATE} instead"),
-        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": False}}, "of here turns LLAMA_OPENSSL off, and llama_server"),
+        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": False}}, "of here turns LLAMA_OPENSSL off, but llama_server"),
     ],
 )
 def test_tls_that_cannot_be(local, variables, said):

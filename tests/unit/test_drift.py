@@ -465,7 +465,7 @@ def test_a_release_that_runs_is_kept(planned, releases, popen):
 
 def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatch):
     unneeded = releases(".left", ".here", "damaged")
-    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
     (tmp_path / "cache").mkdir()
     with locks.hold(store.lock_path(tmp_path / "cache")):
         assert unneeded() == []

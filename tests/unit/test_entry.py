@@ -211,13 +211,16 @@ def test_words_that_belong_to_options(local):
         ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
         (
             {"llama_hardware": {"system": "Windows"}},
-            "has the system 'Windows': use Linux or Darwin. A host with another system",
+            "has the system 'Windows': use Linux or Darwin. For another system",
         ),
         (
             {"llama_hardware": {"system": "windows"}},
-            "name these in llama_external_workers of a head with Linux or macOS",
+            "declare its workers in llama_external_workers of a Linux or macOS head",
         ),
-        ({"llama_hardware": {"distribution": "Windows 11"}}, "has the distribution 'Windows 11': use one of Linux"),
+        (
+            {"llama_hardware": {"distribution": "Windows 11"}},
+            "has the distribution 'Windows 11': use a Linux distribution",
+        ),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
         ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),
@@ -226,7 +229,7 @@ def test_words_that_belong_to_options(local):
         ({"llama_release": {"source": "pypi", "version": datetime.date(2026, 1, 2)}}, "release.version is a date"),
         ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a number of 16610"),
         ({"llama_server_extra_args": ["x" * 70000]}, "llama_server_extra_args[0] has 70000 characters: use 65536"),
-        ({"llama_release": json.loads("[" * 40 + "]" * 40)}, "has more than 32 levels: shorten it"),
+        ({"llama_release": json.loads("[" * 40 + "]" * 40)}, "is nested more than 32 levels deep: flatten it"),
         ({"llama_release": json.loads("[" * 30 + "]" * 30)}, f"llama_release is {30 * '['}"),
     ],
 )

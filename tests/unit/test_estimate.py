@@ -5,10 +5,10 @@ import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, site
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import identity, typed
 from support.clusters import accelerator, strix_halos
 from support.clusters import serving as serves
@@ -26,7 +26,7 @@ def estimate_of(cluster, **measured):
 def test_what_was_measured_is_used(pair):
     before = estimate_of(pair)
     measured = {"worker1": {"round_trip_ms": 0.5, "mbit_per_second": 940}, "worker2": {"round_trip_ms": None}}
-    given = estimate_of(pair, **measured, elsewhere={})
+    given = estimate_of(pair, **measured, external_hosts={})
     assert [(link["one_way_ms"], link["measured"]) for link in given["links"]] == [(0.25, True), (0.15, False)]
     assert [link["gbit_per_s"] for link in given["links"]] == [0.94, 2.5]
     assert given["network_ms_per_token"] > before["network_ms_per_token"] + 0.2 - 0.01
@@ -58,7 +58,7 @@ def test_the_kind_of_a_link(endpoint, interface, declared, known, kind):
     links = [LinkPlan(interface, "198.51.100.2/30", None, None, False, kind=declared)]
     held = {"eth0": ("192.0.2.11",), "thunderbolt0": ("198.51.100.2",), "en5": ()}
     told = [Interface(name, "ethernet" if name == "eth0" else known, own) for name, own in held.items()]
-    assert estimate.kind_of(endpoint, links, told if known else ()) == kind
+    assert site.kind_of(endpoint, links, told if known else ()) == kind
 
 
 def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_address(pair):
@@ -139,14 +139,16 @@ def test_where_the_processor_has_to_help_the_remedy_says_how_much(serving, pair)
     pair.hosts["head"]["facts"]["measured"] = {name: {"round_trip_ms": 10} for name in ("worker1", "worker2")}
     met = slower(serving(part=64, llama_server_tensor_split=[1, 1, 1]))
     assert met["host"] == "head"
-    leave = r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+), remove llama_server_tensor_split, or set"
+    leave = (
+        r"Leave llama_workers empty, set llama_server_gpu_layers to (\d+) and remove llama_server_tensor_split. Or set"
+    )
     said = re.match(leave, met["remedy"])
     assert 30 <= int(said[1]) < 50
     pair.hosts = {"head": {**pair.hosts["head"], "groups": ["head"]}}
     pair.set("head", llama_server_gpu_layers=int(said[1]), llama_server_tensor_split=None)
     plan = pair.accepted()
     assert not slower(plan)
-    assert "alone {low:g} to {high:g}.".format(**plan["estimate"]["generation_range"]) in met["message"]
+    assert "{low:g} to {high:g} for head alone.".format(**plan["estimate"]["generation_range"]) in met["message"]
 
 
 def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):

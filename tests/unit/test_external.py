@@ -1,8 +1,8 @@
 """Workers that others run: planned with, shaken hands with, and never changed."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import typed
 from support.verification import checks, judged, subject, unhealthy
 
@@ -69,7 +69,7 @@ def test_several_on_one_host(mixed):
     plan = mixed.plan()
     assert {"external0", "external1"} < {entry["worker"] for entry in plan["placement"]}
     (advisory,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "external-worker"]
-    assert "others run 192.0.2.77:50052 and 192.0.2.77:50053 of gaming-pc" in advisory["message"]
+    assert "the external workers 192.0.2.77:50052 and 192.0.2.77:50053 of gaming-pc" in advisory["message"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_several_on_one_host(mixed):
         ({"protocol": "7.1.0"}, "has the protocol 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
         ({"backend": "opencl"}, "has the backend 'opencl': use one of cpu, vulkan"),
         ({"host": "a host"}, "has the host 'a host': use letters"),
-        ({"host": "worker1"}, "has the host worker1, which this cluster has itself: declare the worker in llama"),
+        ({"host": "worker1"}, "has the host worker1, which belongs to this cluster: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
         ({"endpoint": "127.0.0.1:8080"}, "ends on port 8080 of the head, which llama_server_port has: end it on"),
     ],
@@ -96,7 +96,7 @@ def test_what_cannot_be_planned_with(mixed, values, said):
 
 def test_one_endpoint_twice(mixed):
     mixed.hosts["head"]["variables"]["llama_external_workers"] *= 2
-    assert "has the endpoint 192.0.2.77:50052 a second time" in mixed.reason()
+    assert "has the endpoint 192.0.2.77:50052, which another entry already has" in mixed.reason()
 
 
 def test_the_page_names_them(mixed):

@@ -59,7 +59,7 @@ def test_an_operators_patch_comes_first():
     "release, said",
     [
         (IK, "of ik_llama.cpp"),
-        (BINARY, "source: binary, programs that are compiled already"),
+        (BINARY, "source: binary, whose programs are already compiled"),
         ("b11450", "llama_release is b11450 of llama.cpp with RPC protocol 8.0.0"),
     ],
 )

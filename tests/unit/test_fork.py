@@ -60,11 +60,11 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
         ),
         (
             {"llama_accept_advisories": []},
-            ["With commit 4840 of ik_llama.cpp, anyone who reaches a worker's port", "add rpc-remote-code-execution"],
+            ["With commit 4840 of ik_llama.cpp, anyone who can reach a worker's port", "add rpc-remote-code-execution"],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**IK_LLAMA, "build": 5000}},
-            ["commit 5000 of ik_llama.cpp, which is newer than 4840", "add rpc-remote-code-execution"],
+            ["commit 5000 of ik_llama.cpp (newer than 4840", "add rpc-remote-code-execution"],
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_the_fork_lacks_is_refused(fork, variables, said):
     fork.reason(*said)
 
 
-@pytest.mark.parametrize("build, said", [(4840, "build 4840 does not know"), (4841, "nobody read build 4841")])
+@pytest.mark.parametrize("build, said", [(4840, "build 4840 does not know"), (4841, "build 4841 has not been checked")])
 def test_an_architecture_that_the_fork_lacks_is_said(fork, build, said):
     plan = serving(fork, model(1, 16, architecture="lfm2"), llama_release={**IK_LLAMA, "build": build}).plan()
     assert said in " ".join(advisory["message"] for advisory in plan["advisories"])
@@ -91,4 +91,4 @@ def test_rocm_is_refused(fork):
     facts["accelerators"] = [{**GPU, "backend": "hip", "architecture": "gfx1151"}]
     facts["toolchain"]["hipconfig"] = "7.2"
     fork.set("here", llama_worker_endpoints=[])
-    fork.reason("one of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")
+    fork.reason("a release of ik_llama.cpp", "cannot link for hip", "here builds for it", "set llama_backend")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelSource
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import identity, typed
 from support.model_sources import PREFIX, REPO, on_huggingface, refusal, request_of
 from support.models import as_json
@@ -16,13 +16,16 @@ from support.rollbacks import completed
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "no model is given: set one of llama_model_path, llama_model_huggingface"),
-        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep one"),
+        ({}, "no model is set: set one of llama_model_path, llama_model_huggingface"),
+        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep only"),
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
-        ({"path": "/srv/modèle.gguf"}, "does not end in a name that a file of a model can have"),
-        ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', which does not end in a name"),
+        ({"path": "/srv/modèle.gguf"}, "whose file name is not allowed"),
+        ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', whose file name is not allowed"),
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
-        ({"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}}, "keep one of them"),
+        (
+            {"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}},
+            "has quantisation and files: remove either",
+        ),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
         (
@@ -37,7 +40,7 @@ from support.rollbacks import completed
         ),
         (
             {"path": "/m.gguf", "checksum": ["sha256:" + "a" * 64]},
-            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one",
+            "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy",
         ),
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
@@ -157,7 +160,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
     own = pair.hosts["head"]["variables"]
     own.update(llama_model_known_answer=None, llama_model_gguf_summary=big_model)
     own["llama_model_huggingface"] = {"repo": REPO, "quantisation": "Q4_K_M"}
-    assert "the names of its files are not known" in pair.reason()
+    assert "its file names are unknown" in pair.reason()
     own["llama_model_huggingface"] = {"repo": REPO, "files": ["x/m-00002-of-00002.gguf"]}
     plan = pair.plan()
     model = plan["model"]
@@ -195,7 +198,7 @@ def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variabl
     given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": "/tmp/p.gguf"}
     local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
     local.model = {"summary": big_model, "closed": None}
-    assert "llama_model_mmproj names '/tmp/p.gguf': services cannot see /tmp" in local.reason()
+    assert "llama_model_mmproj names '/tmp/p.gguf', but services cannot see /tmp" in local.reason()
 
 
 def test_an_auxiliary_model_is_given_once(pair, big_model):

@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import models
@@ -113,9 +113,7 @@ def server(**variables):
     ],
 )
 def test_settings_of_the_cache_that_count(arguments, expected):
-    settings = server_settings.settings_of(
-        server(llama_server_extra_args=arguments), models.model("llama", context=4096)
-    )
+    settings = workload.cache_settings(server(llama_server_extra_args=arguments), models.model("llama", context=4096))
     assert (settings.unified, settings.full_window) == expected
 
 
@@ -125,7 +123,7 @@ def test_settings_of_the_cache_that_count(arguments, expected):
 def test_tokens_that_are_computed_at_once(batch, micro_batch, tokens):
     """n_ubatch of llama_context: min(n_ctx, -b, -ub)."""
     given = server(llama_server_batch=batch, llama_server_micro_batch=micro_batch)
-    settings = server_settings.settings_of(given, models.model("llama", context=4000))
+    settings = workload.cache_settings(given, models.model("llama", context=4000))
     assert settings.tokens == tokens
 
 
@@ -140,7 +138,7 @@ def test_tokens_that_are_computed_at_once(batch, micro_batch, tokens):
 )
 def test_settings_that_are_no_numbers_are_refused(arguments, said):
     with pytest.raises(Refusal, match=re.escape(f"llama_server_extra_args has {said}")):
-        server_settings.settings_of(server(llama_server_extra_args=arguments), models.model("llama", context=4096))
+        workload.cache_settings(server(llama_server_extra_args=arguments), models.model("llama", context=4096))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_settings_that_are_no_numbers_are_refused(arguments, said):
     ],
 )
 def test_what_changes_the_memory_of_devices_without_being_planned(more, planned):
-    assert server_settings.as_planned(server(**more)) is planned
+    assert (not workload.unplanned_options(server(**more), False)) is planned
 
 
 @pytest.mark.parametrize(

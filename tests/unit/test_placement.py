@@ -65,7 +65,7 @@ def test_whole_numbers_as_shares_give_each_device_so_many_units(load, layers, gp
 
 
 def test_shares_that_llama_cpp_divides_otherwise_are_noticed(load):
-    with pytest.raises(ValueError, match="divides 81 units by 40,40 in another way"):
+    with pytest.raises(ValueError, match="would split 81 units differently with -ts 40,40"):
         device_load.check(load, 81, [40, 40])
 
 
@@ -163,10 +163,10 @@ def test_tensors_are_laid_out_as_the_device_needs_it(small):
 
 def test_devices_and_the_processor_share_the_model(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = device_load.Placed(devices, [1, 1], loaded(small), 2)
+    placed = device_load.Layout(devices, [1, 1], loaded(small), 2)
     assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
     assert placed.on_head() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
-    alone = device_load.Placed((), (), loaded(small), 0)
+    alone = device_load.Layout((), (), loaded(small), 0)
     assert alone.on_head().output
     assert alone.shares() == []
 
@@ -177,7 +177,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
     load = device_load.Load(header_summary.parse(small), settings, 11063, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
-    placed = device_load.Placed(devices, [3, 1], load, 4)
+    placed = device_load.Layout(devices, [3, 1], load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
     assert load.fixed("two", "cpu") == 2 * 2048
@@ -188,7 +188,7 @@ def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, 
     load = device_load.Load(header_summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
-    alone = device_load.Placed((), (), loaded(small), 0)
+    alone = device_load.Layout((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192
 
 
@@ -226,8 +226,8 @@ ONE, TWO = "RPC0[192.0.2.11:50052]", "RPC0[192.0.2.12:50052]"
 def test_the_fastest_memory_is_last_and_full(pair):
     plan = serve(with_cards(pair, head=[SLOW], worker1=[GPU]), 60)
     assert layers_of(plan) == {TWO: 16, ONE: 22, "CUDA0": 22}
-    rest = "what has no room in faster memory"
-    assert reasons_of(plan) == [rest, "as much as it has room for, since the rest is slower", rest]
+    rest = "overflow from faster devices"
+    assert reasons_of(plan) == [rest, "filled first: faster than the rest", rest]
     assert plan["placement"][1]["reason"].startswith("866.9 GB/s (table), ")
     assert plan["placement"][-1]["output"]
     for entry in plan["placement"][1:]:
@@ -240,7 +240,7 @@ def test_a_faster_worker_is_used_where_it_saves_more_than_it_costs(pair):
     pair.model["summary"]["tensors"][-1]["bytes"] = 1 << 20
     plan = pair.plan()
     assert layers_of(plan) == {"CUDA0": 10}
-    assert reasons_of(plan) == ["faster devices would cost more than they save"]
+    assert reasons_of(plan) == ["faster devices would add more overhead than they save"]
 
 
 @pytest.mark.parametrize("name", ["fewest", "fastest", None])
@@ -251,13 +251,13 @@ def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
     assert reasons_of(plan) == ["the fastest memory"]
     plan = serve(cluster, 10, llama_placement="all")
     assert layers_of(plan) == {TWO: 1, ONE: 9}
-    assert reasons_of(plan) == ["one layer, since every device is used", "the most, since the rest is slower"]
+    assert reasons_of(plan) == ["one layer, because every device is used", "the most: faster than the rest"]
 
 
 def test_a_faster_device_without_room_for_a_layer_would_save_something(pair):
     plan = serve(with_cards(pair, head=[{**GPU, "memory_mib": 512}]), 40)
     assert "CUDA0" not in layers_of(plan)
-    assert reasons_of(plan) == ["the fastest memory that has room"]
+    assert reasons_of(plan) == ["the fastest memory with enough space"]
 
 
 def test_the_only_device_says_so(local):
@@ -294,7 +294,7 @@ def test_a_device_with_nothing_but_what_overrides_put_there(pair):
     plan = serve(pair, 10, llama_server_override_tensor=overrides)
     assert layers_of(plan) == {TWO: 0, ONE: 10}
     assert plan["head"]["argv"][plan["head"]["argv"].index("--tensor-split") + 1] == "0,11"
-    assert reasons_of(plan)[0] == "what llama_server_override_tensor puts there"
+    assert reasons_of(plan)[0] == "tensors from llama_server_override_tensor"
 
 
 @pytest.mark.parametrize("known, expected", [(True, 1000), (False, 2500)])

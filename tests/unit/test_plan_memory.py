@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import server
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 
@@ -17,12 +16,12 @@ from support.clusters import TREE, advisories_of, cards_of, head_with_cards, str
         (
             {},
             {"llama_server_flash_attention": "on"},
-            "Set llama_server_flash_attention to 'on', or set llama_server_micro_batch or ",
+            "Set llama_server_flash_attention to 'on'. Or reduce llama_server_micro_batch or ",
         ),
         (
             {"llama_server_flash_attention": "on"},
             {"llama_server_micro_batch": 128},
-            "Set llama_server_micro_batch or llama_server_context",
+            "Reduce llama_server_micro_batch or llama_server_context",
         ),
     ],
 )
@@ -81,8 +80,8 @@ def test_the_operator_says_what_devices_of_the_head_hold(variables, expected):
         ({"llama_server_memory_mib": {"CUDA2": 1}}, "llama_server_memory_mib has CUDA2, .* use one of CUDA0, CUDA1"),
         ({"llama_server_memory_mib": {"CUDA0": 24577}}, "gives CUDA0 24577 MiB: use 1 to 24576"),
         ({"llama_server_memory_mib": {"CUDA0": 0}}, "gives CUDA0 0 MiB: use 1 to 24576"),
-        ({"llama_server_memory_mib": {"CUDA0": "all"}}, "gives CUDA0 'all': use a number of MiB"),
-        ({"llama_server_memory_mib": {"CUDA0": True}}, "gives CUDA0 True: use a number of MiB"),
+        ({"llama_server_memory_mib": {"CUDA0": "all"}}, "sets CUDA0 to 'all': use a number of MiB"),
+        ({"llama_server_memory_mib": {"CUDA0": True}}, "sets CUDA0 to True: use a number of MiB"),
         ({"llama_server_reserve_mib": -1}, "llama_server_reserve_mib is -1: use a number of MiB, 0 or more"),
     ],
 )

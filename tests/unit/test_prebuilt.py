@@ -13,10 +13,10 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import FACTS, typed
 from model_server import answer
@@ -75,15 +75,19 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
 @pytest.mark.parametrize(
     "backend, changed, said",
     [
-        ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, and .* needs glibc 2.35: use a newer distribution"),
-        ("cpu", {"glibc": ""}, "has another C library than glibc"),
-        ("cpu", {"build": 9900}, "build 9900, .* from 11081 on: use a newer build, or source: binary"),
+        ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, but .* needs glibc 2.35: use a newer distribution"),
+        ("cpu", {"glibc": ""}, "has a C library other than glibc"),
+        ("cpu", {"build": 9900}, "build 9900, .* needs build 11081 or newer: use a newer build, or source: binary"),
         ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
-        ("cuda", {"newest_cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, and .* needs one for 12.8: update the driver"),
-        ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, and .* from 5.0 on"),
-        ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, and .* needs the libraries of ROCm 10: install that, or"),
-        ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has a device gfx906, for which .* has no code"),
-        ("hip", {"architecture": "aarch64"}, "has the backend hip, .* no archive with an RPC worker on Linux aarch64"),
+        ("cuda", {"newest_cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, but .* needs CUDA 12.8: update the driver"),
+        ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, but .* needs 5.0 or newer"),
+        ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, but .* needs the libraries of ROCm 10: install them, or"),
+        ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has the device gfx906, but .* has no code for it"),
+        (
+            "hip",
+            {"architecture": "aarch64"},
+            "has the backend hip, .* no archive of it with an RPC worker for Linux aarch64",
+        ),
     ],
 )
 def test_what_runs_no_archive_is_refused_in_one_sentence(backend, changed, said):
@@ -169,13 +173,13 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({"llama_release": {"source": "prebuilt"}}, "prebuilt and no build: .* versions like v0.4.1 have no archives"),
+        ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
         ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
         ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: use a mapping"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
-        ({"llama_build_fast_load": True}, "source: prebuilt, programs that are compiled already"),
+        ({"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled"),
         ({"llama_build_cmake_options": {"GGML_RPC_RDMA": "ON"}}, "has GGML_RPC_RDMA, but .* compiles nothing: remove"),
     ],
 )
@@ -186,7 +190,7 @@ def test_what_archives_do_not_have_is_refused(local, variables, said):
 def test_pairs_of_types_that_only_compiling_gives(local):
     local.hosts["here"]["facts"].update(CARD)
     local.hosts["here"]["variables"].update(llama_worker_endpoints=None, llama_server_cache_type_k="q8_0")
-    assert "q8_0 and f16, for which upstream's archive for cuda of here has no code" in asking(local).reason()
+    assert "q8_0 and f16, but upstream's archive for cuda of here has no code" in asking(local).reason()
 
 
 # ------------------------------------------------------------------------------------------------------------------------ auto
@@ -218,9 +222,9 @@ def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_t
 @pytest.mark.parametrize(
     "facts, variables, said",
     [
-        ({**CARD, "newest_cuda": "12.4"}, {}, "here can compile for cuda, which source: prebuilt does not have"),
-        ({}, {"llama_build_fast_load": True}, "source: prebuilt, programs that are compiled already, but llama_build"),
-        ({"glibc": "2.31"}, {}, "here has glibc 2.31, and upstream's archive"),
+        ({**CARD, "newest_cuda": "12.4"}, {}, "here can compile for cuda, but source: prebuilt has no such programs"),
+        ({}, {"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled, but llama_build"),
+        ({"glibc": "2.31"}, {}, "here has glibc 2.31, but upstream's archive"),
         ({}, {"llama_build_cmake_options": {"GGML_AVX512": "OFF"}}, "llama_build_cmake_options of here has GGML_AVX"),
     ],
 )

@@ -1,8 +1,8 @@
 """What a plan says of prompts and conversations: what is kept of them, how fast they are when the context fills, and in which pieces."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import known_answer_of, typed
 from support import models
 from support.clusters import (
@@ -170,13 +170,13 @@ def works(seconds, links):
     ],
 )
 def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_batches, expected):
-    case = estimate.Case(None, None, models.model("llama"), "h", {}, {}, True, {}, None)
-    found = prompts.prompt_s(case, works(seconds, links), 256 * micro_batches, 256, len(seconds) > 1)
+    width = models.model("llama").width
+    found = prompts.prompt_s(works(seconds, links), width, 256 * micro_batches, 256, len(seconds) > 1)
     assert found == pytest.approx(expected, rel=0.01)
     further = (expected - sum(seconds)) / (micro_batches - 1)
-    longer = prompts.prompt_s(case, works(seconds, links), 512 * micro_batches, 256, len(seconds) > 1)
+    longer = prompts.prompt_s(works(seconds, links), width, 512 * micro_batches, 256, len(seconds) > 1)
     assert longer == pytest.approx(expected + micro_batches * further, rel=0.01)
-    alone = prompts.prompt_s(case, works(seconds, links), 256 * micro_batches, 256, False)
+    alone = prompts.prompt_s(works(seconds, links), width, 256 * micro_batches, 256, False)
     assert alone == pytest.approx(micro_batches * sum(seconds), rel=0.01)
 
 
@@ -184,12 +184,11 @@ def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_bat
 @pytest.mark.parametrize("devices, measured", [(2, 9323), (3, 6898), (4, 5782)])
 def test_the_head_computes_nothing_beside_what_it_carries(devices, measured):
     """phi3 on A100 behind workers, one of which reads 7099 tokens per second (ggml-org/llama.cpp#18626)."""
-    case = estimate.Case(None, None, models.model("llama", width=3072), "h", {}, {}, True, {}, None)
     link = cost_model.LINKS["loopback"]
     carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(link=link), 3072).values()) / 1000
     parts = works([(512 / 7099 - carried) / 2 / devices] * devices, [True] * devices)
     tokens = 64 * 512
-    found = prompts.prompt_s(case, [part._replace(link=link) for part in parts], tokens, 512, True)
+    found = prompts.prompt_s([part._replace(link=link) for part in parts], 3072, tokens, 512, True)
     assert tokens / found == pytest.approx(measured, rel=0.1)
 
 

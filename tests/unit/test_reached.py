@@ -74,7 +74,7 @@ def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
     assert "ansible_host of worker1 is '127.0.0.1'" in pair.reason()
     pair.hosts["worker1"]["facts"]["reached_at"] = None
     assert "ansible_host of worker1 is 'worker1.local'" in pair.reason()
-    assert "a host that answers by SSH says it itself" in pair.reason()
+    assert "not needed for hosts reached over SSH" in pair.reason()
 
 
 def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):

@@ -85,7 +85,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
 
 
 def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path, monkeypatch):
-    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
     call(**programs)
     folder = tmp_path / "prefix" / "releases"
     os.utime(folder / "new", (1, 1))
@@ -96,9 +96,9 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     told = call(check=True, module=uninstall, unneeded=True, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, [LEFT], {"before": f"{LEFT}\n", "after": ""})
     assert (folder / LEFT).exists()
-    monkeypatch.setattr(state, "KEPT_RELEASES", 2)
+    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 2)
     assert call(module=uninstall, unneeded=True, host=host(programs))["changed"] is False
-    monkeypatch.setattr(state, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
     assert (folder / "new").stat().st_mtime > 1
     assert call(module=uninstall, unneeded=True, host=host(programs))["removed"] == [LEFT]
     assert [path.name for path in folder.iterdir()] == ["new"]

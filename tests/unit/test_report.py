@@ -4,9 +4,8 @@ import copy
 from html.parser import HTMLParser
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import Cluster, known_answer_of, typed
 from support.clusters import serving, strix_halos
 from support.drift import drifts, typed_drifts

@@ -7,11 +7,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import complete, identity, known_answer_of, typed
 from support.clusters import FORK, TREE, cards_of, model
 from support.drift import drifts, typed_drifts
@@ -201,7 +200,7 @@ def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
 
     assert environment(((), hidden), ((), hidden)) == hidden
     assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
-    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and have one environment"):
+    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and share one environment"):
         environment((("cuda",), {"X": "1"}), (("cuda",), {"X": "2"}))
 
 
@@ -220,7 +219,7 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     cluster = several(cards_of(1, 2), *({**entry, "parallel": 4} for entry in entries))
     (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
     assert met["message"].startswith("one and two in llama_models: parallel is 4, so ")
-    assert met["remedy"].startswith("Set parallel to 1, ")
+    assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
         turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
@@ -245,14 +244,14 @@ NAMES = "at most 128 letters, digits, and . _ / - between them"
 @pytest.mark.parametrize(
     "entries, reason",
     [
-        ([], "llama_models is an empty list: give each model an entry there"),
-        ([SMALL, SMALL], "llama_models[1] has 'small' in name, which another model has or this one has twice"),
-        ([SMALL, {**DEEP, "aliases": ["small"]}], "llama_models[1] has 'small' in aliases, which another model has"),
+        ([], "llama_models is an empty list: add an entry for each model"),
+        ([SMALL, SMALL], "llama_models[1] has 'small' in name, which is not unique"),
+        ([SMALL, {**DEEP, "aliases": ["small"]}], "llama_models[1] has 'small' in aliases, which is not unique"),
         ([{**SMALL, "name": "a]b"}], f"llama_models[0] has 'a]b' in name: use {NAMES}, and not 'default'"),
         ([{**SMALL, "name": "gemma3:4b"}], f"llama_models[0] has 'gemma3:4b' in name: use {NAMES}"),
         ([{**SMALL, "name": "default"}], f"llama_models[0] has 'default' in name: use {NAMES}"),
         ([{**SMALL, "aliases": ["a,b"]}], f"has 'a,b' in aliases: use {NAMES} or : @ +"),
-        ([SMALL, {"name": "none"}], "none in llama_models: no model is given: set one of path, huggingface"),
+        ([SMALL, {"name": "none"}], "none in llama_models: no model is set: set one of path, huggingface"),
         ([SMALL, {**DEEP, "context": -1}], "deep in llama_models: context is -1"),
         ([{**SMALL, "context": -1}, {**DEEP, "context": -1}], "small and deep in llama_models: context is -1: use 1"),
     ],
@@ -288,8 +287,11 @@ def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
 @pytest.mark.parametrize(
     "variables, reason",
     [
-        ({"llama_model_path": "/m.gguf"}, "llama_models and llama_model_path are both set: give each model an entry"),
-        ({"llama_server_fallback": True}, "llama_server_fallback is true, and models of llama_models have no fallback"),
+        (
+            {"llama_model_path": "/m.gguf"},
+            "llama_models and llama_model_path are both set: add an entry for each model",
+        ),
+        ({"llama_server_fallback": True}, "llama_server_fallback is true, but models of llama_models have no fallback"),
         ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
         ({"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
         ({"llama_server_extra_args": ["--models-dir", "/srv"]}, "models-dir, which the plan decides: set llama_models"),

@@ -9,8 +9,8 @@ import jsonschema_rs
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
 from conftest import typed
 from support import actions, playbook_runs
 from support.drift import drifts

@@ -12,9 +12,9 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, make, refused, typed
 from support.clusters import IK_LLAMA
@@ -229,7 +229,9 @@ def test_a_head_that_is_faster_without_workers_that_others_run(names, remedy):
     planned = written(cluster_of(False, found, **common, **more, llama_server_tensor_split=[1] * (len(names) + 1)))
     (advisory,) = [entry for entry in planned["advisories"] if entry["id"] == "slower-than-one-host"]
     assert advisory["host"] == "head"
-    assert advisory["remedy"].startswith(f"{remedy} llama_server_tensor_split, remove llama_external_workers, or set")
+    assert advisory["remedy"].startswith(
+        f"{remedy} llama_server_tensor_split and remove llama_external_workers. Or set"
+    )
     alone = written(cluster_of(False, {"head": found["head"]}, **common))
     assert not alone["refused"], alone["reasons"]
     assert alone["advisories"] == []
@@ -433,13 +435,13 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     data = cluster_of(False, found, llama_server_context=2048, **big(16), **limit)
     (advisory,) = [entry for entry in written(data)["advisories"] if entry["id"] == "slower-than-one-host"]
     assert advisory["remedy"] == (
-        f"Put one into llama_head in place of head, with the model's files, leave llama_workers empty, remove {variable}, "
-        "or set llama_placement to all to use all workers anyway."
+        f"Put one with the model's files into llama_head instead of head, leave llama_workers empty and remove {variable}. "
+        "Or set llama_placement to all to use all workers anyway."
     )
     common = {key: value for key, value in data["llama_cluster"]["vars"].items() if key != variable}
     alone = written(cluster_of(False, {"one": found["one"]}, **common))
     assert not alone["refused"], alone["reasons"]
-    assert "one alone {low:g} to {high:g}.".format(**alone["estimate"]["generation_range"]) in advisory["message"]
+    assert "{low:g} to {high:g} for one alone.".format(**alone["estimate"]["generation_range"]) in advisory["message"]
 
 
 @pytest.mark.parametrize("count", [55, 99, 102])

@@ -250,7 +250,7 @@ REFUSALS = [
         **HIP,
     ),
     refusal(
-        *("constructed/rdna3", "here lacks rocblas", "let an administrator install librocblas-dev"),
+        *("constructed/rdna3", "here lacks rocblas", "ask an administrator to install librocblas-dev"),
         change=all_of(without("rocblas"), scope="user"),
         **HIP,
     ),

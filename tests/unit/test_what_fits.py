@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import pl
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import what_fits_text
 from conftest import CATALOGUE
 from support import actions
 from support.clusters import TREE, cards_of, head_with_cards
@@ -87,13 +88,13 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     assert [row.why_not.split(" ", 1)[1] for row in found[2:]] == ["GiB are missing"] * 2
     assert found[2].bytes < found[3].bytes
     assert (found[1].context, found[1].longest_context, found[1].hosts, found[1].devices) == (8192, 40960, ("head",), 1)
-    text = what_fits.text_of(found, what_fits.Question())
+    text = what_fits_text.text_of(found, what_fits.Question())
     assert text.index("Qwen3 32B") < text.index(SMALL) < text.index("Llama 3.3") < text.index("DeepSeek")
     assert "38 B of 671 B" in text
     assert found[1].prompt_tokens_per_s > found[1].generation_tokens_per_s
     shared = rows_of(cards_of(1, 2, **NEW).hosts, ["Qwen3 32B"], context=131072)
     assert (shared[0].devices, shared[0].hosts) == (2, ("gpu1", "gpu2"))
-    assert "2 devices of 2 hosts" in what_fits.text_of(shared, what_fits.Question())
+    assert "2 devices of 2 hosts" in what_fits_text.text_of(shared, what_fits.Question())
 
 
 def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():

@@ -90,7 +90,7 @@ def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: P
         speculation=None,
     )
     model = cluster.model._replace(mmproj=None, draft=None)
-    return cluster._replace(model=model, within=frozenset(hosts), placement="all", server=server)
+    return cluster._replace(model=model, layer_hosts=frozenset(hosts), placement="all", server=server)
 
 
 def _build_id(plan: Plan) -> str:

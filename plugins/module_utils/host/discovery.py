@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
 FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
@@ -139,7 +140,7 @@ def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundMode
         if is_served(entry.get("summary")):
             yield FoundModel("path", path, path, entry["closed"], entry["summary"])
     for name, found in report["ollama"].items():
-        entry = found.get(download_record.MODEL) or {}
+        entry = found.get(host_types.MODEL) or {}
         if is_served(entry.get("summary")):
             yield FoundModel("ollama", name, entry["path"], entry["closed"], entry["summary"])
 

@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
-MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
 RECORD = ".source.json"
 """Name of a record in the folder of its files."""
 RECORD_BYTES = 4 << 20

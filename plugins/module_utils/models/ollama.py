@@ -14,14 +14,15 @@ from typing import Annotated, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
 MANIFEST_BYTES = 1 << 20
 FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 """Of its service, as Ollama's installer and packages of distributions set it up."""
 MEDIA_TYPES = {
-    download_record.MODEL: "application/vnd.ollama.image.model",
-    download_record.DRAFT: "application/vnd.ollama.image.model",
-    download_record.MMPROJ: "application/vnd.ollama.image.projector",
+    host_types.MODEL: "application/vnd.ollama.image.model",
+    host_types.DRAFT: "application/vnd.ollama.image.model",
+    host_types.MMPROJ: "application/vnd.ollama.image.projector",
 }
 """Role of a file → what a manifest calls its blob."""
 

@@ -49,12 +49,16 @@ class KnownAnswerPlan(NamedTuple):
     """of the tensors"""
 
 
+ROLES = MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
+"""Roles of files: the model itself, its projector and its draft model."""
+
+
 class ModelFilePlan(NamedTuple):
     """A file of a model."""
 
     name: str
     """as its source calls it"""
-    role: Annotated[str, ("model", "mmproj", "draft")]
+    role: Annotated[str, ROLES]
     """model, mmproj or draft"""
     path: Annotated[Path, ABSENT] = ""
     """on the head"""

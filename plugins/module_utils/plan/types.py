@@ -11,6 +11,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    DRAFT,
+    MMPROJ,
     Backend,
     Endpoint,
     HostPlan,
@@ -177,7 +179,7 @@ class DevicePlacement(NamedTuple):
 class AuxiliaryModelPlan(NamedTuple):
     """A projector or a draft model, and where it is."""
 
-    role: Annotated[str, ("mmproj", "draft")]
+    role: Annotated[str, (MMPROJ, DRAFT)]
     """mmproj or draft"""
     name: str
     """for people"""
@@ -202,7 +204,7 @@ class AuxiliaryModelPlan(NamedTuple):
 class UncountedModel(NamedTuple):
     """A projector or a draft model that is not counted."""
 
-    role: Annotated[str, ("mmproj", "draft")]
+    role: Annotated[str, (MMPROJ, DRAFT)]
     """mmproj or draft"""
     reason: str
     """why"""

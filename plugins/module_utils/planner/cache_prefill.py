@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which workers keep tensors on disk, and which tensors are put there before a head asks for them."""
+"""Caches of workers: which workers keep tensors on disk, and which tensors are put there before a head asks for them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker, WorkerRequest
 
 SHARE_OF_DISK = 2
@@ -36,8 +37,8 @@ def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
         return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
-    known = summary.largest_tensor_bytes
-    if known is not None and known <= rpc_upload.THRESHOLD:
+    largest = summary.largest_tensor_bytes
+    if largest is not None and largest <= rpc_upload.THRESHOLD:
         return 0
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
@@ -56,25 +57,22 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
         return request._replace(cache_why="llama_worker_endpoints says so")
     size = sum(map(large_bytes, models))
     if not size:
-        why = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
+        reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
-        why = "the size of the host's disk is not known"
+        reason = "the size of the host's disk is not known"
     elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
-        least = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
-        why = f"the host's disk has less than {least} GiB, which is asked for with this model"
+        needed_gib = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
+        reason = f"the host's disk has less than {needed_gib} GiB, which is asked for with this model"
     else:
         return request._replace(cache=True, cache_why="the host's disk has room")
-    return request._replace(cache=False, cache_why=why)
+    return request._replace(cache=False, cache_why=reason)
 
 
-def of_worker(
-    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, placed: device_load.Placed, path: str
+def worker_prefill(
+    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
 ) -> CachePrefill | None:
-    """What the plan says of filling a worker's cache; None where there is nothing to fill, or a fork's protocol is another one.
-
-    :param path: of the model.
-    """
-    rows = _share(placed, worker.endpoint, path)
+    """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
+    rows = _rows(_parts(candidate.layout, worker.endpoint), candidate.workload.model.path)
     if not worker.cache or not rows or not release.mainline:
         return None
     fork, processor = release.fork, backends.CPU.device
@@ -91,13 +89,12 @@ def of_worker(
     )
 
 
-def _share(placed: device_load.Placed, endpoint: str, path: str) -> list[PrefillTensor]:
-    """Tensors of a worker that caches keep; none of a worker that is not used."""
-    for index, device in enumerate(placed.devices):
-        if device.worker and device.worker.endpoint == endpoint:
-            own = set(placed.units_of(index))
-            parts = [part for part in placed.load.parts if part.unit in own or part.device == device.buffer]
-            return _rows(parts, path)
+def _parts(layout: device_load.Layout, endpoint: str) -> list[device_load.Part]:
+    """Return the tensors on the device of a worker; none if the worker is not used."""
+    for index, device in enumerate(layout.devices):
+        if device.endpoint == endpoint:
+            units = set(layout.units_of(index))
+            return [part for part in layout.load.parts if part.unit in units or part.device == device.buffer]
     return []
 
 
@@ -116,11 +113,11 @@ def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
     ]
 
 
-def of_several(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
-    """What the plan says of filling the cache of a worker that models use in turns.
+def merged_prefill(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
+    """Return how the cache of a worker that several models use is filled.
 
-    :param prefills: what the plan of each model alone says.
+    :param prefills: one of the plan of each model alone.
     """
-    known = [prefill for prefill in prefills if prefill]
-    rows = dict.fromkeys(row for prefill in known for row in prefill.tensors)
-    return known[0]._replace(tensors=tuple(rows)) if known else None
+    existing = [prefill for prefill in prefills if prefill]
+    rows = dict.fromkeys(row for prefill in existing for row in prefill.tensors)
+    return existing[0]._replace(tensors=tuple(rows)) if existing else None

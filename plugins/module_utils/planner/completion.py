@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a plan needs to be applied: the files and definitions that each host gets, and the plan's id."""
+"""The completion of a plan: the files and definitions that each host gets, and the plan's id."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ModelFilePlan,
     ServicePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    Estimate,
-    Plan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-UNCOUNTED = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
+OUTSIDE_ID = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
 """Ends of paths of files that say what a plan is made from, or what it is."""
 Define = Callable[[HostPlan, ServicePlan], str]
 """Writes the definition of a service.
@@ -65,8 +62,8 @@ def _with_metrics(plan: Plan) -> Plan:
     hosts = {}
     for name, host in plan.hosts.items():
         file = _file(f"{host.prefix}/{names.METRICS}", _metrics(plan, name).encode())
-        told = host.metrics or (name == plan.head.host and plan.head.page_port)
-        hosts[name] = host._replace(files=(*host.files, file)) if told else host
+        has_metrics = host.metrics or (name == plan.head.host and plan.head.page_port)
+        hosts[name] = host._replace(files=(*host.files, file)) if has_metrics else host
     return plan._replace(hosts=hosts)
 
 
@@ -93,7 +90,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
-    generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
+    generated = {single.model.path: single.model.known_answer for single in plan.each() if single.model.known_answer}
     for path, size in generated.items():
         files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -101,7 +98,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
 
 
 def _fallbacks(plan: Plan) -> str:
-    """What the launcher of the head reads of the fallbacks, as JSON."""
+    """Return the fallbacks for the launcher of the head, as JSON."""
     entries = [
         {
             "name": fallback.without,
@@ -115,12 +112,12 @@ def _fallbacks(plan: Plan) -> str:
 
 
 def _metrics(plan: Plan, name: str) -> str:
-    """What launchers of a host read for the metrics that they write: service → exporter.Description of the launcher, as JSON."""
-    host, told = plan.hosts[name], {}
+    """Return the labels of metrics for the launchers of a host: service → exporter.Description of the launcher, as JSON."""
+    host, descriptions = plan.hosts[name], {}
     common: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
     for worker in host.workers:
-        told[names.service(f"worker-{worker.name}")] = {
+        descriptions[names.service(f"worker-{worker.name}")] = {
             **common,
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),
@@ -128,7 +125,7 @@ def _metrics(plan: Plan, name: str) -> str:
             "drives": [worker.device],
         }
     if name == plan.head.host:
-        told[plan.head.service] = {
+        descriptions[plan.head.service] = {
             **common,
             "kind": "head",
             "release": plan.release.ref,
@@ -136,9 +133,9 @@ def _metrics(plan: Plan, name: str) -> str:
             "drives": sorted(
                 {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
             ),
-            "planned": _planned(plan),
+            "planned": _predictions(plan),
         }
-    return json.dumps({"services": told}, indent=1) + "\n"
+    return json.dumps({"services": descriptions}, indent=1) + "\n"
 
 
 def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
@@ -155,15 +152,15 @@ def _called(plan: Plan) -> list[str]:
     return [model.name for model in plan.head.models or ()] or [plan.model.name]
 
 
-def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
+def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    return {name: _figures(one.estimate) for name, one in zip(_called(plan), plan.each())}
+    return {name: _figures(single.estimate) for name, single in zip(_called(plan), plan.each())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
     full = estimate.at_context[-1] if estimate.at_context else None
     figures: dict[str, float | None] = {}
-    for what, expected, bounds, last in (
+    for kind, expected, bounds, last in (
         (
             "generation",
             estimate.generation_tokens_per_s,
@@ -172,16 +169,16 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
         ),
         ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, full and full.prompt_tokens_per_s),
     ):
-        figures[f"planned_{what}_tokens_per_second"] = expected
-        figures[f"planned_{what}_lowest_tokens_per_second"] = bounds and bounds.low
-        figures[f"planned_{what}_highest_tokens_per_second"] = bounds and bounds.high
-        figures[f"planned_{what}_full_tokens_per_second"] = last
+        figures[f"planned_{kind}_tokens_per_second"] = expected
+        figures[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
+        figures[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
+        figures[f"planned_{kind}_full_tokens_per_second"] = last
     return figures
 
 
 def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
-    """What the head fetches; nothing where nobody knows yet how large that is."""
-    files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
+    """Return the files that the head fetches; nothing if their sizes are not known yet."""
+    files = {file.path: file for single in plan.each() for file in single.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 
@@ -197,13 +194,13 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
 
 
 def identity_of(plan: Plan) -> str:
-    """Of a completed plan: whatever is applied counts, and neither the facts that are left on the head, nor what metrics say, where files come
-    from or lie on the controller, and how long a run waits."""
+    """Return the id of a completed plan: everything that is applied counts, but no facts that are left on the head, no metrics, no origin of files, no path
+    on the controller, and no time limit of a run."""
     model = plan.model._replace(files=_without_urls(plan.model.files))
     hosts = {
         name: host._replace(
             files=tuple(
-                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(UNCOUNTED)
+                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(OUTSIDE_ID)
             ),
             model=_without_urls(host.model),
         )
@@ -217,7 +214,9 @@ def identity_of(plan: Plan) -> str:
         plan.external_workers,
         plan.head._replace(start_timeout=0, models=None),
     )
-    several = [one.model._replace(files=_without_urls(one.model.files)) for one in plan.head.models or ()]
+    several = [
+        model_plan.model._replace(files=_without_urls(model_plan.model.files)) for model_plan in plan.head.models or ()
+    ]
     text = json.dumps(typed_json.dump((*parts, hosts, *several)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

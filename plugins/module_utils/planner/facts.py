@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What planning reads of a host's facts, as facts/host.py returns them. A host may report anything, and what an older version of the collection did not
-ask for has a default."""
+"""The facts of a host that planning reads, as facts/host.py returns them. A host may report anything. Facts that older versions of the collection do not
+report have a default."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
@@ -15,7 +15,7 @@ MOST_MIB = 1 << 40
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 Path = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
-"""Of a host's own folders, which stand in definitions where a service manager has no quotes."""
+"""Path of a folder of a host, which is used in definitions where a service manager has no quotes."""
 Mib = Annotated[int, Number(0, MOST_MIB)]
 Backend = Annotated[str, BACKENDS]
 Figure = Annotated[Optional[float], Number(0, 1 << 30, real=True)]
@@ -47,12 +47,12 @@ class Packaged(NamedTuple):
 
 
 class MeasuredLink(NamedTuple):
-    """What was measured of the link to a host."""
+    """Measurement of the link to a host."""
 
     round_trip_ms: Figure = None
     mbit_per_second: Figure = None
     requested: bool = True
-    """Whether an operator asked for it. A plan counts with nothing that a run measured by itself: the next run would change what serves."""
+    """Whether an operator asked for it. Planning ignores other measurements: the next run would change the services."""
 
 
 class Interface(NamedTuple):
@@ -72,7 +72,7 @@ class Toolchain(NamedTuple):
     version: Annotated[str, Text(r"\d+(\.\d+)*")]
     compiler: Optional[Path] = None
     libraries: Optional[tuple[Name, ...]] = None
-    """None where they were not looked for."""
+    """None if they were not looked for."""
     components: Optional[Mapping[str, Path]] = None
 
 
@@ -88,7 +88,7 @@ class Processor(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What planning knows of a host."""
+    """The facts of a host."""
 
     system: Name
     architecture: Word
@@ -104,45 +104,45 @@ class Facts(NamedTuple):
     cache: Path
     units: Path
     toolchains: Optional[tuple[Toolchain, ...]] = None
-    """None where the host was not asked."""
+    """None if the host was not asked."""
     packaged: Optional[Packaged] = None
     python: Optional[Path] = None
     accounts: Mapping[str, Name] = {}
     """Account whose name begins like ours → its home."""
     rdma: Optional[tuple[Address, ...]] = None
-    """IPv4 addresses that RDMA devices have; None where the host was not asked."""
+    """IPv4 addresses of RDMA devices; None if the host was not asked."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
     units_filter: Optional[bool] = None
-    """Whether IPAddressDeny of a unit takes effect; None where that is not known."""
+    """Whether IPAddressDeny of a unit takes effect; None if that is not known."""
     kernel: Name = ""
     glibc: Optional[Word] = None
-    """Version; empty with another C library, None where it is not known."""
+    """Version; empty with another C library, None if it is not known."""
     newest_cuda: Optional[Word] = None
-    """That the NVIDIA driver runs."""
+    """Newest CUDA that the NVIDIA driver runs."""
     interfaces: tuple[Interface, ...] = ()
     reached_at: Optional[Address] = None
-    """Address at which the controller reaches it, where the inventory has a name."""
+    """Address at which the controller reaches it, if the inventory has a name."""
     addresses: tuple[Address, ...] = ()
-    """Of a head: its IPv4 addresses, without loopback; empty where it was not asked."""
+    """IPv4 addresses of a head, without loopback; empty if it was not asked."""
     measured: Mapping[str, Optional[MeasuredLink]] = {}
-    """Of a head: host → what was measured of its link."""
+    """Host → measurement of its link to this head."""
     cluster: Optional[Name] = None
-    """To which it belongs; None where that is not known."""
+    """Cluster to which it belongs; None if that is not known."""
     disk_gib: Optional[Mib] = None
-    """Of the file system of ``prefix``: the largest power of 2 that is not more than its size; None where it is not known."""
+    """Largest power of 2 that is not more than the size of the file system of ``prefix``; None if it is not known."""
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None
-    """Between the head and this host, where ``llama_hardware`` says it."""
+    """Rate of the link between the head and this host, if ``llama_hardware`` sets it."""
 
-    def of_backend(self, backend: str) -> list[Accelerator]:
-        """The accelerators that this backend drives, in the order in which it numbers them."""
+    def accelerators_of(self, backend: str) -> list[Accelerator]:
+        """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
     def architectures(self, backend: str) -> list[str]:
-        return sorted({accelerator.architecture for accelerator in self.of_backend(backend)})
+        return sorted({accelerator.architecture for accelerator in self.accelerators_of(backend)})
 
 
-def facts_of(given: Any) -> Facts:
+def facts_of(data: Any) -> Facts:
     """:raises Mismatch: a host reports something else, or an operator declares it."""
-    facts: Facts = typed_json.parse(Facts, given)
+    facts: Facts = typed_json.parse(Facts, data)
     return facts

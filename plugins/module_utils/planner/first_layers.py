@@ -24,9 +24,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     FirstLayersPlan,
     Plan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, server_settings, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Model, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
 
@@ -53,14 +53,13 @@ REMEDIES = (
 """Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
 
 
-def of_plan(
-    model: Model, server: Server, placed: device_load.Placed, head: Host, predicted: Estimate
-) -> FirstLayersPlan | None:
+def of_plan(candidate: Candidate, predicted: Estimate) -> FirstLayersPlan | None:
     """What fits on each device, and into the memory of the head; None where there is nothing to prove, or not one layer fits.
 
     :param predicted: of the whole model.
     """
-    if model.known_answer or not placed.devices or not server_settings.generates(server, model.summary):
+    model, placed, head = candidate.workload.model, candidate.layout, candidate.site
+    if model.known_answer or not placed.devices or not candidate.workload.generates:
         return None
     summary, count = model.summary, len(placed.devices)
     room = min([device.capacity_mib for device in placed.devices] + [head.facts.memory_mib]) * MIB // 2

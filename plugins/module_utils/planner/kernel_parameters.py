@@ -11,16 +11,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
 DRIVER = AMDGPU
-"""Of the kernel, whose devices these parameters are for."""
+"""Kernel driver for whose devices the parameters are."""
 PAGE_KIB = 4
 KEPT_MIB = 4096
-"""What the host keeps of its memory if nothing else is asked for."""
+"""Memory that the host keeps by default."""
 LEAST_KEPT_MIB = 1024
 LEAST_GTT_MIB = 1024
 
 
 def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
-    """What the kernel needs to lend ``gtt_mib`` MiB of a memory of ``memory_mib`` MiB; without a size, all but 4 GiB."""
+    """Return the parameters with which the kernel lends ``gtt_mib`` MiB of ``memory_mib`` MiB; without a size, all but 4 GiB."""
     size = memory_mib - KEPT_MIB if gtt_mib is None else gtt_mib
     if not LEAST_GTT_MIB <= size <= memory_mib - LEAST_KEPT_MIB:
         raise ValueError(
@@ -32,7 +32,7 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
 
 def after_reboot(host: Host) -> Host:
     """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
-    if not (host.tuning.wanted and host.tuning.reboot):
+    if not (host.tuning.enabled and host.tuning.reboot):
         return host
     return host._replace(facts=lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
 

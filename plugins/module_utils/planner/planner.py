@@ -18,76 +18,79 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import (
     advice,
     deriving,
     document,
-    fallback_plans,
+    fallbacks,
     lending,
-    placing,
     programs,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 
 
 def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """Decides, writes the plan with its fallbacks, then its services, adds the advisories that it meets and the remedies that help, and judges it.
+    """Decide, write the plan, and add its fallbacks, its services, the advisories that it meets and the remedies that help; then judge it.
 
-    :param model_found: what the module model_info reports of the model: a model_source.Found; empty when
-        nothing is known. Of several models ``models``: name → that of each.
-    :param catalogue: of packages.yml.
+    :param model_found: report of the module model_info about the model: a model_source.Found; empty if nothing is known. For several models
+        ``models``: name → report.
+    :param catalogue: catalogue of packages.yml.
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
-    :returns: a Plan, ``refused`` where its model does not fit or an error is not accepted; Refused where planning could not end. Then ``reasons``
-        says why, and nothing may be applied.
+    :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
+        nothing may be applied.
     """
     if cluster.turns:
-        each = deriving.each_alone(cluster, model_found)
-        return merging.merged(cluster, [make(alone, found, catalogue, runtime_id) for alone, found in each])
+        models = deriving.each_alone(cluster, model_found)
+        return merging.merged(cluster, [make(variant, report, catalogue, runtime_id) for variant, report in models])
     try:
         resolved = automatic.resolve(cluster, catalogue)
-        draft = decide(resolved, model_found, catalogue)
-        plan = services.with_services(fallback_plans.with_fallbacks(draft, runtime_id))
-        advised = advice.evaluate(draft, plan)
+        installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
+        plan = fallbacks.with_fallbacks(installation, candidate, document.write(installation, candidate))
+        plan = advice.advised(installation, candidate, services.with_services(plan))
     except Refusal as refusal:
         return refused(cluster.name, refusal)
-    helped = advice.with_remedies(
-        advised, resolved, lambda changed: make_candidate(changed, model_found, catalogue, runtime_id)
-    )
-    return advice.judged(helped, cluster.accepted)
+
+    def plan_variant(variant: Cluster) -> Plan | Refused:
+        return make_candidate(variant, model_found, catalogue, runtime_id)
+
+    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved, plan_variant)
+    return advice.judged(plan, cluster.accepted)
 
 
 def make_candidate(
     cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
 ) -> Plan | Refused:
-    """The plan without fallbacks and remedies: one of many that are compared with each other."""
+    """Return the plan without fallbacks and remedies: one of many that are compared with each other."""
     try:
-        draft = decide(automatic.resolve(cluster, catalogue), model_found, catalogue)
-        plan = services.with_services(document.write(draft, (), runtime_id))
-        return advice.judged(advice.evaluate(draft, plan).plan, cluster.accepted)
+        decision = decide(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
+        plan = services.with_services(document.write(*decision))
+        return advice.judged(advice.advised(*decision, plan), cluster.accepted)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 
 
-def decide(given: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue) -> Draft:
-    """All decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
+def decide(
+    requested: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
+) -> tuple[Installation, Candidate]:
+    """Make all decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
 
     :raises Refusal: there is no plan.
     """
     report = model_source.report_of(model_found)
-    cluster = deriving.derive(given, report)
-    chosen = programs.choose(cluster, catalogue)
-    workforce = lending.equip(cluster, chosen, catalogue)
-    tls_backend = chosen.serves if cluster.server.tls else None
-    builds = releases.builds(
-        workforce.equipped, chosen.releases, cluster.server, catalogue, tls_backend, cluster.measures
-    )
-    placement = placing.place(cluster, chosen, workforce, report)
-    with_batches = cluster._replace(server=placement.case.server)
-    return Draft(with_batches, chosen, workforce.equipped, builds, placement)
+    cluster = deriving.derive(requested, report)
+    selection = programs.choose(cluster, catalogue)
+    equipped, site = lending.equip(cluster, selection, catalogue)
+    tls_backend = selection.serves if cluster.server.tls else None
+    builds = releases.builds(equipped, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures)
+    workload = deriving.workload_of(cluster, selection, equipped[cluster.head], report)
+    candidate = prompts.best_batches(attempt(workload, site))
+    return Installation(cluster, selection, equipped, builds, runtime_id), candidate
 
 
 def refused(cluster: str, refusal: Refusal) -> Refused:
-    """In place of the plan of a cluster that has none: the reason."""
+    """Return what stands for the plan of a cluster that has none: the reason."""
     return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))

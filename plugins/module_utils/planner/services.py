@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc_upload
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     HostPlan,
     ServiceFallback,
@@ -20,13 +20,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+
+CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_file", "tls-key": "tls_key_file"}
+"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
 
 
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
-    return [*(one.placement for one in plan.each()), *(fallback.placement for fallback in fallbacks)]
+    return [*(single.placement for single in plan.each()), *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -35,40 +37,42 @@ def needs_launcher(manager: str, cache: bool) -> bool:
 
 
 def metrics_arguments(folder: str | None, prefix: str, service: str, page: str | None = None) -> list[str]:
-    """Of the launcher of a service.
+    """Return the arguments of a launcher for its metrics.
 
-    :param folder: where metrics go; None where none are written.
-    :param page: address and port of the page; None where there is none.
+    :param folder: folder for metrics; None if none are written.
+    :param page: address and port of the page; None without a page.
     """
-    told = ["--metrics", f"{prefix}/{names.METRICS}", service] if folder or page else []
-    return [*told, *(["--page", page] if page else [])]
+    arguments = ["--metrics", f"{prefix}/{names.METRICS}", service] if folder or page else []
+    return [*arguments, *(["--page", page] if page else [])]
 
 
 def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     """The launcher of a worker. Its cache may hold what was asked for, and never less than the planned models need."""
-    own = plan.hosts[host]
-    launcher = [str(own.python), f"{own.runtime}/runtime.py", "worker"]
-    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_keys(own)] if worker.tunnel else []
-    if not needs_launcher(own.service_manager, worker.cache):
+    host_plan = plan.hosts[host]
+    launcher = [str(host_plan.python), f"{host_plan.runtime}/runtime.py", "worker"]
+    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_keys(host_plan)] if worker.tunnel else []
+    if not needs_launcher(host_plan.service_manager, worker.cache):
         return [*launcher, *tunnel, "--"] if tunnel else []
     launcher += ["--port", worker.listens.rsplit(":", 1)[1], *tunnel]
     if worker.cache:
         folder = rpc_upload.cache_of(worker.environment)
         sharing = {
-            other.endpoint for other in own.workers if other.cache and rpc_upload.cache_of(other.environment) == folder
+            worker_.endpoint
+            for worker_ in host_plan.workers
+            if worker_.cache and rpc_upload.cache_of(worker_.environment) == folder
         }
-        needed = sum(
+        needed_mib = sum(
             max(
                 sum(entry.weights_mib for entry in placement if entry.endpoint in sharing)
-                for placement in placements_of(one)
+                for placement in placements_of(each_plan)
             )
-            for one in plan.each()
+            for each_plan in plan.each()
         )
-        limit = max(worker.cache_mib, math.ceil(needed))
+        limit = max(worker.cache_mib, math.ceil(needed_mib))
         launcher += ["--cache", folder, "--limit-mib", str(limit)]
         launcher += [word for size in _sizes_of_files(plan) for word in ("--size", str(size))]
     service = names.service(f"worker-{worker.name}")
-    return [*launcher, *metrics_arguments(own.metrics, own.prefix, service), "--"]
+    return [*launcher, *metrics_arguments(host_plan.metrics, host_plan.prefix, service), "--"]
 
 
 def _keys(host: HostPlan) -> list[str]:
@@ -77,8 +81,8 @@ def _keys(host: HostPlan) -> list[str]:
 
 def ends_on_head(plan: Plan) -> list[str]:
     """``ACCEPT=CONNECT`` of the head's end of each tunnel: also to workers that only a fallback, or another model, uses."""
-    kept = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
-    return [f"{worker.endpoint}={worker.tunnel}" for worker in kept]
+    workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
+    return [f"{worker.endpoint}={worker.tunnel}" for worker in workers]
 
 
 def _words_of_head(plan: Plan) -> list[str]:
@@ -101,23 +105,23 @@ def behind_tunnels(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
 def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    uncounted = any(entry.without for one in plan.each() for entry in one.placement)
-    return [] if uncounted else sorted({size for one in plan.each() for size in one.model.large_tensor_bytes})
+    has_uncounted = any(entry.without for single in plan.each() for entry in single.placement)
+    return [] if has_uncounted else sorted({size for single in plan.each() for size in single.model.large_tensor_bytes})
 
 
 def _models(plan: Plan) -> list[str]:
     """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
     paths: list[str] = []
-    for one in plan.each():
-        files = sorted(one.model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
-        paths += [one.model.path, *(file.path for file in files)]
+    for single in plan.each():
+        files = sorted(single.model.files, key=lambda file: (file.role != host_types.MODEL, file.role))
+        paths += [single.model.path, *(file.path for file in files)]
     return list(dict.fromkeys(paths))
 
 
-BETWEEN = re.compile("[=,:;]")
-"""Between several paths in a word, or beside one."""
-HOMES = re.compile(rf"(?:^|{BETWEEN.pattern})/+(?:home|root|run/user)(?:/|$)")
-"""What systemd takes for folders of users (ProtectHome), in a word."""
+SEPARATOR = re.compile("[=,:;]")
+"""Separator of several paths in a word, or of a path and a key."""
+HOMES = re.compile(rf"(?:^|{SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
+"""Folder of users, as systemd sees it (ProtectHome), in a word."""
 OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders that have no links into homes."""
 SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
@@ -131,14 +135,14 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     A path is that of the link: systemd follows it, outside and inside. The prefix may be one, and files of a model may be links of their own, so
     each is named, and its folder where that is in a home.
     """
-    head, own = plan.head, plan.hosts[plan.head.host]
+    head, host_plan = plan.head, plan.hosts[plan.head.host]
     files = set(_models(plan))
-    starts = [head.argv, *(one.head.argv for one in plan.each()), *(one.head.argv for one in plan.fallbacks)]
+    starts = [head.argv, *(start.head.argv for start in plan.each()), *(start.head.argv for start in plan.fallbacks)]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
-    parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
-    others = {part for part in parts if not part.startswith((*OURS, own.prefix + "/"))}
+    parts = {part for word in words - files for part in SEPARATOR.split(word) if part.startswith("/")}
+    other_paths = {part for part in parts if not part.startswith((*OURS, host_plan.prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
-    paths = {own.prefix, f"{own.prefix}/{names.MODELS}", *files, *folders, *others}
+    paths = {host_plan.prefix, f"{host_plan.prefix}/{names.MODELS}", *files, *folders, *other_paths}
     hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
     return sorted(paths) if hidden else None
 
@@ -148,10 +152,10 @@ def _reachable_for_head(plan: Plan) -> list[str]:
     head = plan.head
     if not head.allowed and not names.is_loopback(head.address):
         return []
-    used = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
-    own = [] if head.address == names.EVERY_ADDRESS else [head.address]
-    used += [worker.tunnel for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
-    return sorted({"localhost", *own, *(endpoint.rsplit(":", 1)[0] for endpoint in used), *head.allowed})
+    endpoints = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
+    head_address = [] if head.address == names.EVERY_ADDRESS else [head.address]
+    endpoints += [worker.tunnel for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
+    return sorted({"localhost", *head_address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints), *head.allowed})
 
 
 def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
@@ -163,18 +167,18 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
 def with_services(plan: Plan) -> Plan:
     """The plan with the services of each host, and the head's ends of tunnels."""
     tunnelled = with_tunnels(plan)
-    hosts = {name: host._replace(services=of_host(tunnelled, name)) for name, host in tunnelled.hosts.items()}
+    hosts = {name: host._replace(services=services_of_host(tunnelled, name)) for name, host in tunnelled.hosts.items()}
     return tunnelled._replace(hosts=hosts)
 
 
-def of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
-    services = [_of_worker(plan, host, worker) for worker in plan.hosts[host].workers]
+def services_of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
+    services = [_worker_service(plan, host, worker) for worker in plan.hosts[host].workers]
     if host == plan.head.host:
-        services.append(_of_head(plan, [service.name for service in services]))
+        services.append(_head_service(plan, [service.name for service in services]))
     return tuple(services)
 
 
-def _of_worker(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
+def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
     address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
     return ServicePlan(
         name=names.service(f"worker-{worker.name}"),
@@ -196,7 +200,7 @@ def _of_worker(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
 
 
 def _rdma(plan: Plan) -> set[str]:
-    """What the head opens to reach workers by RDMA."""
+    """Return the devices that the head opens to reach workers by RDMA."""
     return (
         set(backends.RDMA_DEVICES)
         if any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
@@ -204,12 +208,10 @@ def _rdma(plan: Plan) -> set[str]:
     )
 
 
-def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
+def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _homes_of_head(plan)
     prefix = plan.hosts[head.host].prefix
-    credentials = {
-        name: path for name, field in server_settings.CREDENTIALS.items() if (path := getattr(head, field)) is not None
-    }
+    credentials = {name: path for name, field in CREDENTIALS.items() if (path := getattr(head, field)) is not None}
     fallbacks = plan.fallbacks if head.fallback_after is not None else ()
     return ServicePlan(
         name=head.service,
@@ -224,7 +226,7 @@ def _of_head(plan: Plan, after: Sequence[str]) -> ServicePlan:
         listens=f"{head.address}:{head.port}",
         reads=(*_models(plan), *credentials.values(), *([f"{prefix}/{names.PRESETS}"] if head.models else [])),
         homes=None if homes is None else tuple(homes),
-        after=tuple(after),
+        after=tuple(worker_services),
         devices=tuple(
             sorted({path for backend in head.backends for path in backends.device_files(backend)} | _rdma(plan))
         ),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
@@ -22,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 
 
 class WorkerRequest(NamedTuple):
-    """A worker that is asked for, as an entry of ``llama_worker_endpoints``; None where it does not say."""
+    """An entry of ``llama_worker_endpoints``; None for what it does not set."""
 
     name: str | None = None
     backend: str | None = None
@@ -41,7 +42,7 @@ class WorkerRequest(NamedTuple):
 class Tuning(NamedTuple):
     """``llama_host_tuning`` and what belongs to it."""
 
-    wanted: bool = False
+    enabled: bool = False
     gtt_mib: int | None = None
     reboot: bool = False
 
@@ -83,7 +84,7 @@ class Host(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What the inventory says of llama-server: the variables ``llama_server_…``."""
+    """The variables ``llama_server_…``."""
 
     host: str
     allowed: tuple[str, ...]
@@ -113,19 +114,24 @@ class Server(NamedTuple):
     memory_mib: Mapping[str, int] = {}
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None
-    """What stays free of each of these devices; None where that follows from its memory."""
+    """Free memory of each of these devices; None if it follows from the memory of the device."""
     prompt_cache_mib: int | None = None
-    """Of the head's memory for conversations that left their slot; None where the plan decides."""
+    """Memory of the head for conversations that left their slot; None if the plan decides."""
     batch: int | None = None
     """Tokens that llama-server takes at a time; None where the plan decides."""
     micro_batch: int | None = None
-    """Of them, those that a device computes together."""
+    """Tokens that a device computes together."""
     idle_seconds: int | None = None
-    """After which it frees its model; None where it keeps it."""
+    """Idle seconds after which it frees its model; None if it keeps it."""
     speculation: str | None = None
-    """See placement/speculation.py."""
+    """See speculation.py."""
     page_port: int | None = None
-    """Of the page that its launcher shows; None where there is none."""
+    """Port of the page that its launcher shows; None without a page."""
+
+    def argument(self, name: str) -> tuple[str, str] | None:
+        """Return the last word of ``extra_args`` that gives an option, and the word after it; None if no word does."""
+        pairs = [*zip(self.extra_args, [*self.extra_args[1:], ""])]
+        return next((pair for pair in reversed(pairs) if options.of_word(pair[0]) == options.of_name(name)), None)
 
     @property
     def tls(self) -> bool:
@@ -149,12 +155,12 @@ class ModelSource(NamedTuple):
     role: str
     """As of ModelFilePlan."""
     variable: str
-    """That says so, for messages."""
+    """Variable that requests it, for messages."""
     path: str | None = None
     """On the head, or on storage that it mounts."""
     huggingface: HuggingFace | None = None
     url: str | None = None
-    """Of a split model that of the first part, beside which the others lie."""
+    """URL; of a split model that of the first part, beside the others."""
     checksum: tuple[str, ...] = ()
     """sha256 of each part of ``url`` or ``copy``, as 64 hexadecimal digits."""
     ollama: str | None = None
@@ -199,19 +205,19 @@ class Model(NamedTuple):
     """Commit of a repository."""
     files: tuple[ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
-    """What else the repository has, where it was asked."""
+    """Quantisations in the repository, if it was asked."""
     draft: ModelSummary | None = None
-    """Of the draft model beside it; None where there is none, or its header was not read."""
+    """Summary of the draft model; None without one, or if its header was not read."""
     projector: Projector | None = None
-    """The same of a projector."""
+    """Header of the projector; None without one, or if it was not read."""
 
     def path_of(self, role: str) -> str | None:
-        """Of the first file with this role; None without one."""
+        """Return the path of the first file with this role; None without one."""
         return next((file.path for file in self.files if file.role == role), None)
 
 
 class AuxiliaryModel(NamedTuple):
-    """What a model beside the one that is served takes, in bytes."""
+    """The bytes of an auxiliary model: a projector or a draft model."""
 
     role: str
     device: Device | None
@@ -221,11 +227,11 @@ class AuxiliaryModel(NamedTuple):
     compute: int
     """An upper bound of a draft model, assumed of a projector."""
     in_memory: int = 0
-    """Of its weights in the head's memory, beside those on its device."""
+    """Bytes of weights in the head's memory, in addition to those on its device."""
 
     @property
     def total(self) -> int:
-        """On its device."""
+        """Return the bytes on its device."""
         return self.weights + self.kv + self.compute
 
 
@@ -271,11 +277,11 @@ class Cluster(NamedTuple):
     accepted: frozenset[str]
     releases: Mapping[str, ReleaseRequest | None]
     external: tuple[External, ...] = ()
-    elsewhere: Mapping[str, Host] = {}
+    external_hosts: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
-    served: ModelSummary | None = None
+    summary: ModelSummary | None = None
     """Summary of the model that is served; None where it is not known."""
-    within: frozenset[str] | None = None
+    layer_hosts: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
@@ -283,13 +289,13 @@ class Cluster(NamedTuple):
     """``llama_models``."""
     alternates: bool = False
     """Whether its model is one of those."""
-    beside: tuple[ModelSummary, ...] = ()
-    """Of the other models."""
+    other_summaries: tuple[ModelSummary, ...] = ()
+    """Summaries of the other models."""
 
     @property
     def every_host(self) -> dict[str, Host]:
-        """Also those of external workers."""
-        return {**self.hosts, **self.elsewhere}
+        """Return all hosts, also those of external workers."""
+        return {**self.hosts, **self.external_hosts}
 
 
 class Catalogue(NamedTuple):
@@ -350,17 +356,17 @@ class Worker(NamedTuple):
 
     @property
     def external(self) -> bool:
-        """Whether others run it."""
+        """Return whether others run it."""
         return not self.build
 
     @property
     def tunnel(self) -> str | None:
-        """Where the tunnel begins on its host that launchers keep."""
+        """Return where the launcher's tunnel begins on its host."""
         return self.open if self.open != self.listens else None
 
     @property
     def wire(self) -> str:
-        """Where the head's connection to it goes on the network."""
+        """Return where the head's connection to it goes on the network."""
         return self.open or self.endpoint
 
 
@@ -374,7 +380,7 @@ class Device(NamedTuple):
     """How llama-server's log and its overrides name it."""
     capacity_mib: int
     environment: Mapping[str, str]
-    """Of the program that drives it."""
+    """Environment of the program that drives it."""
     worker: Worker | None = None
 
     @property
@@ -383,12 +389,12 @@ class Device(NamedTuple):
 
     @property
     def wire(self) -> str:
-        """Of a worker's; empty of one that llama-server drives itself."""
+        """Return where the head's connection to its worker goes; empty if llama-server drives it itself."""
         return self.worker.wire if self.worker else ""
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Return its name for people."""
         return f"{self.endpoint or self.name} ({self.host})"
 
 

@@ -1,12 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster could serve: of each of many models the quantisation, context and speed that are planned with it."""
+"""The models that a cluster could serve, each with the quantisation, context and speed of its plan."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -16,8 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
@@ -61,7 +59,7 @@ class Offer(NamedTuple):
     repo: str
     shape: shapes.Shape | None = None
     summary: ModelSummary | None = None
-    """Of its one file, in place of a shape."""
+    """Summary of its only file, in place of a shape."""
 
     def files(self) -> Iterator[tuple[str, ModelSummary]]:
         """Each quantisation and its header, the largest first."""
@@ -73,7 +71,7 @@ class Offer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a cluster makes of a model."""
+    """The result for a model."""
 
     model: str
     repo: str
@@ -83,12 +81,12 @@ class Row(NamedTuple):
     bytes: int
     parameters: int
     active: int
-    """Of them, those that a token uses."""
+    """Parameters that a token uses."""
     why_not: str = ""
     """Why it cannot be served; then nothing of the following is set."""
     context: int = 0
     longest_context: int = 0
-    """Of LONGER, that fits as well."""
+    """Longest context of LONGER that fits as well."""
     generation_tokens_per_s: float = 0.0
     generation_range: SpeedRange | None = None
     prompt_tokens_per_s: float = 0.0
@@ -97,52 +95,52 @@ class Row(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-def question_of(where: str, given: Any) -> Question:
+def question_of(place: str, value: Any) -> Question:
     """
-    :param given: true, or a mapping.
+    :param value: true, or a mapping.
     :raises Refusal: nobody can be asked this.
     """
-    asked = {} if str(given).lower() == "true" else given
+    data = {} if str(value).lower() == "true" else value
     try:
-        question = typed_json.parse(Question, asked)
+        question = typed_json.parse(Question, data)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{where}{error.where} {error.why}: correct it as docs/plan.md says") from None
-    known = [field.name for field in typed_json.fields(Question)]
-    strange = sorted({*asked} - {*known})
+        raise Refusal(f"{place}{error.where} {error.why}: correct it as docs/plan.md says") from None
+    fields = [field.name for field in typed_json.fields(Question)]
+    strange = sorted({*data} - {*fields})
     if strange:
-        raise Refusal(f"{where} has {', '.join(strange)}: use {', '.join(known)}")
+        raise Refusal(f"{place} has {', '.join(strange)}: use {', '.join(fields)}")
     return question
 
 
-def offers_of(published: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
+def offers_of(published: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
     """Models to choose from. One of the operator's own takes the place of one with the same name.
 
     :param published: each with the fields of shapes.Shape.
-    :param own: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
+    :param own_models: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
     :raises Refusal: one of these has no summary.
     """
-    read = [typed_json.parse(shapes.Shape, one) for one in published]
-    found = {shape.name: Offer(shape.name, shape.repo, shape) for shape in read}
-    for index, one in enumerate(own):
-        header = model_inputs.summary_of(f"summary in models[{index}] of llama_what_fits", one.get("summary"))
-        offer = Offer(str(one.get("name") or header.name), str(one.get("repo") or ""), None, header)
-        found[offer.name] = offer
-    return list(found.values())
+    all_shapes = [typed_json.parse(shapes.Shape, entry) for entry in published]
+    offers = {shape.name: Offer(shape.name, shape.repo, shape) for shape in all_shapes}
+    for index, entry in enumerate(own_models):
+        header = model_inputs.summary_of(f"summary in models[{index}] of llama_what_fits", entry.get("summary"))
+        offer = Offer(str(entry.get("name") or header.name), str(entry.get("repo") or ""), None, header)
+        offers[offer.name] = offer
+    return list(offers.values())
 
 
 def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:
-    """What the cluster would make of each model, in the order that ``ORDER`` describes.
+    """Return the result for each model, in the order that ``ORDER`` describes.
 
-    :param cluster: with any model; what its inventory says of its own model's layers on devices does not count.
+    :param cluster: cluster with any model; restrictions on its layers do not count.
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
-    given = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | OF_ACCESS)
-    found = [_row(given, offer, catalogue, question) for offer in offers]
-    reasons = {row.why_not for row in found}
-    if len(found) > 1 and len(reasons) == 1 and reasons != {""}:
+    unrestricted = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | OF_ACCESS)
+    results = [_row(unrestricted, offer, catalogue, question) for offer in offers]
+    reasons = {row.why_not for row in results}
+    if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"no model can be planned: {reasons.pop()}")
-    return sorted(found, key=lambda row: _order(row, question.speed))
+    return sorted(results, key=lambda row: _order(row, question.speed))
 
 
 ORDER = (
@@ -161,20 +159,20 @@ def _order(row: Row, tokens_per_s: float) -> tuple[float, ...]:
 def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Question) -> Row:
     attempts = []
     for name, summary in offer.files():
-        row = _planned(cluster, offer, name, summary, catalogue, question.context)
+        row = _result(cluster, offer, name, summary, catalogue, question.context)
         attempts.append((row, summary))
         if not row.why_not and (row.generation_tokens_per_s >= question.speed or name in SMALL):
             break
     best, summary = attempts[-1]
     if best.why_not or best.generation_tokens_per_s < question.speed:
-        best, summary = next((one for one in attempts if not one[0].why_not), attempts[-1])
-    most = summary.context * cluster.server.parallel
-    steps = sorted({min(step, most) for step in LONGER if step > best.context}, reverse=True)
+        best, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
+    longest = summary.context * cluster.server.parallel
+    steps = sorted({min(step, longest) for step in LONGER if step > best.context}, reverse=True)
     longer = (step for step in steps if not best.why_not and not _try(cluster, summary, step, catalogue).refused)
     return best._replace(longest_context=next(longer, best.context))
 
 
-def _planned(
+def _result(
     cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
 ) -> Row:
     experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
@@ -182,7 +180,7 @@ def _planned(
     row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
     plan = _try(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
-        return row._replace(why_not=_why(plan))
+        return row._replace(why_not=_reason(plan))
     return row._replace(
         context=plan.head.context,
         generation_tokens_per_s=plan.estimate.generation_tokens_per_s or 0.0,
@@ -195,52 +193,19 @@ def _planned(
 
 
 def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
-    source = ModelSource(download_record.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
+    source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
-    asked = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.make_candidate(asked, {}, catalogue, "")
+    changed = cluster._replace(server=server, model=ModelRequest(source, None, summary))
+    return planner.make_candidate(changed, {}, catalogue, "")
 
 
-def _why(plan: Plan | Refused) -> str:
+def _reason(plan: Plan | Refused) -> str:
     """In one short sentence."""
     if isinstance(plan, Plan):
         missing = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
         if not plan.fits and missing:
             return f"{missing * MIB / GIB:.1f} GiB are missing"
-        errors = [one for one in plan.advisories if one.severity == "error" and not one.accepted]
+        errors = [advisory for advisory in plan.advisories if advisory.severity == "error" and not advisory.accepted]
         if plan.fits and errors:
             return f"{errors[0].message} ({errors[0].id})"
     return plan.reasons[0]
-
-
-def text_of(found: Sequence[Row], question: Question) -> str:
-    """The table for a person."""
-    served = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
-    others = [["not served", "uses", "file", "GiB", "why"]]
-    for row in found:
-        if row.why_not:
-            why = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
-            others.append([row.model, *_cells(row), why])
-        else:
-            served.append([row.model, *_cells(row)])
-    told = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
-    return "\n".join(
-        [
-            *textwrap.wrap(told, plan_text.WIDTH),
-            *("\n" + plan_text.table(part) for part in (served, others) if part[1:]),
-            "",
-        ]
-    )
-
-
-def _cells(row: Row) -> list[str]:
-    numbers = dict.fromkeys((row.parameters, row.active))
-    billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
-    cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
-    if row.why_not:
-        return cells
-    contexts = dict.fromkeys((row.context, row.longest_context))
-    longer = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
-    hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    where = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
-    return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), where]

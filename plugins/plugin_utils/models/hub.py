@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
@@ -169,7 +170,7 @@ def candidates(listing: Listing, role: str) -> list[Candidate]:
         name
         for name in files
         if name.lower().endswith(".gguf")
-        and is_projector(name) == (role == download_record.MMPROJ)
+        and is_projector(name) == (role == host_types.MMPROJ)
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
@@ -224,7 +225,7 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
     models = candidates(listing, source.role)
     subject = f"{_subject(source)} has"
     if not models:
-        kind = "projector (mmproj)" if source.role == download_record.MMPROJ else "GGUF file"
+        kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
         available = _names(file.name for file in listing.files)
         cut = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
         if cut:

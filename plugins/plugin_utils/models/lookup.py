@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -77,7 +78,7 @@ def _headers(
     source = query.source
     try:
         model = read()
-        if source.role == download_record.MMPROJ:
+        if source.role == host_types.MMPROJ:
             return model.files, projector.summarize(model) if projector.is_one(model) else None
         return model.files, header_summary.summarize(model)
     except web.RemoteError as error:

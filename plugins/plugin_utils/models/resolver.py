@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NamedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
@@ -60,7 +61,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     """
     resolver = _Resolver(action, request, options, server or token_server([request]))
     sources = {source.role: resolver.source(source) for source in request.sources()}
-    served = sources.get(download_record.MODEL, ResolvedSource(()))
+    served = sources.get(host_types.MODEL, ResolvedSource(()))
     return {
         "changed": False,
         **({"summary": served.summary} if served.summary else {}),
@@ -68,7 +69,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
         "offered": typed_json.dump(list(served.offered)),
         "auxiliary": {
-            role: source.summary for role, source in sources.items() if source.summary and role != download_record.MODEL
+            role: source.summary for role, source in sources.items() if source.summary and role != host_types.MODEL
         },
     }
 
@@ -126,11 +127,11 @@ class _Resolver:
         :raises Refusal: they cannot be read here, or the service cannot read a projector or a draft model.
         """
         what, path, summary = source.ollama or source.path, str(entry.get("path", source.path)), _summary(source, entry)
-        if entry.get("error") or (source.role == download_record.MODEL and summary is None):
+        if entry.get("error") or (source.role == host_types.MODEL and summary is None):
             reason = validation.printable(entry.get("error") or header_summary.NOT_MODELS["mmproj"])
             remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {what}, which {reason}{remedy}")
-        if entry.get("closed") and source.role != download_record.MODEL:
+        if entry.get("closed") and source.role != host_types.MODEL:
             raise Refusal(
                 f"{source.variable} is {what}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
             )
@@ -164,7 +165,7 @@ class _Resolver:
         """What the host has of a source, so that no server is asked; None where it has nothing whole."""
         entry, files = self._download(source), self._recorded(source)
         summary = _summary(source, entry)
-        if not files or entry.get("whole") is not True or (source.role == download_record.MODEL and not summary):
+        if not files or entry.get("whole") is not True or (source.role == host_types.MODEL and not summary):
             return None
         return ResolvedSource(files, summary, entry.get("closed"))
 
@@ -218,4 +219,4 @@ def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
     if not isinstance(summary, Mapping):
         return None
     is_projector = summary.get("architecture") == projector.ARCHITECTURE
-    return summary if is_projector == (source.role == download_record.MMPROJ) else None
+    return summary if is_projector == (source.role == host_types.MMPROJ) else None

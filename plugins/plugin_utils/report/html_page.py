@@ -14,10 +14,9 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table, bundle
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table, bundle, plan_text
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 

@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan, retention
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import (
     DIFFERENT,
     FOREIGN,
@@ -50,9 +50,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ModelFilePlan,
     ServicePlan,
 )
-
-KEPT_RELEASES = 2
-"""Of each backend that stay installed, with the planned one: going back to them needs no build."""
 
 
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
@@ -177,29 +174,16 @@ def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]
 
 
 def unneeded_releases(planned: HostPlan) -> list[str]:
-    """Builds that never ended, and installed releases beyond the last ones of their backend, oldest first: none that is planned, kept with a plan,
-    built or run now. The place of a backend that is not planned any more counts as taken."""
+    """Return the releases that go: nothing that is planned, kept with a plan, being built or running."""
     folder = Path(planned.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
-    wanted = {build.id for build in planned.builds}
+    planned_ids = {build.id for build in planned.builds}
     running = processes.of_account(planned.prefix, planned.account)
-    held = {*wanted, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
-    free = (
-        set()
-        if locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
-        else {name for name in times if name.lstrip(".") not in held}
-    )
-    unneeded: list[str] = []
-    whole = sorted(
-        (name for name in times.keys() | wanted if not name.startswith(".")),
-        key=lambda name: (name not in wanted, name in free, -times.get(name, 0)),
-    )
-    for backend in dict.fromkeys(map(words.backend_of, whole)):
-        own = [name for name in whole if words.backend_of(name) == backend]
-        room = KEPT_RELEASES - (0 if wanted.intersection(own) else 1)
-        unneeded += [name for name in own[room:] if name in free]
-    return sorted(name for name in free if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])
+    used = {*planned_ids, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
+    is_building = locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
+    unused = set() if is_building else {name for name in times if name.lstrip(".") not in used}
+    return retention.unneeded_releases(planned_ids, times, unused)
 
 
 def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
@@ -323,6 +324,13 @@ def last_tensor(summary: ModelSummary, settings: Settings) -> int:
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     layers = layers_of(summary, settings.flash())
     return max(int((short if layer.windowed else full) * (layer.value * value or layer.key * key)) for layer in layers)
+
+
+def is_torn(summary: ModelSummary, settings: Settings, backend: str) -> bool:
+    """Return whether llama-server crashes when it fetches KV cache of a device: if a layer's last tensor is larger than a buffer, the views behind it get
+    no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
+    largest = backends.RECORDS[backend].largest_buffer
+    return settings.fork == MAINLINE and settings.offload and 0 < largest < last_tensor(summary, settings)
 
 
 def latent_mode(settings: Settings) -> int:

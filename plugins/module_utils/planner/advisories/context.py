@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of advisories: what conditions look at, and what they find."""
+"""Types of advisories: the input of conditions, and their findings."""
 
 from __future__ import annotations
 
@@ -12,25 +12,37 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Server
 
 Cases = list[tuple[Any, dict[str, Any]]]
-"""For each case of a condition: host (or None), and the values for message and remedies. ``where`` says the place, if it is more than the
-host; cases that differ in nothing else become one advisory."""
+"""Host (or None) and values for message and remedies, for each case of a condition. ``where`` names the place if it is more than the host;
+cases with the same other values become one advisory."""
 
 
 class AdvisoryContext(NamedTuple):
-    """``release`` and ``summary`` are those that serve, ``used`` the devices that get layers."""
+    """A plan, and the cluster and candidate of which it was made."""
 
     plan: Plan
     cluster: Cluster
-    release: ReleasePlan
-    summary: ModelSummary
-    used: Sequence[devices.Holder]
+    candidate: Candidate
+
+    @property
+    def release(self) -> ReleasePlan:
+        return self.candidate.release
+
+    @property
+    def summary(self) -> ModelSummary:
+        return self.candidate.summary
+
+    @property
+    def holders(self) -> Sequence[devices.Holder]:
+        """Return the devices that hold a part of the model."""
+        return self.candidate.holders()
 
     @property
     def server(self) -> Server:
-        return self.cluster.server
+        return self.candidate.workload.server
 
     @property
     def head(self) -> Host:
@@ -39,23 +51,23 @@ class AdvisoryContext(NamedTuple):
     @property
     def on_head(self) -> list[devices.Holder]:
         """Devices of the head's host that get layers."""
-        return [device for device in self.used if device.host == self.cluster.head]
+        return [device for device in self.holders if device.host == self.cluster.head]
 
     def variables_of(self, release: str) -> list[str]:
-        """The variables that give a release: of all backends that have it."""
+        """Return the variables that set a release, for all backends that use it."""
         built = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release]
         return list(dict.fromkeys(releases.variable_of(build.backend, self.cluster.releases) for build in built))
 
     def backends_of(self, host: str) -> list[str]:
-        """What a host builds for; nothing of one where others run the workers."""
-        own = self.plan.hosts.get(host)
-        return [build.backend for build in own.builds] if own else []
+        """Return the backends that a host builds for; none for a host with external workers."""
+        planned_host = self.plan.hosts.get(host)
+        return [build.backend for build in planned_host.builds] if planned_host else []
 
 
 class Advisory(NamedTuple):
-    """``severity`` is error where running would give no answer, a wrong one, or an open door; everything else is a warning.
+    """A known problem. Its severity is error if running would give no answer, a wrong answer or an open door, and warning otherwise.
 
-    ``{where}`` of a message lists the places, ``{hosts}`` the hosts, of all cases that differ in nothing else.
+    In a message, ``{where}`` lists the places and ``{hosts}`` the hosts of all cases with the same other values.
     """
 
     id: str
@@ -63,18 +75,18 @@ class Advisory(NamedTuple):
     condition: Callable[[AdvisoryContext], Cases]
     message: str
     remedies: tuple[str, ...]
-    """Clauses, of which any one is enough. One is left out where a value that it names is None."""
+    """Alternatives. A remedy is left out if a value that it names is None."""
     reference: str
 
 
 class Finding(NamedTuple):
-    """An advisory that a plan meets: all its cases that differ in nothing but the place."""
+    """An advisory that applies to a plan, with all its cases that differ only in the place."""
 
     advisory: Advisory
     hosts: tuple[str, ...]
-    """Where it is met; empty for the whole cluster."""
+    """Affected hosts; empty for the whole cluster."""
     values: Mapping[str, Any]
-    """Of message and remedies."""
+    """Values for message and remedies."""
 
     @property
     def message(self) -> str:

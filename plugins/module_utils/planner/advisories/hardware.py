@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When advisories are met that concern devices, their drivers, and what drives them."""
+"""Conditions of advisories about devices, their drivers and their backends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import re
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 GFX906_ROCM = (6, 4)
-"""The first ROCm whose rocBLAS has no kernels for this architecture."""
+"""First ROCm whose rocBLAS has no kernels for this architecture."""
 
 
 def user_scope(context: AdvisoryContext) -> Cases:
@@ -28,7 +28,7 @@ def user_scope(context: AdvisoryContext) -> Cases:
 
 
 def unused_accelerators(context: AdvisoryContext) -> Cases:
-    """Hosts with the same builds, and devices for the same backends, share their remedies."""
+    """Return hosts with unused devices. Hosts with equal builds and backends share their remedies."""
     cases: Cases = []
     sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
@@ -36,16 +36,16 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
         unused = [accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators]
         if unused:
             kinds = {accelerator.backend for accelerator in unused}
-            backend = next(one for one in backends.PREFERRED if one in kinds)
+            backend = next(preferred for preferred in backends.PREFERRED if preferred in kinds)
             toolkit, built = toolkits.TOOLKIT_OF.get(backend), context.backends_of(name)
-            kept = [one for one in built if one != backends.CPU.name]
-            compiles = sources[backend] in release_request.COMPILED and not kept
+            cards = [card for card in built if card != backends.CPU.name]
+            compiles = sources[backend] in release_request.COMPILED and not cards
             parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and compiles else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",
                 "built": remedies.as_list(built),
-                "backend": None if facts.distribution.family == "unknown" else remedies.as_list([*kept, backend]),
+                "backend": None if facts.distribution.family == "unknown" else remedies.as_list([*cards, backend]),
                 "toolkit": remedies.listed(parts) or None,
             }
             cases.append((name, values))
@@ -53,7 +53,7 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 
 
 def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
-    """The backend in place of another one, where Vulkan sees devices of a host."""
+    """Return the Vulkan backend if Vulkan sees devices of the host, else None."""
     host = context.cluster.hosts.get(name)
     has = host and any(device.backend == backends.VULKAN.name for device in host.facts.accelerators)
     return backends.VULKAN.name if has else None
@@ -61,7 +61,8 @@ def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
 
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
-    for name in dict.fromkeys(one.host for one in context.used if (one.backend, one.architecture) == ("hip", "gfx906")):
+    gfx906 = [device for device in context.holders if (device.backend, device.architecture) == ("hip", "gfx906")]
+    for name in dict.fromkeys(device.host for device in gfx906):
         host = context.cluster.hosts.get(name)
         version = host and host.facts.toolchain.get("hipconfig")
         if version and versions.numbers(version) >= GFX906_ROCM:
@@ -77,23 +78,23 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
             {
                 "where": f"{device.name} of {device.host}",
                 "vulkan": _by_vulkan(context, device.host),
-                "own": "sycl" if device.host == head else None,
+                "sycl": "sycl" if device.host == head else None,
             },
         )
-        for device in context.used
+        for device in context.holders
         if device.endpoint and device.backend == "sycl"
     ]
 
 
 def predicting_with_metal(context: AdvisoryContext) -> Cases:
-    """Workers with Metal where layers that predict further tokens are used."""
-    lent = [device for device in context.used if device.endpoint and device.backend == "metal"]
-    return [(device.host, {}) for device in lent if speculation.DRAFT_MTP in context.plan.head.argv]
+    """Return workers with Metal if the model predicts several tokens at once."""
+    metal = [device for device in context.holders if device.endpoint and device.backend == "metal"]
+    return [(device.host, {}) for device in metal if speculation.DRAFT_MTP in context.plan.head.argv]
 
 
 def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:
-    """Name and facts of hosts with graphics of this kind that get layers."""
-    names = dict.fromkeys(device.host for device in context.used if device.architecture == STRIX_HALO)
+    """Return name and facts of the hosts whose Strix Halo graphics get layers."""
+    names = dict.fromkeys(device.host for device in context.holders if device.architecture == STRIX_HALO)
     return [(name, context.cluster.hosts[name].facts) for name in names if name in context.cluster.hosts]
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When advisories are met that concern the way to workers: who can reach them, and the networks between hosts."""
+"""Conditions of advisories about the way to workers: who can reach them, and the networks between hosts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 
 SHARED_LINKS = ("ethernet", "infiniband", "wireless")
-"""Kinds of links that have more than two ends, unless llama_links says otherwise."""
+"""Kinds of links with more than two ends, unless llama_links declares a peer."""
 
 
-def why_no_unit_closes(context: AdvisoryContext, name: str) -> str:
+def why_unfiltered(context: AdvisoryContext, name: str) -> str:
     facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
-        return f"{facts.service_manager} does not filter addresses"
+        return f"The service manager ({facts.service_manager}) does not filter addresses"
     if facts.units_filter is None:
         return (
-            "it is not known whether systemd there filters addresses, since systemd-run could not be run as root (then run with become), or since "
-            "the host is down and its facts are those of an older version of the collection (then start or retire it)"
+            "It is unknown whether systemd filters addresses there. Either systemd-run needs root: run with become. "
+            "Or the host is down and its facts come from an older version of the collection: start or retire it"
         )
-    return "systemd there does not filter addresses, since the kernel or the container lacks BPF for control groups"
+    return "Systemd does not filter addresses there, because the kernel or the container lacks BPF for control groups"
 
 
 def unprotected_workers(context: AdvisoryContext) -> Cases:
@@ -32,7 +32,7 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
         if exposed and not host.unit_closes and not host.firewall_manager:
             values = {
                 "where": f"{remedies.listed(exposed)} of {name}",
-                "reason": f"{why_no_unit_closes(context, name)}, and the run sets up no firewall there",
+                "reason": why_unfiltered(context, name),
                 "managers": remedies.listed(names.FIREWALLS, "or") if host.host_settings else None,
                 "scope": "system" if host.service_manager == "systemd_user" else None,
             }
@@ -41,7 +41,7 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
 
 
 def external_workers(context: AdvisoryContext) -> Cases:
-    """Those that the head reaches over a network. At the end of a tunnel nobody else is."""
+    """Return external workers that the head reaches over a network, not through a tunnel."""
     ports: dict[str, list[str]] = {}
     for worker in context.plan.external_workers:
         if not names.is_loopback(worker.endpoint):
@@ -53,7 +53,7 @@ def external_workers(context: AdvisoryContext) -> Cases:
 
 
 def rpc_in_clear(context: AdvisoryContext) -> Cases:
-    """Hosts whose workers the head reaches, without encryption, over a network that others may be on: no cable, as its kind or llama_links say."""
+    """Return hosts whose workers the head reaches unencrypted over a shared network, not over a cable."""
     possible = context.head.facts.system == service_managers.LINUX
     cases: Cases = []
     for link in {link.host: link for link in context.plan.estimate.links}.values():
@@ -62,7 +62,7 @@ def rpc_in_clear(context: AdvisoryContext) -> Cases:
             continue
         address = link.endpoint.split(":")[0]
         if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
-            where = f"{host.name} over {link.kind}"
+            place = f"{host.name} over {link.kind}"
             transport = names.STUNNEL if possible else None
-            cases.append((host.name, {"where": where, "head": context.cluster.head, "transport": transport}))
+            cases.append((host.name, {"where": place, "head": context.cluster.head, "transport": transport}))
     return cases

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When advisories are met that concern what a release is and knows, and names in the inventory."""
+"""Conditions of advisories about releases, the models that they support, and names in the inventory."""
 
 from __future__ import annotations
 
@@ -15,92 +15,93 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 ARCHITECTURES_FILE = "src/llama-arch.cpp"
-"""The file of llama.cpp that names them: a patch may add one."""
+"""File of llama.cpp that lists the architectures. A patch may add an architecture."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
-"""Architectures in files of Ollama that upstream names otherwise or does not have."""
+"""Architectures in Ollama's files that upstream lacks or names differently."""
 
 
 def remote_code(context: AdvisoryContext) -> Cases:
-    """One case for each commit of a fork."""
-    known = capabilities.OLDEST[IK_LLAMA]
+    """Return a case for each commit of a fork."""
+    checked = capabilities.OLDEST[IK_LLAMA]
     cases: Cases = []
     for release in context.plan.releases.values():
         if not release.mainline:
-            newer = release.build > known
-            checked = f", which is newer than {known}, the last one that was checked" if newer else ""
-            builds = f"commit {release.build} of {release.fork}{checked}"
-            cases.append((None, {"builds": builds}))
+            note = f" (newer than {checked}, not checked)" if release.build > checked else ""
+            cases.append((None, {"builds": f"commit {release.build} of {release.fork}{note}"}))
     return cases
 
 
 def cache_kernels(context: AdvisoryContext) -> Cases:
-    """Hosts whose programs may lack kernels of flash attention for the types of the cache."""
+    """Return hosts whose programs may lack flash attention kernels for the cache types."""
     kinds = context.server.cache_type_k, context.server.cache_type_v
     if not context.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     compiled = context.release.source in release_request.COMPILED
     variables = None if compiled else remedies.listed(context.variables_of(context.release.id))
     cases: Cases = []
-    for name in dict.fromkeys(device.host for device in context.used if backends.RECORDS[device.backend].all_quants):
+    for name in dict.fromkeys(device.host for device in context.holders if backends.RECORDS[device.backend].all_quants):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
-        known = {
+        options = {
             option: build.cmake_options.get(option, "OFF")
             for build in builds
             if (option := backends.RECORDS[build.backend].all_quants)
         }
-        if not known or not all(map(backends.is_on, known.values())):
-            given = [option for option in known if option in context.cluster.every_host[name].cmake_options]
-            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(given) or None}
+        if not options or not all(map(backends.is_on, options.values())):
+            overridden = [option for option in options if option in context.cluster.every_host[name].cmake_options]
+            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(overridden) or None}
             cases.append((name, {**values, "variables": variables}))
     return cases
 
 
 def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
-    """When the model's architecture appeared, where the build that serves is older or nobody knows."""
+    """Return when the model's architecture appeared; None if the serving build certainly has it."""
     release = context.release
     appeared = capabilities.appearance_of(context.summary.architecture, release.fork)
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    has = appeared is None or release.build >= (appeared.having or math.inf)
-    return None if has or patched else appeared
+    supported = appeared is None or release.build >= (appeared.having or math.inf)
+    return None if supported or patched else appeared
 
 
 def unknown_architecture(context: AdvisoryContext) -> Cases:
-    """A file that llama-server refuses when it starts, or may refuse since the architecture is new."""
+    """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
     appeared = _architecture(context)
     if name in OLLAMA_ARCHITECTURES and source:
-        values = {"who": "only Ollama has and llama.cpp does", "variable": source.variable, "variables": None}
+        values = {"would": "would", "who": "only Ollama knows", "variable": source.variable, "variables": None}
     elif appeared and release.build < (appeared.having or appeared.lacking + 1):
-        who = f"build {release.build} {'does' if release.build <= appeared.lacking else 'may'}"
-        newer = f"build {appeared.having}, or a newer one," if appeared.having else "a newer build"
+        would, does = ("would", "does") if release.build <= appeared.lacking else ("may", "may")
+        newer = f"build {appeared.having} or newer" if appeared.having else "a newer build that knows it"
         variables = remedies.listed(context.variables_of(release.id))
-        values = {"who": who, "variable": None, "newer": newer, "variables": variables}
+        values = {"would": would, "who": f"build {release.build} {does} not know", "variable": None}
+        values.update(newer=newer, variables=variables)
     else:
         return []
     return [(context.plan.head.host, {**values, "architecture": name})]
 
 
 def unread_model(context: AdvisoryContext) -> Cases:
-    """An architecture or types that no build has which was read, and a build that is newer than those."""
+    """Return the head if no checked build has the model's architecture or tensor types, and its build is newer than these."""
     kinds = tensor_types.unread({row.type for row in context.summary.named_tensors})
-    unknown = _architecture(context) and not unknown_architecture(context)
-    what = [f"the architecture {context.summary.architecture}"] * bool(unknown) + [f"tensors of {one}" for one in kinds]
+    is_new = _architecture(context) and not unknown_architecture(context)
+    parts = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
+        f"tensors of {kind}" for kind in kinds
+    ]
     release = context.release
-    values = {"what": remedies.listed(what), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
-    return [(context.plan.head.host, values)] if what else []
+    values = {"what": remedies.listed(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
+    return [(context.plan.head.host, values)] if parts else []
 
 
 def missing_kernels(context: AdvisoryContext) -> Cases:
-    """Devices whose backend does not multiply with tensors of the model: of a worker it ends, of the head the processor computes them."""
+    """Return devices whose backend cannot multiply the model's tensors: a worker crashes, the head falls back to its processor."""
     kinds = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
-    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.used):
+    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.holders):
         missing = sorted(kinds & backends.RECORDS[backend].no_kernels)
         host = context.cluster.hosts.get(name)
         if missing and context.release.mainline:
-            has = {device.backend for device in host.facts.accelerators} if host else set()
-            others = [one for one in has if not backends.RECORDS[one].no_kernels.intersection(missing)]
-            instead = (*sorted(others), "cpu")[0] if host else None
+            present = {device.backend for device in host.facts.accelerators} if host else set()
+            able = [name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing)]
+            instead = (*sorted(able), "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))
     return cases
 

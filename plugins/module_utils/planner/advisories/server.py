@@ -1,24 +1,25 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When advisories are met that concern llama-server: who may ask it, its options, its speed."""
+"""Conditions of advisories about llama-server: who can use it, its options, its speed."""
 
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_no_unit_closes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_unfiltered
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout
 
 SLOW_LOAD_S = 60
-"""Predicted seconds of a load from which on it is said what would shorten it; assumed."""
+"""Predicted seconds of a load from which the advisory applies; assumed."""
 RPC_LIMITS = "RPC on "
-"""What limits such a load, as the estimate names it."""
+"""Beginning of the estimate's name for a limit by RPC."""
 DEFAULT_CONTEXT = 8192
-"""Of llama_server_context: who leaves it out asks for no more than the model has."""
+"""Default of llama_server_context. It asks for no more than the model has."""
 
 
 def open_server(context: AdvisoryContext) -> Cases:
@@ -41,36 +42,37 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
     closes = host.unit_closes or host.firewall_manager or names.EVERYBODY in head.allowed
     if not head.allowed or names.is_loopback(head.address) or closes:
         return []
-    reason = why_no_unit_closes(context, head.host)
+    reason = why_unfiltered(context, head.host)
     if host.host_settings:
-        reason += ", and neither firewalld nor ufw nor nftables is active there"
+        reason += ". No supported firewall (firewalld, ufw or nftables) is active there"
     return [(head.host, {"networks": ", ".join(head.allowed), "reason": reason})]
 
 
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
-    """The known-answer model is there to try workers, however fast, and an operator may want all of them."""
+    """Return the faster host, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
-    together, best = estimate.generation_range, estimate.best_single_host
-    wanted = context.plan.model.known_answer or context.cluster.placement == layout.ALL
-    if wanted or not together or not estimate.links or not best.faster:
+    cluster_speed, best = estimate.generation_range, estimate.best_single_host
+    intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
+    if intended or not cluster_speed or not estimate.links or not best.faster:
         return []
     host, head = best.host, context.cluster.head
-    steps = [f"put {host} into llama_head in place of {head}, with the model's files"] if host != head else []
-    if any(own.is_worker for own in context.cluster.hosts.values()):
+    steps = [f"put {host} with the model's files into llama_head instead of {head}"] if host != head else []
+    if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
-    of_head = () if host == head else ("memory_mib", "reserve_mib")
-    given = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *of_head) if getattr(server, key)]
+    sizes = () if host == head else ("memory_mib", "reserve_mib")
+    stale = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
     if best.gpu_layers is not None:
         steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
     elif server.gpu_layers is not None:
-        given.append("llama_server_gpu_layers")
-    given += ["llama_external_workers"] if context.cluster.external else []
-    steps += [f"remove {name}" for name in given]
-    return [(host, {"together": str(together), "alone": str(best.generation_range), "steps": ", ".join(steps)})]
+        stale.append("llama_server_gpu_layers")
+    stale += ["llama_external_workers"] if context.cluster.external else []
+    steps += [f"remove {name}" for name in stale]
+    speeds = {"together": str(cluster_speed), "alone": str(best.generation_range)}
+    return [(host, {**speeds, "steps": remedies.listed(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:
-    """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
+    """Return a case if hashing and copying in llama.cpp limits the load, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
     patch = fast_load.known(release.protocol, release.mainline) and release.source in release_request.COMPILED
     slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
@@ -80,36 +82,37 @@ def slow_load(context: AdvisoryContext) -> Cases:
 
 
 def without_fallback(context: AdvisoryContext) -> Cases:
-    """The workers that cannot be spared, where the operator wants that."""
-    lost = context.plan.no_fallback if context.server.fallback else ()
-    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in lost]
+    """Return the workers without which the model cannot be served, if the operator asks for fallbacks."""
+    missing = context.plan.no_fallback if context.server.fallback else ()
+    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in missing]
 
 
-def uncounted(context: AdvisoryContext) -> Cases:
-    """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
+def uncounted_models(context: AdvisoryContext) -> Cases:
+    """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
-    for one in context.plan.auxiliary_uncounted:
-        placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
+    for auxiliary in context.plan.auxiliary_uncounted:
+        placing = [options.of_name(name) for name in workload.PLACING[auxiliary.role]]
         words = [word for word in context.server.extra_args if options.of_word(word) in placing]
-        values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
+        word = " and ".join(words) or None
+        values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}
         cases.append((context.cluster.head, values))
     return cases
 
 
 def cut_context(context: AdvisoryContext) -> Cases:
-    """A context that was asked for and is longer than requests can use."""
+    """Return the head if the operator asks for a longer context than requests can use."""
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    trained = server_settings.trained_context(server, context.summary)
-    values = {"wanted": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
+    trained = workload.trained_context(server, context.summary)
+    values = {"requested": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
     return [(head.host, {**values, "parallel": server.parallel})]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:
-    """A context that requests at the same time divide among them, so that each has less than it could use."""
+    """Return the head if parallel requests divide the context, so that each gets less than it could use."""
     head = context.plan.head
-    if head.context_per_request == min(head.context, server_settings.trained_context(context.server, context.summary)):
+    if head.context_per_request == min(head.context, workload.trained_context(context.server, context.summary)):
         return []
     values = {"context": head.context, "each": head.context_per_request}
     return [(head.host, {**values, "parallel": context.server.parallel})]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Known problems of a plan. An error whose id the operator has not accepted stops the run.
 
-ADVISORIES is the table; server.py, links.py, memory.py, hardware.py and releases.py say when each entry is met. Problems that planning avoids by itself have no
+ADVISORIES is the table; server.py, links.py, memory.py, hardware.py and releases.py hold its conditions. Problems that planning avoids have no
 entry: docs/plan.md lists every known symptom and its remedy.
 """
 
@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Cases,
     Finding,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
 THREAD = "ggml-org/llama.cpp#{}"
 
@@ -34,19 +35,19 @@ ADVISORIES = (
         "rpc-remote-code-execution",
         "error",
         releases.remote_code,
-        "With {builds}, anyone who reaches a worker's port can run code on the worker's host, without authentication.",
-        ("let nobody but the head reach the workers, and accept this advisory",),
+        "With {builds}, anyone who can reach a worker's port can run code on its host without authenticating.",
+        ("restrict the workers' ports to the head, then accept this advisory",),
         "CVE-2026-34159",
     ),
     Advisory(
         "unprotected-worker",
         "error",
         links.unprotected_workers,
-        "RPC has no authentication, and nothing limits {where} to the head: {reason}.",
+        "RPC has no authentication, and nothing restricts {where} to the head: this run sets up no firewall there. {reason}.",
         (
             "enable {managers} on {hosts}",
             "set llama_host_scope of {hosts} to {scope}, which needs root",
-            "close the port with a firewall of your own, and accept this advisory",
+            "restrict the port with your own firewall, then accept this advisory",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
@@ -54,10 +55,10 @@ ADVISORIES = (
         "external-worker",
         "error",
         links.external_workers,
-        "RPC has no authentication, and others run {where}: this collection cannot verify that only {head} reaches them.",
+        "The collection does not manage the external workers {where}, so it cannot verify that only {head} reaches them. RPC has no authentication.",
         (
-            "have a firewall on {hosts} let only {head} reach them, and accept this advisory",
-            "reach the worker through a tunnel: it listens on 127.0.0.1 there, and its end on 127.0.0.1 of {head} is its endpoint in llama_external_workers",
+            "restrict these ports to {head} with a firewall on {hosts}, then accept this advisory",
+            "use a tunnel: let the worker listen on 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's end at 127.0.0.1 of {head}",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
@@ -65,10 +66,10 @@ ADVISORIES = (
         "open-server",
         "error",
         server.open_server,
-        "The server listens on {address} and answers anyone who reaches it.",
+        "The server listens on {address} without an API key, so anyone who can reach it can use it.",
         (
             "set llama_server_api_key_file",
-            "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+            "set llama_server_host to 127.0.0.1 and use your own proxy",
         ),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
@@ -76,9 +77,9 @@ ADVISORIES = (
         "server-for-everybody",
         "error",
         server.server_for_everybody,
-        "The server listens on {address}, and llama_server_allowed does not say which networks may connect, so its port is closed to nobody.",
+        "The server listens on {address} and llama_server_allowed is empty, so anyone can connect.",
         (
-            "set llama_server_allowed to the networks of its clients, like 192.168.1.0/24",
+            "set llama_server_allowed to the clients' networks, like 192.168.1.0/24",
             "set llama_server_host to 127.0.0.1",
         ),
         "docs/operating.md",
@@ -87,10 +88,10 @@ ADVISORIES = (
         "unlimited-server",
         "error",
         server.unlimited_server,
-        "llama_server_allowed is {networks}, but nothing on {host} limits the server to that: {reason}.",
+        "llama_server_allowed is {networks}, but nothing on {host} enforces it. {reason}.",
         (
-            "limit the port with a firewall of your own and accept this advisory",
-            "set llama_server_host to 127.0.0.1 and use a proxy of your own",
+            "restrict the port with your own firewall, then accept this advisory",
+            "set llama_server_host to 127.0.0.1 and use your own proxy",
         ),
         "docs/operating.md",
     ),
@@ -98,22 +99,22 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         memory.mmap_hangs,
-        "HIP loads weights with mmap into memory that is shared with the processor: {where}. From about {limit} MiB on, loading hangs or aborts.",
+        "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading about {limit} MiB or more hangs or aborts.",
         (
-            "leave llama_server_load_mode out",
+            "remove llama_server_load_mode",
             "set llama_server_load_mode to {mode}",
         ),
         THREAD.format(19745),
     ),
     Advisory(
-        memory.VULKAN_MEMORY,
+        devices.VULKAN_MEMORY,
         "error",
         memory.vulkan_memory,
-        "Mesa's Vulkan driver shows two thirds of the memory that a device shares with the processor: {where}. Larger shares were seen to fail "
-        "with out of memory while loading.",
+        "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "
+        "Using more has failed with out-of-memory errors during loading.",
         (
-            "set llama_backend of {hosts} to hip, and llama_server_backend where the head is one of them",
-            f"set {backends.UNIFIED_HEAP}: 'true' in environment of llama_worker_endpoints of {{hosts}}, and in llama_server_environment for the head",
+            "set llama_backend of {hosts} to hip, and llama_server_backend too if the head is affected",
+            f"add {backends.UNIFIED_HEAP}: 'true' to environment in llama_worker_endpoints of {{hosts}}, and to llama_server_environment for the head",
         ),
         THREAD.format(28571),
     ),
@@ -121,19 +122,19 @@ ADVISORIES = (
         "vulkan-prompt-cache",
         "error",
         memory.torn_cache,
-        "llama-server ends when it keeps a conversation: a layer's KV cache is more than 1 GiB, of which {where} makes several buffers.",
-        ("leave llama_server_prompt_cache_mib out", "set llama_server_context to a smaller number"),
+        "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers on {where}.",
+        ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
         THREAD.format(25584),
     ),
     Advisory(
         "cache-kernels",
         "error",
         releases.cache_kernels,
-        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. The programs of {hosts} may not have kernels for these "
-        "types, and then the worker aborts at the first token.",
+        "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. Programs on {hosts} may lack kernels for these "
+        "types; a worker without them aborts at the first token.",
         (
             "set both to q8_0 or both to q4_0",
-            "set {variables} to a release that is compiled on the hosts (source: git, pypi or archive)",
+            "set {variables} to a release that the hosts compile (source: git, pypi or archive)",
             "remove {option} from llama_build_cmake_options of {hosts}",
         ),
         THREAD.format(27905),
@@ -142,10 +143,10 @@ ADVISORIES = (
         "architecture-unknown",
         "error",
         releases.unknown_architecture,
-        "The model has the architecture {architecture}, which {who} not know: llama-server would refuse the file.",
+        "llama-server {would} refuse the model: {who} its architecture, {architecture}.",
         (
-            "set {variables} to {newer} that knows it",
-            "set llama_model_huggingface to a repository with this model, in place of {variable}",
+            "set {variables} to {newer}",
+            "set llama_model_huggingface to a repository with this model, and remove {variable}",
         ),
         "docs/models.md",
     ),
@@ -153,28 +154,28 @@ ADVISORIES = (
         "tensor-kernels",
         "error",
         releases.missing_kernels,
-        "The model has tensors of {types}, with which {backend} of {hosts} is not known to compute: a worker ends at the first token, the head computes "
-        "them on its processor.",
-        ("set llama_backend of {hosts} to {instead}", "use a file of the model with other types, like Q4_K"),
+        "Backend {backend} of {hosts} has no known kernels for the model's tensors of {types}. A worker crashes at the first token; the head falls back "
+        "to its CPU.",
+        ("set llama_backend of {hosts} to {instead}", "use a model file with other tensor types, like Q4_K"),
         "docs/models.md",
     ),
     Advisory(
         "model-unread",
         "warning",
         releases.unread_model,
-        "The model has {what}, which no build up to {newest} knows, and nobody read build {build}.",
-        ("look for it in that build's notes before a long download, and accept this advisory",),
+        "The model has {what}. Builds up to {newest} do not support this, and build {build} has not been checked.",
+        ("check that build's release notes before a long download, then accept this advisory",),
         "docs/models.md",
     ),
     Advisory(
         "rpc-in-clear",
         "warning",
         links.rpc_in_clear,
-        "Between {head} and its workers weights and activations, so in effect the conversation, cross the network in clear: {where}.",
+        "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
             "set llama_transport of {hosts} to {transport}",
             "name the other end of a cable as peer in llama_links",
-            "trust that network, and accept this advisory",
+            "accept this advisory if you trust that network",
         ),
         "docs/security.md",
     ),
@@ -182,7 +183,7 @@ ADVISORIES = (
         "graphics-memory-limit",
         "warning",
         memory.untuned,
-        "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
+        "The model does not fit, and the kernel gives only {mib} of {memory} MiB to {where}.",
         (
             "set llama_host_tuning and llama_host_reboot of {hosts} to {tuning}",
             "boot {hosts} with the kernel parameters {parameters}",
@@ -193,7 +194,7 @@ ADVISORIES = (
         "strix-halo-kernel",
         "warning",
         hardware.old_kernel,
-        "gfx1151 graphics compute reliably from kernel {first} on, which is newer than that of {where}.",
+        "gfx1151 needs kernel {first} or newer to compute reliably; older: {where}.",
         ("install kernel {first} or newer on {hosts}",),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
@@ -201,11 +202,11 @@ ADVISORIES = (
         "rocm-gfx906",
         "warning",
         hardware.rocm_without_kernels,
-        "ROCm from 6.4 on has no rocBLAS kernels for gfx906: {where}.",
+        "ROCm 6.4 and newer have no rocBLAS kernels for gfx906: {where}.",
         (
             "install ROCm 6.3 on {hosts}",
             "set llama_backend of {hosts} to {vulkan}",
-            "add these kernels, and accept this advisory",
+            "install rocBLAS kernels for gfx906, then accept this advisory",
         ),
         "ROCm/legacy-rocm-build#4625",
     ),
@@ -213,11 +214,11 @@ ADVISORIES = (
         "sycl-worker",
         "warning",
         hardware.sycl_workers,
-        "Workers with SYCL were seen to end at the first graph: {where}.",
+        "Workers with SYCL have crashed at the first graph: {where}.",
         (
             "set llama_backend of {hosts} to {vulkan}",
-            "set llama_server_backend to {own}",
-            "accept this advisory where they compute",
+            "set llama_server_backend to {sycl}",
+            "accept this advisory if these devices work for you",
         ),
         THREAD.format(21837),
     ),
@@ -225,26 +226,26 @@ ADVISORIES = (
         "metal-mtp",
         "warning",
         hardware.predicting_with_metal,
-        "Workers with Metal were seen to end with llama_server_speculation: mtp: {where}.",
-        ("set llama_server_speculation to ngram", "accept this advisory where they compute"),
+        "Workers with Metal have crashed with llama_server_speculation: mtp: {where}.",
+        ("set llama_server_speculation to ngram", "accept this advisory if these devices work for you"),
         THREAD.format(27801),
     ),
     Advisory(
         "metal-mmap",
         "warning",
         memory.metal_maps,
-        "Metal of {where} maps nearly the whole file, with layers of workers.",
-        ("leave llama_server_load_mode out",),
+        "On {where}, Metal maps almost the whole file, including layers that belong to workers.",
+        ("remove llama_server_load_mode",),
         THREAD.format(27667),
     ),
     Advisory(
         "user-scope",
         "warning",
         hardware.user_scope,
-        "On {where} all is installed for the connecting user alone: this run may not use sudo there without a password.",
+        "{where}: installing for the connecting user only, because passwordless sudo is not available.",
         (
-            "set llama_host_scope to system, and run the playbook with --ask-become-pass",
-            "set llama_host_scope to user where that is meant",
+            "set llama_host_scope to system and run the playbook with --ask-become-pass",
+            "set llama_host_scope to user to accept this",
         ),
         "docs/operating.md",
     ),
@@ -252,7 +253,7 @@ ADVISORIES = (
         "accelerator-unused",
         "warning",
         hardware.unused_accelerators,
-        "With auto, llama_backend is one backend, for which the host has all that it needs. No build of llama.cpp uses these accelerators: {where}.",
+        "llama_backend: auto picks a single backend that the host can build. It leaves these accelerators unused: {where}.",
         (
             "set llama_backend of {hosts} to {backend}",
             "install {toolkit} on {hosts}",
@@ -264,7 +265,7 @@ ADVISORIES = (
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
-        "Before any correction by a measurement the cluster is predicted to generate {together} tokens per second, and {host} alone {alone}.",
+        "Predicted without measurements: {together} tokens/s for the cluster, {alone} for {host} alone.",
         ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
@@ -272,7 +273,7 @@ ADVISORIES = (
         "slow-load",
         "warning",
         server.slow_load,
-        "A load of the model is predicted to take {seconds} s. For most of that time {release} hashes and copies what it sends to workers.",
+        "Loading is predicted to take {seconds} s, most of it spent by {release} hashing and copying tensors before it sends them.",
         ("set llama_build_fast_load to true for all hosts",),
         "docs/operating.md",
     ),
@@ -280,22 +281,22 @@ ADVISORIES = (
         "compute-over-capacity",
         "warning",
         memory.over_capacity,
-        "Weights, KV cache and compute buffers may be more than devices hold: {devices}. Compute buffers are planned with an upper bound, {compute} "
-        "MiB; if they come near it, llama-server runs out of memory when it starts.",
+        "Weights, KV cache and compute buffers may exceed the memory of devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "MiB; if actual use approaches it, llama-server runs out of memory on start-up.",
         (
             "set llama_server_flash_attention to '{flash}'",
-            "set llama_server_micro_batch or llama_server_context to a smaller number",
+            "reduce llama_server_micro_batch or llama_server_context",
         ),
         "docs/plan.md",
     ),
     Advisory(
         "auxiliary-not-counted",
         "warning",
-        server.uncounted,
-        "The memory of {variable} is not counted, and llama-server chooses its devices, workers too: {why}.",
+        server.uncounted_models,
+        "The memory of {variable} is not counted: {why}. llama-server chooses its devices, possibly workers.",
         (
             "remove {word}, so that the plan chooses",
-            "keep enough memory free with llama_server_reserve_mib, and memory_mib in llama_worker_endpoints, and accept this advisory",
+            "reserve memory with llama_server_reserve_mib and memory_mib in llama_worker_endpoints, then accept this advisory",
         ),
         "docs/models.md",
     ),
@@ -303,11 +304,11 @@ ADVISORIES = (
         "context-cut",
         "warning",
         server.cut_context,
-        "llama_server_context is {wanted}, but {model} was trained for requests of {trained} tokens, and llama_server_parallel is {parallel}: "
-        "llama-server gets {context}.",
+        "llama_server_context is {requested}, but {model} was trained for {trained} tokens per request. llama_server_parallel is {parallel}, "
+        "so llama-server gets {context}.",
         (
             "set llama_server_context to {context} or less",
-            "add --rope-scaling and --override-kv with the context of the model's header to llama_server_extra_args, and accept this advisory",
+            "add --rope-scaling and --override-kv (the header's context length) to llama_server_extra_args, then accept this advisory",
         ),
         "docs/plan.md",
     ),
@@ -327,10 +328,10 @@ ADVISORIES = (
         "variable-unknown",
         "warning",
         releases.unknown_variables,
-        "{variable} is set for {where}, but the collection has no such variable, so it does nothing. Similar name: {meant}.",
+        "{variable} is set for {where} but has no effect, because the collection has no such variable. Similar name: {meant}.",
         (
             "rename {variable} to {similar}",
-            "use a name from docs/variables.md; a variable of your own may stay",
+            "use a name from docs/variables.md, unless the variable is your own",
         ),
         "docs/variables.md",
     ),
@@ -338,7 +339,7 @@ ADVISORIES = (
         "no-fallback",
         "warning",
         server.without_fallback,
-        "llama_server_fallback is true, but nothing can be served while one of these is away: {where}.",
+        "llama_server_fallback is true, but the model cannot be served without each of these workers: {where}.",
         (
             "add a worker with as much memory",
             "set llama_server_fallback to false",
@@ -349,7 +350,7 @@ ADVISORIES = (
 
 
 def as_plan(finding: Finding) -> AdvisoryPlan:
-    """A finding as the plan has it, not accepted yet."""
+    """Return a finding as an advisory of the plan, not accepted yet."""
     advisory, hosts = finding.advisory, finding.hosts
     return AdvisoryPlan(
         id=advisory.id,
@@ -357,21 +358,21 @@ def as_plan(finding: Finding) -> AdvisoryPlan:
         host=hosts[0] if len(hosts) == 1 else None,
         hosts=hosts,
         message=finding.message,
-        remedy=remedies.sentence(_clauses(finding)),
+        remedy=remedies.sentences(_clauses(finding)),
         reference=advisory.reference,
         accepted=False,
     )
 
 
 def _clauses(finding: Finding) -> list[str]:
-    """Those of the remedies that name nothing which the case does not have."""
-    lacking = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
-    possible = [text for text in finding.advisory.remedies if not any(name in text for name in lacking)]
+    """Return the remedies whose values all exist."""
+    absent = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
+    possible = [text for text in finding.advisory.remedies if not any(name in text for name in absent)]
     return [text.format(**finding.values) for text in possible]
 
 
 def evaluate(context: AdvisoryContext) -> list[Finding]:
-    """The advisories that a plan meets, one for all hosts that share it."""
+    """Return the advisories that apply to a plan, with one finding for all hosts that share its values."""
     findings = []
     for advisory in ADVISORIES:
         alike: dict[str, Cases] = {}
@@ -382,6 +383,6 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
         for cases in alike.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
             where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
-            shown = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
-            findings.append(Finding(advisory, hosts, {**shown, **cases[0][1], "where": where}))
+            host_names = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
+            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": where}))
     return findings

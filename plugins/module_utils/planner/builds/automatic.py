@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``llama_release: auto``: upstream's compiled programs where all hosts have them, else sources."""
+"""``llama_release: auto``: upstream's compiled programs if all hosts can run them, else sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILING_ADDS = "compiling would add llama_build_fast_load, patches, and CUDA a
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """Host → its backends."""
+    """Return the backends of each host."""
     sources = releases.sources_of(cluster.releases)
     return {
         name: requirements.backends_of(
@@ -33,31 +33,31 @@ def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple
 
 
 def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
-    """The cluster with a release in place of ``auto``, which says why it is that one."""
+    """Return the cluster with a release instead of ``auto``, and the reason for it."""
     request = releases.requested(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
-    compiled = _asking(cluster, release_request.request_of(release_request.DEFAULT), request)
-    given = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
-    ready = _asking(cluster, given, request)
+    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT), request)
+    archives = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
+    ready = _with_release(cluster, archives, request)
     obstacle = _obstacle(ready, compiled, catalogue)
-    chosen = releases.requested(VARIABLE, (compiled if obstacle else ready).releases)
-    why = obstacle or f"upstream has an archive for each host; {COMPILING_ADDS}"
-    return _asking(cluster, chosen._replace(why=why), request)
+    choice = releases.requested(VARIABLE, (compiled if obstacle else ready).releases)
+    reason = obstacle or f"upstream has an archive for each host; {COMPILING_ADDS}"
+    return _with_release(cluster, choice._replace(why=reason), request)
 
 
-def _asking(cluster: Cluster, given: ReleaseRequest, instead: ReleaseRequest) -> Cluster:
-    request = given._replace(fast_load=instead.fast_load)
+def _with_release(cluster: Cluster, request: ReleaseRequest, replaced: ReleaseRequest) -> Cluster:
+    request = request._replace(fast_load=replaced.fast_load)
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 
 def _obstacle(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
-    """Why upstream's programs are not the release for all hosts; empty where they are."""
+    """Return why not all hosts can run upstream's programs; empty if they can."""
     request = releases.requested(VARIABLE, ready.releases)
     try:
-        wanted = backends_of_hosts(compiled, catalogue)
+        compilable = backends_of_hosts(compiled, catalogue)
     except Refusal:
-        wanted = {}
+        compilable = {}
     try:
         built = backends_of_hosts(ready, catalogue)
         releases.release_of(request, {})
@@ -66,9 +66,9 @@ def _obstacle(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
                 if releases.variable_of(backend, ready.releases) == VARIABLE:
                     prebuilt_archives.archives_of(host, backend, int(request.build or 0), ready.server)
             worst = max(backends.RECORDS[backend].preference for backend in built[name])
-            better = [one for one in wanted.get(name, ()) if backends.RECORDS[one].preference < worst]
+            better = [backend for backend in compilable.get(name, ()) if backends.RECORDS[backend].preference < worst]
             if set(better) - set(built[name]):
-                return f"{name} can compile for {', '.join(better)}, which source: prebuilt does not have for it"
+                return f"{name} can compile for {', '.join(better)}, but source: prebuilt has no such programs for it"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which of upstream's archives a host installs (``source: prebuilt``), and what their programs need there."""
+"""Upstream's archives that a host installs (``source: prebuilt``), and what their programs need there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[str, ...]:
-    """Their names.
+    """Return the names of the archives that a host installs.
 
-    :raises Refusal: none runs there, or something is asked for that only compiling gives.
+    :raises Refusal: no archive runs there, or the inventory asks for something that needs compiling.
     """
     if host.cmake_options:
         raise Refusal(
@@ -27,14 +27,14 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
     pair = server.cache_type_k, server.cache_type_v
     if backends.RECORDS[backend].all_quants and backends.needs_all_quants(*pair):
         raise Refusal(
-            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, for which upstream's archive for {backend} of {host.name} has no code "
-            "(llama_release, source: prebuilt): use f16, q8_0 or q4_0 for both, or compile it with source: git"
+            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's archive for {backend} of {host.name} has no code for these: "
+            "use f16, q8_0 or q4_0 for both, or source: git"
         )
     return names_of(host.name, host.facts, backend, build)
 
 
-def run(facts: Facts, backend: str) -> bool:
-    """Whether an archive for a backend runs on a host."""
+def can_run(facts: Facts, backend: str) -> bool:
+    """Return whether an archive for a backend runs on a host."""
     try:
         return bool(names_of("", facts, backend, prebuilt.SINCE))
     except Refusal:
@@ -42,27 +42,27 @@ def run(facts: Facts, backend: str) -> bool:
 
 
 def libraries(facts: Facts, backend: str) -> list[str]:
-    """What programs of the archives need of the system, as toolkits.RUNTIME names it."""
-    known = toolkits.RUNTIME if facts.system == "Linux" else {}
-    return [name for name, own in known.items() if own in ("", backend)]
+    """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
+    runtime = toolkits.RUNTIME if facts.system == "Linux" else {}
+    return [name for name, user in runtime.items() if user in ("", backend)]
 
 
 def environment(facts: Facts, backend: str) -> Mapping[str, str]:
-    """In which they run."""
-    needed = any(asset.rocm for asset in prebuilt.ASSETS if backend in asset.backends)
-    toolkit = _toolkit(facts, backend) if needed else None
+    """Return the environment in which the archives' programs run."""
+    needs_rocm = any(asset.rocm for asset in prebuilt.ASSETS if backend in asset.backends)
+    toolkit = _toolkit(facts, backend) if needs_rocm else None
     return {"LD_LIBRARY_PATH": f"{toolkit[1]}/lib"} if toolkit else {}
 
 
 def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
-    """Names of the archives that a host installs: programs, then further libraries. What is not known of a host on paper is taken to fit.
+    """Return the names of the archives that a host installs: programs, then further libraries. Unknown facts of a host on paper are assumed to fit.
 
-    :raises Refusal: none runs there.
+    :raises Refusal: no archive runs there.
     """
     if build < prebuilt.SINCE:
         raise Refusal(
-            f"llama_release has the build {build}, and the names of upstream's archives are known from {prebuilt.SINCE} on: use a newer build, or source: "
-            "binary with url and checksum"
+            f"llama_release has the build {build}, but source: prebuilt needs build {prebuilt.SINCE} or newer: use a newer build, "
+            "or source: binary with url and checksum"
         )
     kinds = [
         asset
@@ -71,7 +71,7 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
     ]
     if not kinds:
         raise Refusal(
-            f"{name} has the backend {backend}, for which upstream has no archive with an RPC worker on {facts.system} {facts.architecture} "
+            f"{name} has the backend {backend}, but upstream has no archive of it with an RPC worker for {facts.system} {facts.architecture} "
             f"(llama_release, source: prebuilt): {prebuilt.INSTEAD}"
         )
     problems = [next(_problems(facts, backend, asset), None) for asset in kinds]
@@ -83,29 +83,29 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
 
 
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
-    """Why an archive does not run on a host, after its name, and what to do."""
+    """Yield why an archive does not run on a host, and a remedy. The host's name goes in front."""
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
     numbers, devices = versions.numbers, facts.architectures(backend)
     kind, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and numbers(version) < numbers(asset.oldest):
-        found = f"{kind} {version}" if version else "another C library than glibc"
-        yield f"has {found}, and {archive} needs {kind} {asset.oldest}: use a newer distribution there, or compile it with source: git"
+        library = f"{kind} {version}" if version else "a C library other than glibc"
+        yield f"has {library}, but {archive} needs {kind} {asset.oldest}: use a newer distribution there, or compile with source: git"
     cuda = facts.newest_cuda
     if asset.cuda and cuda is not None and numbers(cuda) < numbers(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {cuda}, and {archive} needs one for {asset.cuda}: update the driver, or {prebuilt.INSTEAD}"
+        yield f"has an NVIDIA driver for CUDA {cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.INSTEAD}"
     old = [device for device in devices if device and numbers(device) < numbers(asset.capability)]
     if old:
-        yield f"has a device of compute capability {old[0]}, and {archive} has code from {asset.capability} on: {prebuilt.INSTEAD}"
+        yield f"has a device of compute capability {old[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.INSTEAD}"
     rocm = _toolkit(facts, backend)
     if asset.rocm and facts.toolchains is not None and (not rocm or numbers(rocm[0])[:1] != numbers(asset.rocm)):
-        found = f"ROCm {rocm[0]}" if rocm else "no ROCm"
-        yield f"has {found}, and {archive} needs the libraries of ROCm {asset.rocm}: install that, or {prebuilt.INSTEAD}"
-    unknown = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
-    if unknown:
-        yield f"has a device {unknown[0]}, for which {archive} has no code: {prebuilt.INSTEAD}"
+        installed = f"ROCm {rocm[0]}" if rocm else "no ROCm"
+        yield f"has {installed}, but {archive} needs the libraries of ROCm {asset.rocm}: install them, or {prebuilt.INSTEAD}"
+    unsupported = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
+    if unsupported:
+        yield f"has the device {unsupported[0]}, but {archive} has no code for it: {prebuilt.INSTEAD}"
 
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
-    """Version and prefix of the newest toolkit of a backend."""
-    own = [(str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend]
-    return max(own, key=lambda kit: versions.numbers(kit[0]), default=None)
+    """Return version and prefix of the newest toolkit of a backend."""
+    kits = [(str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend]
+    return max(kits, key=lambda kit: versions.numbers(kit[0]), default=None)

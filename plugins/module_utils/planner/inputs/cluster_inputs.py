@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inventory and facts become values here, once. Every conversion stands in this file, and what is assumed of a declared host (DECLARED); those of the
-model in model_inputs.py, those of facts in facts.py. Defaults of variables are in the roles' argument_specs.yml."""
+"""Inventory and facts become values here, once. Only variables of the model are converted in model_inputs.py, and facts in facts.py. Defaults of variables
+are in the roles' argument_specs.yml, and those of a declared host here (DECLARED)."""
 
 from __future__ import annotations
 
@@ -52,13 +52,7 @@ DECLARED: dict[str, Any] = {
     "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
     "memory_mib": 0,
     "accelerators": [],
-    "toolchain": {
-        "cmake": "3.31",
-        "ninja": "1.12",
-        "c++": "14.2",
-        **toolkits.DECLARED_TOOLS,
-        "patch": "2.7",
-    },
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
     "toolchains": None,
     "scope": "system",
     "python": "/usr/bin/python3",
@@ -72,11 +66,11 @@ DECLARED: dict[str, Any] = {
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Of a variable of a process."""
+"""Form of the name of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
-"""Of a host or a cluster in an inventory: it stands in names of files, in definitions and in commands."""
+"""Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
-"""Of a variable of a process whose value is a secret."""
+"""Form of the name of a variable of a process whose value is a secret."""
 
 PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
@@ -85,7 +79,7 @@ EXTERNAL = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
 STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
-"""What ``llama_hardware`` may say of a host that is not contacted. Where there are facts, an apply needs those."""
+"""Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
 
 
 def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -96,14 +90,14 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
     :returns: the same; ``facts`` are None where nothing is known.
     :raises Refusal: no plan can hold what an operator or a host says.
     """
-    for host, given in hosts.items():
+    for host, entry in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
-        check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
-        misspelt = limits.problem("a variable", given["unknown_variables"])
+        check(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
+        misspelt = limits.problem("a variable", entry["unknown_variables"])
         if misspelt:
-            raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
+            raise Refusal(f"{misspelt.place} {misspelt.text} (host {host})")
     _check_name("the cluster", cluster)
-    return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
+    return {name: {**entry, "facts": _facts(cluster, name, entry)} for name, entry in hosts.items()}
 
 
 def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
@@ -113,26 +107,26 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     :param model: in place of the one that the inventory says.
     :raises Refusal: what the inventory says is not possible.
     """
-    heads = [host for host, given in hosts.items() if "head" in given["groups"]]
+    heads = [host for host, entry in hosts.items() if "head" in entry["groups"]]
     if len(heads) != 1:
+        names_of_heads = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{': ' if heads else ''}{', '.join(heads)}: "
-            "it must have exactly one"
+            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one"
         )
     variables = hosts[heads[0]]["variables"]
-    own = () if model else tuple(map(_turn, turns.overlays(variables)))
+    entries = () if model else tuple(map(_turn, turns.overlays(variables)))
     return Cluster(
         name=name,
         head=heads[0],
-        server=own[0].server if own else server_of(variables),
-        model=own[0].model if own else model or model_inputs.request_of(variables),
-        turns=own,
+        server=entries[0].server if entries else server_of(variables),
+        model=entries[0].model if entries else model or model_inputs.request_of(variables),
+        turns=entries,
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
         external=_external(variables["llama_external_workers"] or (), hosts),
         measures=variables["llama_benchmark_programs"],
-        hosts={host: _host(host, given, hosts) for host, given in hosts.items()},
+        hosts={host: _host(host, entry, hosts) for host, entry in hosts.items()},
     )
 
 
@@ -144,28 +138,28 @@ def _turn(entry: turns.Overlay) -> Turn:
         raise Refusal(turns.sentence(entry.name, str(refusal))) from None
 
 
-def check(host: str, given: Mapping[str, Any]) -> None:
+def check(host: str, values: Mapping[str, Any]) -> None:
     """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
 
-    :param given: variable → what the operator gave for this host.
+    :param values: variable → what the operator gave for this host.
     """
     _check_name("a host", host)
-    for variable, value in given.items():
+    for variable, value in values.items():
         problem = limits.problem(variable, value)
         if problem:
-            raise Refusal(f"{problem.where} {problem.why} (host {host})")
+            raise Refusal(f"{problem.place} {problem.text} (host {host})")
 
 
-def _check_name(what: str, name: str) -> None:
+def _check_name(subject: str, name: str) -> None:
     problem = _problem_of_name(name)
     if problem:
         raise Refusal(
-            f"{what} has the name {validation.show(name)} in the inventory: {problem}; an address like ::1 goes into ansible_host"
+            f"{subject} has the name {validation.show(name)} in the inventory: {problem}; an address like ::1 goes into ansible_host"
         )
 
 
 def _problem_of_name(name: str) -> str | None:
-    """What to write in place of an impossible name of a host; None for a possible one."""
+    """Return the remedy for an impossible name of a host; None for a possible one."""
     if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.LONGEST_NAME:
         return None
     return f"use letters, digits, and . : @ + - _ between them, at most {validation.LONGEST_NAME}"
@@ -176,17 +170,17 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    variables = given["variables"]
-    if given["facts"]:
-        typed_json.reported(name, "itself", Facts, given["facts"])
-        owner = given["facts"].get("cluster")
+def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    variables = entry["variables"]
+    if entry["facts"]:
+        typed_json.reported(name, "itself", Facts, entry["facts"])
+        owner = entry["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
-                f"{name} belongs to the cluster {owner}, and a host belongs to one: take it out of {cluster}, or tear that cluster down before"
+                f"{name} belongs to the cluster {owner}, and a host can belong to only one: remove it from {cluster}, or tear down that cluster first"
             )
-    facts = merge_hardware(name, given["facts"], variables["llama_hardware"], variables["llama_host_scope"])
-    if facts and is_numeric(str(given["ansible_host"])):
+    facts = merge_hardware(name, entry["facts"], variables["llama_hardware"], variables["llama_host_scope"])
+    if facts and is_numeric(str(entry["ansible_host"])):
         facts.pop("reached_at", None)
     try:
         if facts:
@@ -196,20 +190,20 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
     return facts
 
 
-def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
-    variables = given["variables"]
-    facts = given["facts"]
+def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
+    variables = entry["variables"]
+    facts = entry["facts"]
     if facts is None:
         raise Refusal(
-            f"{name} could not be reached or --limit leaves it out, and llama_hardware does not declare it: bring the host up, or declare it"
+            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare it"
         )
-    known = facts_of(facts)
+    host_facts = facts_of(facts)
     return Host(
         name=name,
-        is_head="head" in given["groups"],
-        is_worker="worker" in given["groups"],
-        address=known.reached_at or str(given["ansible_host"]),
-        facts=known,
+        is_head="head" in entry["groups"],
+        is_worker="worker" in entry["groups"],
+        address=host_facts.reached_at or str(entry["ansible_host"]),
+        facts=host_facts,
         cached_facts=facts_for_plan(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(
@@ -229,7 +223,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
             bool(variables["llama_host_reboot"]),
         ),
         releases=_releases(variables),
-        unknown_variables=dict(given["unknown_variables"]),
+        unknown_variables=dict(entry["unknown_variables"]),
         metrics=_metrics(name, variables),
         transport=variables["llama_transport"],
         scope=variables["llama_host_scope"],
@@ -237,7 +231,7 @@ def _host(name: str, given: Mapping[str, Any], hosts: Collection[str]) -> Host:
 
 
 FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
-"""That a unit takes as it is."""
+"""Form of a path that a unit takes as it is."""
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
@@ -258,8 +252,8 @@ def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
     requests: dict[str, ReleaseRequest | None] = {}
     for variable in ("llama_release", *(f"llama_release_{backend}" for backend in BACKENDS)):
         try:
-            needed = variables[variable] or variable == "llama_release"
-            request = release_request.request_of(variables[variable]) if needed else None
+            is_set = variables[variable] or variable == "llama_release"
+            request = release_request.request_of(variables[variable]) if is_set else None
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
         requests[variable] = request and request._replace(fast_load=bool(variables["llama_build_fast_load"]))
@@ -267,83 +261,85 @@ def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
 
 
 def _backends(name: str, value: Any) -> tuple[str, ...]:
-    wanted = value if isinstance(value, list) else [value]
-    if not wanted or len(set(map(str, wanted))) < len(wanted) or (len(wanted) > 1 and "auto" in wanted):
+    requested = value if isinstance(value, list) else [value]
+    if not requested or len(set(map(str, requested))) < len(requested) or (len(requested) > 1 and "auto" in requested):
         raise Refusal(
             f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
         )
-    return tuple(wanted)
+    return tuple(requested)
 
 
 def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
     if builder and builder not in hosts:
         raise Refusal(
-            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use the name of a host in llama_head or "
+            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use a host of llama_head or "
             "llama_workers, or remove it"
         )
     return builder or None
 
 
-def _link(where: str, host: str, given: Mapping[str, Any]) -> LinkPlan:
-    limit = validation.limit(given.get("mtu"), names.MTU[0], names.MTU[-1])
+def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
+    limit = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
     if limit:
-        raise Refusal(f"{where}.mtu of {host} is {given['mtu']}: {limit}, or leave it out")
-    address = str(given.get("address"))
+        raise Refusal(f"{place}.mtu of {host} is {values['mtu']}: {limit}, or leave it out")
+    address = str(values.get("address"))
     try:
-        ipaddress.IPv4Interface(address if "/" in address or not given.get("manage") else "without a prefix")
+        ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
-            f"{where}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length where the "
-            "link is managed, like 10.99.0.12/24"
+            f"{place}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length "
+            "if managed, like 10.99.0.12/24"
         ) from None
-    if given.get("kind") == names.WIREGUARD and given.get("manage"):
+    if values.get("kind") == names.WIREGUARD and values.get("manage"):
         raise Refusal(
-            f"{where} of {host} is a link of WireGuard with manage: true: set the VPN up yourself, and set manage: false"
+            f"{place} of {host} is a WireGuard link with manage: true: set up the VPN yourself, and set manage: false"
         )
-    own: dict[str, Any] = {field: given.get(field) for field in LinkPlan._fields}
-    return LinkPlan(**{**own, "address": address, "manage": bool(own["manage"])})
+    fields: dict[str, Any] = {field: values.get(field) for field in LinkPlan._fields}
+    return LinkPlan(**{**fields, "address": address, "manage": bool(fields["manage"])})
 
 
-def _worker_request(where: str, given: Mapping[str, Any]) -> WorkerRequest:
-    own: dict[str, Any] = {field: given[field] for field in WorkerRequest._fields if given.get(field) is not None}
-    return WorkerRequest(**own)._replace(environment=environment(f"environment in {where}", given.get("environment")))
+def _worker_request(place: str, values: Mapping[str, Any]) -> WorkerRequest:
+    fields: dict[str, Any] = {field: values[field] for field in WorkerRequest._fields if values.get(field) is not None}
+    return WorkerRequest(**fields)._replace(
+        environment=environment(f"environment in {place}", values.get("environment"))
+    )
 
 
-def environment(where: str, given: Mapping[str, Any] | None) -> dict[str, str]:
+def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, str]:
     """Variables of a process as text: true and false as programs read them, not as Python writes them."""
     values = {}
-    for name, value in (given or {}).items():
+    for name, value in (variables or {}).items():
         if not re.fullmatch(NAME, str(name), re.ASCII):
-            raise Refusal(f"{where} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
+            raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{where} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(where, str(name), str(value))
+            raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
+        _check_not_secret(place, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
 
-def _networks(where: str, values: Sequence[str] | None) -> tuple[str, ...]:
+def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
         networks = [ipaddress.IPv4Network(value) for value in values or ()]
-        wrong = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is nobody's address; 0.0.0.0/0 is everybody's")
+        impossible = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if impossible:
+            raise ValueError(f"{impossible[0]} contains no client; 0.0.0.0/0 contains all clients")
         return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
-            f"{where} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
+            f"{place} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
         ) from None
 
 
-def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+def _external(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
     """``llama_external_workers`` of the head.
 
     :raises Refusal: an entry is not possible.
     """
     workers: list[External] = []
-    for index, values in enumerate(given):
-        where = f"{EXTERNAL}[{index}]"
-        address, port = _place(where, values.get("endpoint"))
+    for index, values in enumerate(entries):
+        place = f"{EXTERNAL}[{index}]"
+        address, port = _place(place, values.get("endpoint"))
         worker = External(
             address=address,
             port=port,
@@ -354,13 +350,13 @@ def _external(given: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tup
             architecture=values.get("architecture") or "",
             device=values.get("device") or UNNAMED,
         )
-        _check_external(where, worker, hosts, workers)
+        _check_external(place, worker, hosts, workers)
         workers.append(worker)
     return tuple(workers)
 
 
-def _place(where: str, given: Any) -> tuple[str, int]:
-    address, _colon, port = str(given).rpartition(":")
+def _place(place: str, endpoint: Any) -> tuple[str, int]:
+    address, _colon, port = str(endpoint).rpartition(":")
     try:
         parsed = ipaddress.IPv4Address(address)
     except ValueError:
@@ -369,73 +365,69 @@ def _place(where: str, given: Any) -> tuple[str, int]:
     many = parsed.is_multicast or parsed.is_reserved  # 255.255.255.255 is reserved
     if parsed.is_unspecified or many or not 0 < number < 65536:
         raise Refusal(
-            f"{where} has the endpoint {given!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+            f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )
     return str(parsed), number
 
 
-def _check_external(where: str, worker: External, hosts: Collection[str], before: Sequence[External]) -> None:
+def _check_external(place: str, worker: External, hosts: Collection[str], earlier_workers: Sequence[External]) -> None:
     limit = validation.limit(worker.memory_mib, 1, MOST_MIB)
     if limit:
-        raise Refusal(f"{where} has the memory_mib {worker.memory_mib}: {limit}")
+        raise Refusal(f"{place} has the memory_mib {worker.memory_mib}: {limit}")
     if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
         raise Refusal(
-            f"{where} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+            f"{place} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
         )
     if worker.backend not in BACKENDS:
-        raise Refusal(f"{where} has the backend {worker.backend!r}: use one of {', '.join(BACKENDS)}")
+        raise Refusal(f"{place} has the backend {worker.backend!r}: use one of {', '.join(BACKENDS)}")
     problem = _problem_of_name(worker.host)
     if problem:
-        raise Refusal(f"{where} has the host {validation.show(worker.host)}: {problem}")
+        raise Refusal(f"{place} has the host {validation.show(worker.host)}: {problem}")
     if worker.host in hosts:
         raise Refusal(
-            f"{where} has the host {worker.host}, which this cluster has itself: declare the worker in llama_worker_endpoints of {worker.host}, or "
+            f"{place} has the host {worker.host}, which belongs to this cluster: declare the worker in llama_worker_endpoints of {worker.host}, or "
             "use another name"
         )
-    if any((worker.address, worker.port) == (other.address, other.port) for other in before):
+    if any((worker.address, worker.port) == (earlier.address, earlier.port) for earlier in earlier_workers):
         raise Refusal(
-            f"{where} has the endpoint {worker.address}:{worker.port} a second time: one worker serves one head"
+            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove either"
         )
 
 
-def _check_not_secret(where: str, name: str, value: str) -> None:
+def _check_not_secret(place: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
-        raise Refusal(
-            f"{where} has {name}, a secret, which service managers show to every account of the host: remove it"
-        )
+        raise Refusal(f"{place} has {name}, a secret, which would be visible to every account on the host: remove it")
 
 
-def _cmake_options(name: str, given: Mapping[Any, Any] | None) -> dict[str, str]:
-    where = f"llama_build_cmake_options of {name}"
+def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, str]:
+    place = f"llama_build_cmake_options of {name}"
     values = {}
-    for option, value in (given or {}).items():
+    for option, value in (options or {}).items():
         if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
-            raise Refusal(
-                f"{where} has {option!r}: {value!r}: use the name of an option of cmake, and a text as its value"
-            )
+            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option, and a text value")
         values[str(option)] = str(value)
     return values
 
 
 def server_of(variables: Mapping[str, Any]) -> Server:
     """:param variables: ``llama_server_…``, with their defaults."""
-    given = {name: variables[f"llama_server_{name}"] for name in Server._fields}
-    return Server(**given)._replace(
-        allowed=_networks("llama_server_allowed", given["allowed"]),
-        tensor_split=tuple(given["tensor_split"] or ()),
-        override_tensor=tuple(given["override_tensor"] or ()),
-        extra_args=tuple(given["extra_args"] or ()),
-        environment=environment("llama_server_environment", given["environment"]),
-        memory_mib=_sizes("llama_server_memory_mib", given["memory_mib"]),
+    fields = {name: variables[f"llama_server_{name}"] for name in Server._fields}
+    return Server(**fields)._replace(
+        allowed=_networks("llama_server_allowed", fields["allowed"]),
+        tensor_split=tuple(fields["tensor_split"] or ()),
+        override_tensor=tuple(fields["override_tensor"] or ()),
+        extra_args=tuple(fields["extra_args"] or ()),
+        environment=environment("llama_server_environment", fields["environment"]),
+        memory_mib=_sizes("llama_server_memory_mib", fields["memory_mib"]),
     )
 
 
-def _sizes(variable: str, given: Mapping[str, Any]) -> dict[str, int]:
-    for name, mib in given.items():
+def _sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
+    for name, mib in entries.items():
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
-            raise Refusal(f"{variable} gives {name} {mib!r}: use a number of MiB")
-    return {str(name): int(mib) for name, mib in given.items()}
+            raise Refusal(f"{variable} sets {name} to {mib!r}: use a number of MiB")
+    return {str(name): int(mib) for name, mib in entries.items()}
 
 
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,10 +437,7 @@ def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_hardware(
-    name: str,
-    facts: Mapping[str, Any] | None,
-    hardware: Mapping[str, Any] | None,
-    scope: str = "auto",
+    name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
     """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
@@ -461,15 +450,14 @@ def merge_hardware(
     system, distribution = declared.get("system", "Linux"), declared.get("distribution")
     windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
     if windows or system not in ("Linux", "Darwin"):
-        wrong = (
-            f"distribution {validation.show(distribution)}: use one of Linux"
+        problem = (
+            f"distribution {validation.show(distribution)}: use a Linux distribution"
             if windows
             else f"system {validation.show(system)}: use Linux or Darwin"
         )
         raise Refusal(
-            f"llama_hardware of {name} has the {wrong}. A host with another system, like Windows, may lend "
-            f"its devices as workers that others run: take it out of llama_head and llama_workers, and name these in {EXTERNAL} of a head with Linux "
-            "or macOS"
+            f"llama_hardware of {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
+            f"llama_workers, and declare its workers in {EXTERNAL} of a Linux or macOS head"
         )
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
@@ -495,7 +483,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     manager = hardware.get("service_manager", possible[0])
     if manager not in possible:
         raise Refusal(
-            f"llama_hardware of {name} has the service_manager {manager}, which a host with {system} and llama_host_scope {scope} does not "
+            f"llama_hardware of {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
             f"have: use {' or '.join(possible)}, or leave it out"
         )
     facts = {

@@ -21,8 +21,8 @@ def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
     for index, worker in enumerate(workers):
         if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: run that worker with the "
-                "release of this cluster, or set llama_release to its release"
+                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
+                "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
 
 
@@ -33,19 +33,19 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
         owner = owners.get(worker.address)
         if owner:
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan counts "
-                f"already: remove it, and have {owner} in llama_workers lend the device"
+                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"counts: remove it, and put {owner} into llama_workers"
             )
 
 
 def _addresses(host: Host) -> set[str]:
-    known = {host.address, *host.facts.addresses, *(link.address.split("/", maxsplit=1)[0] for link in host.links)}
-    known.update(address for interface in host.facts.interfaces for address in interface.addresses)
-    return {address for address in known if not is_loopback(address)}
+    addresses = {host.address, *host.facts.addresses, *(link.address.split("/", maxsplit=1)[0] for link in host.links)}
+    addresses.update(address for interface in host.facts.interfaces for address in interface.addresses)
+    return {address for address in addresses if not is_loopback(address)}
 
 
 def workers_of(externals: Sequence[External]) -> list[Worker]:
-    """The same as workers. Nothing is known of their ports, their cache and their threads."""
+    """Return external workers as workers. Nothing is known of their ports, their cache and their threads."""
     workers = []
     for index, external in enumerate(externals):
         workers.append(
@@ -65,26 +65,28 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
 
 
 def _device(externals: Sequence[External], index: int) -> str:
-    """What stands for the device of one of them, as llama.cpp would name it on its host."""
-    own = externals[index]
-    alike = [other for other in externals[:index] if (other.host, other.backend) == (own.host, own.backend)]
-    return backends.device_name(own.backend, len(alike))
+    """Return the name for the device of an external worker, as llama.cpp would name it on its host."""
+    worker = externals[index]
+    similar = [
+        earlier for earlier in externals[:index] if (earlier.host, earlier.backend) == (worker.host, worker.backend)
+    ]
+    return backends.device_name(worker.backend, len(similar))
 
 
 def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
     """Name → what is known of a host on which others run workers: that they have these devices."""
     return {
-        name: _host(name, [own for own in externals if own.host == name])
-        for name in {own.host: None for own in externals}
+        name: _host(name, [worker for worker in externals if worker.host == name])
+        for name in {worker.host: None for worker in externals}
     }
 
 
 def _host(name: str, externals: Sequence[External]) -> Host:
-    facts = facts_of({**cluster_inputs.DECLARED, "memory_mib": sum(own.memory_mib for own in externals)})
+    facts = facts_of({**cluster_inputs.DECLARED, "memory_mib": sum(worker.memory_mib for worker in externals)})
     accelerators = tuple(
-        Accelerator(own.backend, own.device, own.architecture, own.memory_mib, False)
-        for own in externals
-        if own.backend != backends.CPU.name
+        Accelerator(worker.backend, worker.device, worker.architecture, worker.memory_mib, False)
+        for worker in externals
+        if worker.backend != backends.CPU.name
     )
     return Host(
         name=name,

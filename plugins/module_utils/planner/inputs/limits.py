@@ -15,41 +15,41 @@ DEEPEST = 32
 
 
 class Problem(NamedTuple):
-    """What no plan can hold: where it is, and what is wrong there, as the end of a sentence."""
+    """A value that no plan can hold: its place, and what is wrong, as the end of a sentence."""
 
-    where: str
-    why: str
+    place: str
+    text: str
 
 
-def problem(where: str, value: Any, level: int = 0) -> Problem | None:
+def problem(variable: str, value: Any, level: int = 0) -> Problem | None:
     """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
 
-    :param where: the variable.
+    :param variable: the variable.
     """
-    why = _why(value) if level <= DEEPEST else f"has more than {DEEPEST} levels: shorten it"
+    text = _problem_of_value(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        why = why or next(filter(None, map(_why_name, value)), "")
-        parts = ((f"{where}.{name}", part) for name, part in value.items())
+        text = text or next(filter(None, map(_problem_of_name, value)), "")
+        parts = ((f"{variable}.{name}", part) for name, part in value.items())
     elif isinstance(value, (list, tuple)):
-        parts = ((f"{where}[{index}]", part) for index, part in enumerate(value))
-    if why:
-        return Problem(where, why)
+        parts = ((f"{variable}[{index}]", part) for index, part in enumerate(value))
+    if text:
+        return Problem(variable, text)
     return next(filter(None, (problem(place, part, level + 1) for place, part in parts)), None)
 
 
-def _why_name(name: Any) -> str:
-    """What is wrong with a name in a mapping; nothing where it is right."""
+def _problem_of_name(name: Any) -> str:
+    """Return what is wrong with a name in a mapping; nothing if it is right."""
     if isinstance(name, str) and len(name) > validation.LONGEST_NAME:
         return f"has a name of {len(name)} characters: use {validation.LONGEST_NAME} or fewer"
-    if isinstance(name, str) and not _why(name):
+    if isinstance(name, str) and not _problem_of_value(name):
         return ""
-    shown = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
-    return f"has the name {shown}: use letters, digits and _, and quotes around a number"
+    text = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
+    return f"has the name {text}: use letters, digits and _, and quotes around a number"
 
 
-def _why(value: Any) -> str:
-    """What is wrong with a value, whatever it contains; nothing where it is right."""
+def _problem_of_value(value: Any) -> str:
+    """Return what is wrong with a value, whatever it contains; nothing if it is right."""
     if isinstance(value, str):
         if len(value) > validation.LONGEST:
             return f"has {len(value)} characters: use {validation.LONGEST} or fewer"
@@ -57,8 +57,8 @@ def _why(value: Any) -> str:
             return f"is {validation.show(value)}, which has a line break or another control character: remove it"
         if redaction.has_secret(value):
             return (
-                "has a password or a token in its URL or address, which plans and logs would show: remove it. git takes it from its credential store on "
-                "the controller; fetch any other file yourself, and give its path"
+                "has a password or a token in its URL or address, which plans and logs would show: remove it. Store it in git's credential store on "
+                "the controller; download any other file yourself, and set its path"
             )
         return ""
     if isinstance(value, (int, float)):
@@ -69,4 +69,4 @@ def _why(value: Any) -> str:
         )
     if value is None or isinstance(value, (Mapping, list, tuple)):
         return ""
-    return f"is {validation.show(value)}: write it as a text, in quotes"
+    return f"is {validation.show(value)}: write it as text in quotes"

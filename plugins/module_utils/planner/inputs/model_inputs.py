@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    header_summary,
-    split_files,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
@@ -26,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 KINDS = ("path", "huggingface", "url", "ollama", "copy")
-"""Of sources; each is a variable ``llama_model_KIND``."""
+"""Kinds of sources; each is a variable ``llama_model_KIND``."""
 KNOWN_ANSWER = "llama_model_known_answer"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
@@ -35,7 +33,7 @@ AUXILIARY = re.compile(
     r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
 )
-"""What llama_model_mmproj and llama_model_draft may be."""
+"""Form of llama_model_mmproj and llama_model_draft."""
 OLLAMA = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
@@ -48,45 +46,45 @@ OLLAMA_OF_HUGGING_FACE = ("hf.co", "huggingface.co")
 def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     """:raises Refusal: not exactly one source is set, or one of them is not possible."""
     size = variables[KNOWN_ANSWER]
-    given = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
-    given += [KNOWN_ANSWER] * (size is not None)
-    if len(given) != 1:
+    sources = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
+    sources += [KNOWN_ANSWER] * (size is not None)
+    if len(sources) != 1:
         raise Refusal(
-            f"{' and '.join(given)} are set: keep one of them, which is the model that is served"
-            if given
-            else f"no model is given: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
+            f"{' and '.join(sources)} are set: keep only the model that is served"
+            if sources
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
         )
     header = variables["llama_model_gguf_summary"]
     return ModelRequest(
-        source=None if size is not None else _of_model(variables),
+        source=None if size is not None else _model_source(variables),
         known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
         summary=None if header is None else summary_of("llama_model_gguf_summary", header),
-        mmproj=_auxiliary(download_record.MMPROJ, variables["llama_model_mmproj"]),
-        draft=_auxiliary(download_record.DRAFT, variables["llama_model_draft"]),
+        mmproj=_auxiliary(host_types.MMPROJ, variables["llama_model_mmproj"]),
+        draft=_auxiliary(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
     )
 
 
-def summary_of(where: str, given: Any) -> ModelSummary:
+def summary_of(place: str, header: Any) -> ModelSummary:
     """:raises Refusal: this is not what model_info returns."""
     try:
-        return header_summary.parse(given)
+        return header_summary.parse(header)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{where}{error.where} {error.why}: set it to the summary that model_info returns") from None
+        raise Refusal(f"{place}{error.where} {error.why}: set it to the summary that model_info returns") from None
 
 
 def _is_set(value: Any) -> bool:
     return value is not None and value != []
 
 
-def _of_model(variables: Mapping[str, Any]) -> ModelSource:
+def _model_source(variables: Mapping[str, Any]) -> ModelSource:
     kind = next(kind for kind in KINDS if _is_set(variables[f"llama_model_{kind}"]))
     checksum = variables["llama_model_checksum"] or ()
     if checksum and kind not in ("url", "copy"):
         raise Refusal(
-            "llama_model_checksum is set, and only files of llama_model_url and llama_model_copy have one: remove it"
+            "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove it"
         )
-    return _source(download_record.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
+    return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
 
 
 def _auxiliary(role: str, text: str | None) -> ModelSource | None:
@@ -121,8 +119,8 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
         raise Refusal(f"{variable} is {value!r}: use the path on the controller")
     if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
-            f"{variable} is {value!r}, which does not end in a name that a file of a model can have: give the file one of letters from a to z, digits, "
-            "spaces and ._+@=,()- that begins with a letter or a digit"
+            f"{variable} is {value!r}, whose file name is not allowed: rename the file to letters a-z, digits, "
+            "spaces and ._+@=,()-, starting with a letter or digit"
         )
     if kind == "copy":
         return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))
@@ -134,21 +132,21 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
     if given.get("quantisation") and files:
-        raise Refusal(f"{variable} has quantisation and files: keep one of them, files for names as they are there")
+        raise Refusal(f"{variable} has quantisation and files: remove either")
     revision = given.get("revision") or "main"
     for key, value, form in (
         ("quantisation", given.get("quantisation"), QUANTISATION),
         ("revision", revision, REVISION),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
-            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use its name as the repository has it")
+            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use the name that the repository has")
     for name in files:
         if download_record.problem_of_name(name):
-            raise Refusal(f"{variable} has {validation.show(name)} in files: use names as the repository has them")
-    return HuggingFace(repo, given.get("quantisation") or None, _of_one_model(variable, files), revision)
+            raise Refusal(f"{variable} has {validation.show(name)} in files: use names of files in the repository")
+    return HuggingFace(repo, given.get("quantisation") or None, _file_names(variable, files), revision)
 
 
-def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
+def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     """Names of files as a whole model has them, its parts in their order.
 
     :raises Refusal: they are not of one model.
@@ -156,7 +154,7 @@ def _of_one_model(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     whole = split_files.siblings(names[0]) if names else []
     if not set(names) <= set(whole):
         raise Refusal(
-            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: give one file of it"
+            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: name one file of the model"
         )
     return tuple(whole)
 
@@ -190,7 +188,7 @@ def _ollama(variable: str, given: str) -> str:
     match = OLLAMA.fullmatch(given)
     if not match:
         raise Refusal(
-            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as ollama pull takes it, like gemma3:4b"
+            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
     host = match["host"] or OLLAMA_REGISTRY
     if host in OLLAMA_OF_HUGGING_FACE:

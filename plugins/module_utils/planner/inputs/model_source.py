@@ -14,11 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, cast
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    names,
-    service_managers,
-    typed_json,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -29,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -40,32 +37,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
-"""The unit has its own ones (PrivateTmp)."""
-AUXILIARY = {download_record.MMPROJ: "projector", download_record.DRAFT: "draft"}
+"""Folders that the unit has for itself (PrivateTmp)."""
+AUXILIARY = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
 LONGEST_FOLDER = 80
 """Characters of a folder's name, before its digest."""
-VARIABLES = {role: f"llama_model_{role}" for role in (download_record.MMPROJ, download_record.DRAFT)}
+VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
 """Role of an auxiliary model → its variable."""
 
 
 def is_brought(source: ModelSource) -> bool:
-    """Whether its files are downloaded or copied; others are used where they lie on the head."""
+    """Return whether its files are downloaded or copied; others are used in place on the head."""
     return bool(source.huggingface or source.url or source.copy)
 
 
 def folder(prefix: str, source: ModelSource) -> str:
-    """Folder on the head for the files of a source: a function of the variables alone, and no other source's."""
+    """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(source)).strip("-.")[:LONGEST_FOLDER]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _person_name(source)).strip("-.")[:LONGEST_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
-def _named(source: ModelSource) -> str:
-    """What a person calls it."""
+def _person_name(source: ModelSource) -> str:
+    """Return the name that a person would use."""
     if source.huggingface:
-        wanted = source.huggingface
-        return "--".join(filter(None, (wanted.repo.replace("/", "--"), wanted.quantisation)))
+        repository = source.huggingface
+        return "--".join(filter(None, (repository.repo.replace("/", "--"), repository.quantisation)))
     if source.ollama:
         return source.ollama.rpartition("/")[2].replace(":", "-")
     name = download_record.name_of_url(source.url) if source.url else posixpath.basename(str(source.copy))
@@ -73,13 +70,13 @@ def _named(source: ModelSource) -> str:
 
 
 class ModelReport(NamedTuple):
-    """What the module model_info reports of a model, read once for all attempts of a plan."""
+    """The report of the module model_info about a model, read once for all attempts of a plan."""
 
     problem: str = ""
-    """Why this cannot have been found; then nothing else is set."""
+    """Why the report is impossible; then nothing else is set."""
     summary: ModelSummary | None = None
     closed: str | None = None
-    """What keeps the service from reading it."""
+    """File or folder that the service cannot read."""
     refused: str | None = None
     files: tuple[ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
@@ -87,8 +84,8 @@ class ModelReport(NamedTuple):
     projector: Projector | None = None
 
 
-class Found(NamedTuple):
-    """What the module model_info reports."""
+class RawReport(NamedTuple):
+    """The raw report of the module model_info."""
 
     files: tuple[ModelFilePlan, ...] = ()
     refused: Annotated[str | None, Text(longest=8192)] = None
@@ -98,19 +95,21 @@ class Found(NamedTuple):
     closed: str | None = None
 
 
-def report_of(given: Any) -> ModelReport:
-    """:param given: what the module reports; empty where nothing was looked for."""
+def report_of(data: Any) -> ModelReport:
+    """:param data: what the module reports; empty where nothing was looked for."""
     try:
-        found = typed_json.parse(Found, given)
-        draft, projector = (found.auxiliary.get(role) for role in (download_record.DRAFT, download_record.MMPROJ))
-        named = [file.name for file in found.files]
+        raw = typed_json.parse(RawReport, data)
+        draft, projector = (raw.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
+        file_names = [file.name for file in raw.files]
         return ModelReport(
-            problem=next((f"{name!r} {why}" for name in named if (why := download_record.problem_of_name(name))), ""),
-            summary=header_summary.parse(found.summary) if found.summary else None,
-            closed=found.closed,
-            refused=found.refused,
-            files=found.files,
-            offered=found.offered,
+            problem=next(
+                (f"{name!r} {problem}" for name in file_names if (problem := download_record.problem_of_name(name))), ""
+            ),
+            summary=header_summary.parse(raw.summary) if raw.summary else None,
+            closed=raw.closed,
+            refused=raw.refused,
+            files=raw.files,
+            offered=raw.offered,
             draft=None if draft is None else header_summary.parse(draft),
             projector=None if projector is None else typed_json.parse(Projector, projector),
         )
@@ -125,12 +124,13 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
     """
     files: list[ModelFilePlan] = []
     for source in request.sources():
-        own = [file for file in report.files if file.role == source.role]
-        own, where = own or _from_variables(source, request.summary), folder(prefix, source)
+        source_files = [file for file in report.files if file.role == source.role]
+        source_files, path = source_files or _from_variables(source, request.summary), folder(prefix, source)
         files += [
-            file if file.path else file._replace(path=f"{where}/{download_record.base_name(file.name)}") for file in own
+            file if file.path else file._replace(path=f"{path}/{download_record.base_name(file.name)}")
+            for file in source_files
         ]
-    revision = next((file.revision for file in files if file.role == download_record.MODEL), None)
+    revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
     return model._replace(
         source=model.source or (shown(request.source, revision) if request.source else ""),
         revision=revision,
@@ -152,7 +152,7 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
 
 
 def scaled(whole: ModelSummary, size: int) -> ModelSummary:
-    """The same model as if its files had so many bytes: every tensor in proportion."""
+    """Return the model as if its files had so many bytes: every tensor in proportion."""
     ratio = size / whole.size
 
     def part(number: int) -> int:
@@ -184,29 +184,31 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
     )
 
 
-def _from_variables(source: ModelSource, known: ModelSummary | None) -> list[ModelFilePlan]:
+def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[ModelFilePlan]:
     """The files of a source that nobody looked for, without their sizes."""
-    files = known.files if known else ()
+    files = summary.files if summary else ()
     if source.path:
-        where, name = posixpath.split(source.path)
+        parent, name = posixpath.split(source.path)
         sizes = dict(files)
-        own = split_files.siblings(name)
-        return [ModelFilePlan(part, source.role, posixpath.join(where, part), bytes=sizes.get(part)) for part in own]
-    named: Sequence[str] = ()
+        siblings = split_files.siblings(name)
+        return [
+            ModelFilePlan(part, source.role, posixpath.join(parent, part), bytes=sizes.get(part)) for part in siblings
+        ]
+    file_names: Sequence[str] = ()
     if source.huggingface:
-        named = source.huggingface.files
+        file_names = source.huggingface.files
     elif source.url:
-        named = split_files.siblings(download_record.name_of_url(source.url))
+        file_names = split_files.siblings(download_record.name_of_url(source.url))
     elif source.copy:
-        named = split_files.siblings(posixpath.basename(source.copy))
-    if not named and source.role == download_record.MODEL:
-        named = [name for name, _size in files]
-    if not named:
+        file_names = split_files.siblings(posixpath.basename(source.copy))
+    if not file_names and source.role == host_types.MODEL:
+        file_names = [name for name, _size in files]
+    if not file_names:
         raise Refusal(
-            f"{source.variable} is not looked for where llama_model_gguf_summary is set, so the names of its files are not known: remove "
-            f"llama_model_gguf_summary, or give it a path, an address or files"
+            f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
+            f"llama_model_gguf_summary, or set a path, an address or files"
         )
-    return [ModelFilePlan(name, source.role) for name in named]
+    return [ModelFilePlan(name, source.role) for name in file_names]
 
 
 def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
@@ -220,41 +222,41 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
-            raise Refusal(f"llama_model_known_answer describes a model that is not possible: {problem}")
+            raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
-        own = Model(path, request.known_answer, _of_known_answer(request.known_answer), "known-answer")
-        return with_files(own, request, report, facts.prefix)
+        model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
+        return with_files(model, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
     if report.refused:
         raise Refusal(report.refused)
-    found = report.summary or _given_summary(source, request.summary)
+    summary = report.summary or _given_summary(source, request.summary)
     if request.instead_bytes:
-        found = scaled(found, request.instead_bytes)
-    model = with_files(Model("", None, found), request._replace(summary=found), report, facts.prefix)
-    path = str(model.path_of(download_record.MODEL))
+        summary = scaled(summary, request.instead_bytes)
+    model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
+    path = str(model.path_of(host_types.MODEL))
     if facts.scope == "system" and report.closed:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the account {account}, which serves it, cannot read {report.closed}: open it with "
+            f"{source.variable} is {path!r}, but the service account {account} cannot read {report.closed}: run "
             f"chmod o+rX {shlex.quote(report.closed)}, or move the model to /srv"
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
             variable = source.variable if file.role == source.role else VARIABLES[file.role]
             raise Refusal(
-                f"{variable} names {file.path!r}: services cannot see /{file.path.split('/')[1]} of the host; move the model to /srv"
+                f"{variable} names {file.path!r}, but services cannot see /{file.path.split('/')[1]} of the host: move the model to /srv"
             )
     return model._replace(path=path)
 
 
 def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
-    """What is known of the model that is asked for; None where ``model_of`` refuses it or nothing is known."""
+    """Return the summary of the requested model; None if ``model_of`` refuses it or nothing is known."""
     if request.known_answer:
-        return None if known_answer.problem(*request.known_answer) else _of_known_answer(request.known_answer)
+        return None if known_answer.problem(*request.known_answer) else _known_answer_summary(request.known_answer)
     return report.summary or request.summary
 
 
 @functools.lru_cache(maxsize=16)
-def _of_known_answer(size: KnownAnswerPlan) -> ModelSummary:
+def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary:
     return header_summary.parse(known_answer.summary(*size))
 
 
@@ -263,11 +265,10 @@ def _subject(source: ModelSource) -> str:
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
 
 
-def _given_summary(source: ModelSource, given: ModelSummary | None) -> ModelSummary:
+def _given_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
     """``llama_model_gguf_summary``, where the file itself was not read."""
-    if given is None:
+    if summary is None:
         raise Refusal(
-            f"{_subject(source)}, but that file was not read: planning needs a reachable head, or "
-            "llama_model_gguf_summary"
+            f"{_subject(source)}, but that file was not read: make the head reachable, or set llama_model_gguf_summary"
         )
-    return given
+    return summary

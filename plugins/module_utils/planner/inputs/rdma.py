@@ -39,17 +39,17 @@ def _check(worker: str, host: Host, address: str) -> None:
     refused, facts = f"llama_transport of {worker} is {names.RDMA}, but", host.facts
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         raise Refusal(
-            f"{refused} only units of systemd, as root sets them up, may lock the memory that RDMA needs, and {host.name} has none: set "
+            f"{refused} {host.name} has no root systemd units, which RDMA needs to lock memory: set "
             f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:
-        known = f"there are {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband has none with an address"
+        known = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
-            f"{refused} no RDMA device of {host.name} has its address {address}, and {known}: name in llama_links the interface of the device, "
+            f"{refused} no RDMA device of {host.name} has its address {address} ({known}): set the device's interface in llama_links, "
             f"or set llama_transport to {names.PLAIN}"
         )
     tunnelled = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
     if tunnelled:
         raise Refusal(
-            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which ends RDMA: remove one of them"
+            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove either"
         )

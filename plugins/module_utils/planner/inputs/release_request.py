@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``llama_release`` asks for."""
+"""The release that ``llama_release`` requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
-    capabilities,
-    fast_load,
-    prebuilt,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, fast_load, prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ReleaseRequest
@@ -37,7 +33,7 @@ DEFAULT = {
     "version": "0.3.36",
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
-"""Of ``llama_release``, and what ``auto`` has compiled."""
+"""Default of ``llama_release``, and the release that ``auto`` compiles."""
 SHA256 = r"sha256:[0-9a-f]{64}"
 """In capitals, too: some programs print them so."""
 WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
@@ -53,28 +49,28 @@ def _form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 FORMS = {
     "checksum": _form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
     "version": _form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _form(r"[0-9a-f]{7,64}", "7 of its digits or more, in quotes"),
+    "commit": _form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
     "git commit": _form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
-    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL that git knows, or the path of a repository on the controller"),
+    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
     "ref": _form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
     "path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
-    "url": _form(r"https?://\S+(?<!\.zip)", "the address of a tar archive, which begins with http:// or https://"),
+    "url": _form(r"https?://\S+(?<!\.zip)", "the http:// or https:// address of a tar archive"),
     "prebuilt url": _form(
-        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, as {prebuilt.URL} is one"
+        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
     "fork": _form(
         "|".join(map(re.escape, capabilities.FORKS)),
         f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
     ),
 }
-"""What ``llama_release`` may say, of one source or of all → its form, and what to use."""
-NEEDED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
+"""Words of ``llama_release``, of one source or of all → its form, and what to use."""
+REQUIRED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
 
 
 def request_of(value: Any) -> ReleaseRequest:
-    """What ``llama_release`` asks for, with everything checked that can be said without looking anything up.
+    """Return the release that ``llama_release`` requests, checked as far as possible without looking anything up.
 
     The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
     of the ``patches`` sha256 and files.
@@ -85,49 +81,49 @@ def request_of(value: Any) -> ReleaseRequest:
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
         form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
         if isinstance(value, str) and value.startswith("{"):
-            form = 'an INI inventory wants quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+            form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
-    given = {str(key): own for key, own in value.items() if own is not None}
-    source, allowed = given["source"], SOURCES[given["source"]]
-    unknown = set(given) - allowed
-    if unknown:
+    fields = {str(key): item for key, item in value.items() if item is not None}
+    source, known_keys = fields["source"], SOURCES[fields["source"]]
+    unknown_keys = set(fields) - known_keys
+    if unknown_keys:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(unknown))}, which source: {source} does not accept: use {', '.join(sorted(allowed))}"
+            f"llama_release has {', '.join(sorted(unknown_keys))}, which source: {source} does not accept: use {', '.join(sorted(known_keys))}"
         )
-    _check_forms(given)
-    patches, checksums = given.pop("patches", []), given.pop("checksums", {})
-    if "checksum" in given:
-        given["checksum"] = given["checksum"].lower()
+    _check_forms(fields)
+    patches, checksums = fields.pop("patches", []), fields.pop("checksums", {})
+    if "checksum" in fields:
+        fields["checksum"] = fields["checksum"].lower()
     if source == "git":
-        given = _of_git(given)
+        fields = _git_request(fields)
     return ReleaseRequest(
-        **given,
+        **fields,
         patches=tuple(PatchPlan(path, "", ()) for path in patches),
         checksums=tuple(sorted((name, checksum.lower()) for name, checksum in checksums.items())),
     )
 
 
-def _check_forms(given: Mapping[str, Any]) -> None:
-    source, build = given["source"], given.get("build", 0)
+def _check_forms(fields: Mapping[str, Any]) -> None:
+    source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")
-    for key in [*NEEDED.get(source, ()), *given]:
+    for key in [*REQUIRED.get(source, ()), *fields]:
         expression, remedy = (
             FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or FORMS.get(key) or (None, "")
         )
         if expression and not (
-            isinstance(given.get(key), str) and expression.fullmatch(given[key]) and given[key].isprintable()
+            isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
-            raise Refusal(f"llama_release has the {key} {given.get(key)!r}: use {remedy}")
-    if source in ("archive", "binary") and ("path" in given) == ("url" in given):
-        raise Refusal(f"llama_release with source: {source} needs either path, a file on the controller, or url")
+            raise Refusal(f"llama_release has the {key} {fields.get(key)!r}: use {remedy}")
+    if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
+        raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:
         raise Refusal(
-            "llama_release has source: prebuilt and no build: add the number of one of upstream's builds; versions like v0.4.1 have no archives"
+            "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"
         )
-    patches, checksums = given.get("patches", []), given.get("checksums", {})
+    patches, checksums = fields.get("patches", []), fields.get("checksums", {})
     if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
-        raise Refusal(f"llama_release has the patches {patches!r}: give a list of paths of files on the controller")
+        raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
     names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
         if not re.fullmatch(names, str(name)) or not FORMS["checksum"][0].fullmatch(str(checksum)):
@@ -137,32 +133,32 @@ def _check_forms(given: Mapping[str, Any]) -> None:
             )
 
 
-def _of_git(given: dict[str, Any]) -> dict[str, Any]:
+def _git_request(fields: dict[str, Any]) -> dict[str, Any]:
     """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
     of build 11434."""
-    fork, ref = given.get("fork", MAINLINE), given["ref"]
-    repository = given.get("repository", capabilities.FORKS[fork])
-    if "fork" not in given and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
+    fork, ref = fields.get("fork", MAINLINE), fields["ref"]
+    repository = fields.get("repository", capabilities.FORKS[fork])
+    if "fork" not in fields and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         fork = IK_LLAMA
-    known: dict[str, Any] = {"repository": repository, "fork": fork}
+    defaults: dict[str, Any] = {"repository": repository, "fork": fork}
     if re.fullmatch(WHOLE_COMMIT, ref):
-        known["commit"] = ref
+        defaults["commit"] = ref
     elif re.fullmatch(BUILD_TAG, ref):
-        known["build"] = int(ref[1:])
-    return {**known, **given, "fork": fork}
+        defaults["build"] = int(ref[1:])
+    return {**defaults, **fields, "fork": fork}
 
 
 def name_variable(refusal: Refusal, variable: str) -> Refusal:
-    """The same, said of the variable of one backend."""
+    """Return the refusal for the variable of one backend."""
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
 def declaration(release: ReleasePlan) -> str:
-    """What ``llama_release`` has to be for a release of a plan, as JSON, which YAML reads too."""
-    given: dict[str, Any] = {
+    """Return the ``llama_release`` for a release of a plan, as JSON, which YAML reads too."""
+    fields: dict[str, Any] = {
         key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"
     }
     if release.source == "git":
-        given["ref"] = str(release.revision).replace("refs/tags/", "", 1)
-    own = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
-    return json.dumps({key: value for key, value in {**given, "patches": own}.items() if value})
+        fields["ref"] = str(release.revision).replace("refs/tags/", "", 1)
+    patches = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
+    return json.dumps({key: value for key, value in {**fields, "patches": patches}.items() if value})

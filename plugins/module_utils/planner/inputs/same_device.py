@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which devices of a host are one and the same: a backend of their vendor drives them, and one that drives those of every vendor."""
+"""Devices of a host that are the same: a backend of their vendor drives them, and one that drives those of every vendor."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 def named_accelerators(facts: Facts) -> tuple[tuple[str, Accelerator], ...]:
     """Each accelerator of a host with the name that llama.cpp gives it."""
-    return _named(facts.accelerators)
+    return _with_names(facts.accelerators)
 
 
 @functools.lru_cache(maxsize=64)
-def _named(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
+def _with_names(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
     return tuple(
         (backends.device_name(backend, index), accelerator)
         for backend in BACKENDS[1:]
-        for index, accelerator in enumerate(one for one in accelerators if one.backend == backend)
+        for index, accelerator in enumerate(item for item in accelerators if item.backend == backend)
     )
 
 
@@ -35,27 +35,27 @@ def canonical_device_names(facts: Facts) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def _canonical(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
-    every = _named(accelerators)
-    left = {name: device for name, device in every if not backends.RECORDS[device.backend].any_vendor}
-    same = {name: name for name, _device in every}
-    for name, device in every:
+    pairs = _with_names(accelerators)
+    unmatched = {name: device for name, device in pairs if not backends.RECORDS[device.backend].any_vendor}
+    canonical = {name: name for name, _device in pairs}
+    for name, device in pairs:
         if backends.RECORDS[device.backend].any_vendor:
-            best = max(left, key=lambda other: _match_score(left[other], device), default=None)
-            if best and _match_score(left[best], device):
-                same[name] = best
-                del left[best]
-    return same
+            best = max(unmatched, key=lambda candidate: _match_score(unmatched[candidate], device), default=None)
+            if best and _match_score(unmatched[best], device):
+                canonical[name] = best
+                del unmatched[best]
+    return canonical
 
 
 def devices(facts: Facts) -> list[Accelerator]:
     """The accelerators of a host, each once."""
-    same = canonical_device_names(facts)
-    return [accelerator for name, accelerator in _named(facts.accelerators) if same[name] == name]
+    canonical = canonical_device_names(facts)
+    return [accelerator for name, accelerator in _with_names(facts.accelerators) if canonical[name] == name]
 
 
-def _match_score(one: Accelerator, other: Accelerator) -> int:
+def _match_score(first: Accelerator, second: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
-    named = one.name == other.name != cluster_inputs.UNNAMED
-    sized = (one.memory_mib, one.unified) == (other.memory_mib, other.unified)
-    return 4 * named + 2 * sized + (one.unified and other.unified)
+    same_name = first.name == second.name != cluster_inputs.UNNAMED
+    same_size = (first.memory_mib, first.unified) == (second.memory_mib, second.unified)
+    return 4 * same_name + 2 * same_size + (first.unified and second.unified)

@@ -19,12 +19,12 @@ SHARED = {f"{MODEL}token_file"}
 OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
-"""Of a model: llama-server writes what follows a colon in capitals, and a section of its presets ends at ]."""
+"""Form of a model's name: llama-server writes everything after a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
-OWN = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
+PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
 """How a variable begins that an entry has as a key without this."""
 RESERVED = "default"
-"""What llama-server calls options of all models."""
+"""Name of llama-server for the options of all models."""
 
 
 class Overlay(NamedTuple):
@@ -33,9 +33,9 @@ class Overlay(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     variables: Mapping[str, Any]
-    """Of the head, as if this were its one model."""
+    """Variables of the head, as if this were its only model."""
     given: tuple[str, ...]
-    """Those of the server that the entry has."""
+    """Variables of the server in the entry."""
 
 
 def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
@@ -45,18 +45,18 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     :raises Refusal: they cannot be served together.
     """
     entries: Sequence[Mapping[str, Any]] | None = variables[VARIABLE]
-    of_model = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
-    given = [name for name in of_model if variables[name] not in (None, [])]
+    model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
+    present = [name for name in model_variables if variables[name] not in (None, [])]
     if not entries:
-        if entries is not None and not given:
-            raise Refusal(f"{VARIABLE} is an empty list: give each model an entry there")
+        if entries is not None and not present:
+            raise Refusal(f"{VARIABLE} is an empty list: add an entry for each model")
         return ()
-    if given:
+    if present:
         raise Refusal(
-            f"{VARIABLE} and {given[0]} are both set: give each model an entry, with {given[0][len(MODEL) :]} there"
+            f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {present[0][len(MODEL) :]} there"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, and models of {VARIABLE} have no fallbacks: remove one of them")
+        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
     _check_names(entries)
     return tuple(
         Overlay(
@@ -65,7 +65,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
             {
                 **variables,
                 VARIABLE: None,
-                **{name: entry.get(name[len(MODEL) :]) for name in of_model},
+                **{name: entry.get(name[len(MODEL) :]) for name in model_variables},
                 **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
             },
             tuple(f"{SERVER}{key}" for key in OF_SERVER if entry.get(key) is not None),
@@ -75,25 +75,25 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
 
 
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
-    known: set[str] = set()
+    all_names: set[str] = set()
     for index, entry in enumerate(entries):
-        for what, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
+        for key, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
             for name in names:
-                where = f"{VARIABLE}[{index}] has {validation.show(name)} in {what}"
+                place = f"{VARIABLE}[{index}] has {validation.show(name)} in {key}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED:
                     raise Refusal(
-                        f"{where}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (what == 'aliases')}, and not {RESERVED!r}"
+                        f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED!r}"
                     )
-                if name in known:
-                    raise Refusal(f"{where}, which another model has or this one has twice: give each its own names")
-                known.add(name)
+                if name in all_names:
+                    raise Refusal(f"{place}, which is not unique: give each model its own names")
+                all_names.add(name)
 
 
-def found_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What was found of a model, of what was found of all; nothing where nobody looked for it."""
-    models = found.get("models")
-    own = models.get(name) if isinstance(models, Mapping) else None
-    return own if isinstance(own, Mapping) else {}
+def found_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the report of a model, from the reports of all; empty if nobody looked for it."""
+    models = reports.get("models")
+    report = models.get(name) if isinstance(models, Mapping) else None
+    return report if isinstance(report, Mapping) else {}
 
 
 def sentence(name: str, reason: str) -> str:
@@ -103,4 +103,4 @@ def sentence(name: str, reason: str) -> str:
 
 def own_words(text: str) -> str:
     """A text about variables, with the keys of an entry in place of those that it may have of its own."""
-    return OWN.sub("", text)
+    return PREFIX.sub("", text)

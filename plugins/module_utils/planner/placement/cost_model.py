@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a token costs: on each device, and for each worker that takes part. docs/performance.md has predictions beside measured figures."""
+"""The cost of a token on each device, and for each worker. docs/performance.md compares predictions with measurements."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ class Rate(NamedTuple):
     """By which generation may be faster or slower; see device_rates.Family."""
 
 
-UNKNOWN = 1.6
+UNKNOWN_FACTOR = 1.6
 """The factor of a device that no table has."""
 
 
 def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name, architecture: str = "") -> Rate:
-    """What llama.cpp reaches of a row's figures.
+    """Return the rate that llama.cpp reaches with a row's figures.
 
-    :param architecture: of the model.
+    :param architecture: architecture of the model.
     """
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     reached = 1000 * row.tflops * family.prompt_share
-    factor = max(UNKNOWN if source == ASSUMED else family.factor, row.spread)
+    factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
     return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
 
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
-    """The rate of a device by its name or architecture, or what is assumed of its kind.
+    """Return the rate of a device by its name or architecture, or the rate that is assumed for its kind.
 
-    :param architecture: of the model.
+    :param architecture: architecture of the model.
     """
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
@@ -70,7 +70,7 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
 
 
 def processor_rate(facts: Facts) -> Rate:
-    """The same of the host's processor. A few cores, as virtual machines have them, reach less than the memory gives, and compute less."""
+    """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     model, cores = facts.cpu.model, facts.cpu.cores
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
@@ -79,13 +79,13 @@ def processor_rate(facts: Facts) -> Rate:
         if row
         else rate_of_row(device_rates.ASSUMED["board" if is_board(facts) else "processor"], ASSUMED)
     )
-    most = cores * device_rates.CORE_GB_PER_S
+    cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
         vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
         reached = cores * device_rates.CORE_GFLOPS[vectors]
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
-        if most < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=most, source=ASSUMED, factor=max(rate.factor, UNKNOWN))
+        if cores_rate < rate.gb_per_s:
+            rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED, factor=max(rate.factor, UNKNOWN_FACTOR))
     return rate
 
 
@@ -98,13 +98,13 @@ EXPERTS = re.compile(r"_(?:ch)?exps\b")
 
 
 def active_share(summary: ModelSummary) -> float:
-    """Of the experts' tensors, what a token reads."""
+    """Return the part of the experts' tensors that a token reads."""
     count, used = summary.number("expert_count") or 0, summary.number("expert_used_count") or 0
     return min(1.0, used / count) if count and used else 1.0
 
 
 ASSUMED_BITS = 4.85
-"""Of a weight, where the summary does not say how many there are: those of Q4_K_M."""
+"""Bits of a weight, if the summary has no number of weights: those of Q4_K_M."""
 LAYER = re.compile(r"^blk\.\d+\.")
 LATENT, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 """Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
@@ -117,7 +117,7 @@ EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
 
 
 class PartCost(NamedTuple):
-    """What a token does with a tensor."""
+    """The cost of a tensor for a token."""
 
     read: float
     """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
@@ -127,7 +127,7 @@ class PartCost(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
-    """Of each of the load's parts."""
+    """Return the cost of each of the load's parts."""
     summary = load.summary
     active = active_share(summary)
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
@@ -152,19 +152,19 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    of_experts = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
-    used = size - experts + experts * active * of_experts
+    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
+    active_bytes = size - experts + experts * active * experts_cost
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
-    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * used / bits * cost.multiplied)
+    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * active_bytes / bits * cost.multiplied)
 
 
 def units_read(load: device_load.Load) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
-    read = [0.0] * load.units
+    unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
         if part.unit is not None:
-            read[part.unit] += cost.read
-    return read
+            unit_bytes[part.unit] += cost.read
+    return unit_bytes
 
 
 NODES = {"layer": 31, "experts": 19, "recurrent": 33}
@@ -174,16 +174,16 @@ a state in place of attention, take besides reading: backends compute many of th
 
 @functools.lru_cache(maxsize=32)
 def nodes_per_layer(summary: ModelSummary) -> float:
-    """About how many nodes the graph has for each layer."""
+    """Return about how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
     nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
     return nodes + (NODES["experts"] if active_share(summary) < 1 else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
-    """Milliseconds that a device takes for its part of a token.
+    """Return the milliseconds that a device takes for its part of a token.
 
-    :param nodes: of its part of the graph: its layers times nodes_per_layer.
+    :param nodes: nodes of its part of the graph: its layers times nodes_per_layer.
     """
     return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
 
@@ -200,7 +200,7 @@ class Link(NamedTuple):
     """How a worker is reached."""
 
     kind: str
-    """As estimate.kind_of returns it."""
+    """Kind as site.kind_of returns it."""
     round_trip_ms: float
     gbit: float
     measured: bool
@@ -227,14 +227,14 @@ Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak
 (kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
 beneath it, Ethernet as far as anybody knows; so does WireGuard, which adds 0.48 ms at most."""
 STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
-"""What stunnel 5.68 at both ends adds to a round trip, 33 to 67 µs on an idle machine, and lets through: its processor time for a stream is that of
+"""Time that stunnel 5.68 at both ends adds to a round trip (33 to 67 µs on an idle machine), and its largest rate: its processor time for a stream is that of
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
 
 
 def worker_ms(link: Link, visits: int = 1) -> float:
-    """Milliseconds that a token costs for a worker, besides what its device computes.
+    """Return the milliseconds of a token for a worker, besides its device.
 
-    :param visits: how often a token comes to it: once, but where tensors are on other devices than their layers.
+    :param visits: number of visits of a token: one, unless tensors are on other devices than their layers.
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
@@ -255,9 +255,9 @@ class Work(NamedTuple):
     multiplied: float
     """Weights that each token is multiplied with."""
     nodes: float
-    """Of the graph."""
+    """Nodes of the graph."""
     link: Link | None = None
-    """Of a worker."""
+    """Link to a worker."""
     visits: int = 1
     """How often a token comes to it."""
     attended: float = 0.0
@@ -269,19 +269,19 @@ def device_ms(work: Work) -> float:
 
 
 def link_ms(work: Work) -> float:
-    """Milliseconds of a token for this worker; 0 where the device is llama-server's own."""
+    """Return the milliseconds of a token for this worker; 0 if llama-server drives the device itself."""
     if not work.link or not work.visits:
         return 0.0
     return worker_ms(work.link, work.visits)
 
 
 def token_ms(works: Sequence[Work]) -> float:
-    """Milliseconds for a token, with an empty context: one device computes after the other."""
+    """Return the milliseconds for a token, with an empty context: one device computes after the other."""
     return sum(device_ms(work) + link_ms(work) for work in works)
 
 
 CACHE_SHARE = 0.45
-"""Of the rate of weights, at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
+"""Part of the rate for weights at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""
 ATTENTION_COST = 2.5
 """So many times as long as one of weights takes a multiplication of attention in prompts, with the mask that workers get: 3.8 on Strix Halo, 0.9 on GB10
@@ -295,7 +295,7 @@ PROMPT_SURE = 1.25
 
 
 def _factor(costs: Sequence[tuple[float, float]]) -> float:
-    """That of a sum: the geometric mean of those of its parts, by their times.
+    """Return the factor of a sum: the geometric mean of the factors of its parts, by their times.
 
     :param costs: milliseconds and factor of each part.
     """
@@ -304,7 +304,7 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
 
 
 def token_factor(works: Sequence[Work]) -> float:
-    """By which generation may be faster or slower than token_ms says."""
+    """Return the factor by which generation may be faster or slower than token_ms says."""
     return _factor(
         [cost for work in works for cost in ((link_ms(work), LINK_FACTOR), (device_ms(work), work.rate.factor))]
     )
@@ -314,21 +314,21 @@ LEAST_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
 
 
-def is_surely_faster(one: Sequence[Work], other: Sequence[Work]) -> bool:
+def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work]) -> bool:
     """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
     takes part in both is wrong in both alike."""
     unsure: dict[Rate | None, float] = {}
-    for works, sign in ((one, 1), (other, -1)):
+    for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works)
         for work in works:
             for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(work))):
                 unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
     parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
-    return math.log(token_ms(other) / token_ms(one)) > max(math.log(LEAST_GAIN), sum(parts))
+    return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(LEAST_GAIN), sum(parts))
 
 
 LINK = "link to"
-"""What takes time of a worker besides its device."""
+"""Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
@@ -357,13 +357,13 @@ def prompt_ms(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
 
 
 def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
-    """By which prompts may be faster or slower than prompt_ms says."""
+    """Return the factor by which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
-        of_device, each = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
+        device_factor, costs_of_part = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, LINK_FACTOR if kind == LINK else of_device) for kind, ms in each.items()]
-        costs += [(-attended, of_device), (attended, of_device * ATTENTION_FACTOR)]
+        costs += [(ms, LINK_FACTOR if kind == LINK else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 
 
@@ -377,13 +377,13 @@ same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
 
 
 def load_cost(release: ReleasePlan, work: Work) -> tuple[str, float]:
-    """What limits the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
-    each = {"disk of": 1 / DISK_GB_PER_S}
+    """Return the limit of the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
+    s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
     if work.link:
-        each["link to"] = 8 / work.link.gbit
-        each["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
-    kind = max(each, key=each.__getitem__)
-    return kind, each[kind] * work.weights / 1e9
+        s_per_gb["link to"] = 8 / work.link.gbit
+        s_per_gb["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
+    kind = max(s_per_gb, key=s_per_gb.__getitem__)
+    return kind, s_per_gb[kind] * work.weights / 1e9
 
 
 def load_s(release: ReleasePlan, works: Sequence[Work]) -> float:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which device gets which layers, and what that costs it, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
+"""The layers of each device and their sizes, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
 
 llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. The
 names of tensors show which unit they belong to: they are the same in all files of an architecture.
@@ -29,9 +29,9 @@ ROWS = frozenset(("token_embd", "position_embd", "token_types"))
 STAYS = ROWS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
 WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
-"""Those that go with the first layer. Others go with the output."""
+"""Beginnings of tensors that go with the first layer. Others go with the output."""
 WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
-"""Those of which every device that has layers gets a copy."""
+"""Beginnings of tensors of which every device with layers gets a copy."""
 
 LAYER = "blk."
 """In the names of a layer's tensors."""
@@ -98,12 +98,12 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
     return moved
 
 
-def _laid_out(part: Part, record: backends.Backend) -> int:
+def _padded_size(part: Part, record: backends.Backend) -> int:
     return kv_cache.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment)
 
 
 class Share(NamedTuple):
-    """What one device gets: layers, whether the output, and bytes of weights and of the cache."""
+    """The share of one device: layers, whether the output, and bytes of weights and of the cache."""
 
     layers: int
     output: bool
@@ -117,14 +117,10 @@ def _unique(parts: Iterable[Part]) -> list[Part]:
 
 
 class Load:
-    """What the units cost: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
+    """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
-        self,
-        summary: ModelSummary,
-        settings: kv_cache.Settings,
-        build: int,
-        overrides: Sequence[tuple[str, str]] = (),
+        self, summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: Sequence[tuple[str, str]] = ()
     ) -> None:
         """
         :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
@@ -136,10 +132,10 @@ class Load:
         self.compute = compute_buffers.bound(summary, settings)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
-        named = summary.tensors is not None
-        known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
-        self.weights_exact = named and known and kv_cache.is_known_architecture(summary)
-        parts, self.copies = _parts(summary) if named else _parts_without_names(summary)
+        has_names = summary.tensors is not None
+        is_known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
+        self.weights_exact = has_names and is_known and kv_cache.is_known_architecture(summary)
+        parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
         windows = kv_cache.windowed(summary)
         self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
@@ -151,9 +147,9 @@ class Load:
         self.by_device = {device: [part for part in moved if part.device == device] for _name, device in overrides}
         """Tensors that overrides put on a device."""
         self.moved: dict[int, set[str]] = {}
-        for part, placed in zip(parts, self.parts):
-            if part.unit is not None and placed.unit is None:
-                self.moved.setdefault(part.unit, set()).add(placed.device or CPU)
+        for part, moved_part in zip(parts, self.parts):
+            if part.unit is not None and moved_part.unit is None:
+                self.moved.setdefault(part.unit, set()).add(moved_part.device or CPU)
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
@@ -165,7 +161,7 @@ class Load:
 
     def fixed(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
-        return sum(_laid_out(part, backends.RECORDS[backend]) for part in self.by_device.get(device, ()))
+        return sum(_padded_size(part, backends.RECORDS[backend]) for part in self.by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
@@ -177,14 +173,16 @@ class Load:
         if device.worker:
             return self.compute
         units = {None, *range(min(first, self.layers))}
-        kept = (part.bytes for part in self.parts if part.device is None and part.unit in units and LAYER in part.name)
-        return self.compute + max(kept, default=0) + max(self.kv[:first], default=0)
+        head_sizes = (
+            part.bytes for part in self.parts if part.device is None and part.unit in units and LAYER in part.name
+        )
+        return self.compute + max(head_sizes, default=0) + max(self.kv[:first], default=0)
 
     def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
-        """What a device with these units gets, to the byte.
+        """Return the share of a device with these units, to the byte.
 
-        :param backend: of the device, which knows how tensors are laid out.
-        :param device: its name in overrides.
+        :param backend: backend of the device, which decides how tensors are laid out.
+        :param device: name of the device in overrides.
         """
         weights, copies = _weights(self, backend)
         layers = [unit for unit in units if unit < self.layers]
@@ -203,8 +201,8 @@ def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
     record, held = backends.RECORDS[backend], [0] * load.units
     for part in load.parts:
         if part.unit is not None:
-            held[part.unit] += _laid_out(part, record)
-    return tuple(held), sum(_laid_out(part, record) for part in load.copies)
+            held[part.unit] += _padded_size(part, record)
+    return tuple(held), sum(_padded_size(part, record) for part in load.copies)
 
 
 @functools.lru_cache(maxsize=128)
@@ -216,18 +214,15 @@ def _sizes(load: Load, backend: str) -> solver.Sizes:
 
 @functools.lru_cache(maxsize=128)
 def _on_head(load: Load, units: tuple[int, ...]) -> int:
-    own = {None, *units}
-    kept = [part for part in load.parts if part.device is None and part.unit in own]
-    kept += load.copies if any(unit < load.layers and load.copied[unit] for unit in units) else []
-    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(kept))
+    head_units = {None, *units}
+    head_parts = [part for part in load.parts if part.device is None and part.unit in head_units]
+    head_parts += load.copies if any(unit < load.layers and load.copied[unit] for unit in units) else []
+    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(head_parts))
 
 
 @functools.lru_cache(maxsize=32)
 def load_of(
-    summary: ModelSummary,
-    settings: kv_cache.Settings,
-    build: int,
-    overrides: tuple[tuple[str, str], ...] = (),
+    summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: tuple[tuple[str, str], ...] = ()
 ) -> Load:
     return Load(summary, settings, build, overrides)
 
@@ -247,46 +242,46 @@ def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | N
 
 @functools.lru_cache(maxsize=256)
 def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
-    """What ``assign`` returns: a plan asks for each of its devices, and again for what each of them holds and costs."""
-    first, taken = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
+    """Return the result of ``assign``: a plan asks for each of its devices, and again for its size and cost."""
+    first, offloaded = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:
         total = _float32(total + _float32(share))
         ends.append(total)
     ends = [_float32(end / total) for end in ends] if total else []
     return tuple(
-        bisect.bisect_right(ends, _float32(_float32(unit - first) / taken)) if ends and unit >= first else None
+        bisect.bisect_right(ends, _float32(_float32(unit - first) / offloaded)) if ends and unit >= first else None
         for unit in range(layers + 1)
     )
 
 
-class Placed(NamedTuple):
-    """The devices that are used, in llama-server's order, and what they are given."""
+class Layout(NamedTuple):
+    """The used devices in llama-server's order, and their shares of the model."""
 
     devices: tuple[Device, ...]
     split: tuple[float, ...]
-    """``-ts``: a share for each of them; where the model does not fit, more than some hold."""
+    """``-ts``: a share for each of them; unless the model fits, more than some hold."""
     load: Load
     gpu_layers: int
     reasons: tuple[str, ...] = ()
-    """Why it does not fit, if so."""
+    """Reasons why the model does not fit."""
     why: tuple[str, ...] = ()
-    """Of each device why it gets what it gets."""
+    """Reason for the share of each device."""
     missing_mib: int = 0
-    """By how much it does not fit, on all devices and in the head's memory."""
+    """Size of what does not fit, on all devices and in the head's memory."""
     auxiliary: tuple[AuxiliaryModel, ...] = ()
-    """Models beside it, as far as they are counted."""
+    """Auxiliary models, as far as they are counted."""
 
-    def lent(self) -> list[Worker]:
+    def workers(self) -> list[Worker]:
         return [device.worker for device in self.devices if device.worker]
 
-    def own(self) -> list[Device]:
+    def head_devices(self) -> list[Device]:
         return [device for device in self.devices if not device.worker]
 
     def units_of(self, device: int | None) -> list[int]:
         """The units of one of the devices, or of the head's processor."""
         shares = self.split if self.devices else []
-        return [unit for unit, other in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if other == device]
+        return [unit for unit, owner in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if owner == device]
 
     def buffer_of_layers(self) -> list[str]:
         """The device of each layer, and of the output; CPU is the head's processor."""
@@ -301,15 +296,15 @@ class Placed(NamedTuple):
 
     def on_head(self) -> Share:
         units = self.units_of(None)
-        kept = self.load.kv_on_head(sum(unit < self.load.layers for unit in units))
-        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=kept)
+        head_kv = self.load.kv_on_head(sum(unit < self.load.layers for unit in units))
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=head_kv)
 
     def compute_on(self, device: Device) -> int:
         """Upper bound of the compute buffer of one of the devices."""
         return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
-    def over(self) -> list[tuple[Device, int]]:
-        """Devices that get more than they hold, each with how many MiB are missing."""
+    def overfull(self) -> list[tuple[Device, int]]:
+        """Return the devices that get more than they hold, and the MiB that are missing on each."""
         missing = [
             -(-(share.weights + share.kv) // MIB) - device.capacity_mib
             for device, share in zip(self.devices, self.shares())
@@ -323,17 +318,19 @@ def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
     :param units: of each device, as ``-ts`` gives them.
     :raises ValueError: llama.cpp would put some elsewhere.
     """
-    wanted = [index for index, count in enumerate(units) for _unit in range(count)]
-    given = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
-    if given != wanted:
-        raise ValueError(f"llama.cpp divides {len(given)} units by {','.join(map(str, units))} in another way")
+    expected = [index for index, count in enumerate(units) for _unit in range(count)]
+    assigned = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
+    if assigned != expected:
+        raise ValueError(
+            f"llama.cpp would split {len(assigned)} units differently with -ts {','.join(map(str, units))}"
+        )
 
 
 def proportional(units: int, capacities: Sequence[int]) -> list[int]:
     """Units per device in proportion to the capacities: what a plan shows where the model does not fit."""
     shares: list[int] = []
     for index, capacity in enumerate(capacities):
-        left, later = units - sum(shares), len(capacities) - index - 1
-        wanted = round(left * capacity / max(1, sum(capacities[index:])))
-        shares.append(min(max(wanted, 1), max(left - later, 0)) if later else left)
+        remaining, later = units - sum(shares), len(capacities) - index - 1
+        count = round(remaining * capacity / max(1, sum(capacities[index:])))
+        shares.append(min(max(count, 1), max(remaining - later, 0)) if later else remaining)
     return shares

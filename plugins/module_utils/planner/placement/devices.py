@@ -12,18 +12,16 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Device,
-    Host,
-    Server,
-    Worker,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
-"""Of a model's weights on one device that uses the host's memory by HIP: from here on mapped pages were seen to hang (#19745)."""
+"""Size of weights on one device that uses the host's memory by HIP, from which mapped pages were seen to hang (#19745)."""
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
 OTHER_DRIVERS = ("Intel", "NVIDIA")
@@ -68,12 +66,12 @@ def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]
 
     :param environments: name of the device → that of the program that drives it.
     """
-    own = {
+    sizes = {
         name: visible_mib(device.backend, device, environments[name])
         for name, device in same_device.named_accelerators(facts)
         if name in environments
     }
-    return {name: int(size) for name, size in own.items() if size < math.inf}
+    return {name: int(size) for name, size in sizes.items() if size < math.inf}
 
 
 def _with_visible_memory(device: Device, facts: Facts) -> Device:
@@ -85,7 +83,7 @@ def _with_visible_memory(device: Device, facts: Facts) -> Device:
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
 
 
-def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
+def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
     """The devices that workers lend.
 
     :param within_shown_memory: whether they lend no more than their driver shows as their own.
@@ -100,58 +98,60 @@ def of_workers(used: Iterable[Worker], hosts: Mapping[str, Host], within_shown_m
             environment=worker.environment,
             worker=worker,
         )
-        for worker in used
+        for worker in workers
     ]
     return [
         _with_visible_memory(device, hosts[device.host].facts) if within_shown_memory else device for device in devices
     ]
 
 
-def _visible(facts: Facts, lent: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
+def _visible(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
-    same = same_device.canonical_device_names(facts)
-    taken = {same[name] for name in lent if name in same}
-    of_backend = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
-    free = [(name, device) for name, device in of_backend if same[name] not in taken]
+    canonical = same_device.canonical_device_names(facts)
+    hidden = {canonical[name] for name in lent_names if name in canonical}
+    pairs = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
+    free = [(name, device) for name, device in pairs if canonical[name] not in hidden]
     if backends.hiding(backend):
-        return [*itertools.takewhile(lambda entry: same[entry[0]] not in taken, of_backend)]
+        return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden, pairs)]
     return free
 
 
-def driven_by_head(facts: Facts, lent: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
+def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
     llama.cpp does it. One whose memory is not known is left out."""
-    known = [entry for entry in _visible(facts, lent, backend) if entry[1].memory_mib]
-    own = [entry for entry in known if not entry[1].unified]
+    sized = [entry for entry in _visible(facts, lent_names, backend) if entry[1].memory_mib]
+    discrete = [entry for entry in sized if not entry[1].unified]
     lends_better = any(
-        name in lent and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
+        name in lent_names and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
     )
-    return own or ([] if lends_better else known[:1])
+    return discrete or ([] if lends_better else sized[:1])
 
 
 def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
     """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it."""
-    own = dict(driven)
+    accelerators = dict(driven)
     for name, mib in server.memory_mib.items():
-        if name not in own:
+        if name not in accelerators:
             offered = (
-                f"use one of {', '.join(own)}" if own else "it drives none; set memory_mib in llama_worker_endpoints"
+                f"use one of {', '.join(accelerators)}"
+                if accelerators
+                else "it drives none; set memory_mib in llama_worker_endpoints"
             )
             raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {offered}")
-        if not 1 <= mib <= own[name].memory_mib:
+        if not 1 <= mib <= accelerators[name].memory_mib:
             raise Refusal(
-                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {own[name].memory_mib}, the memory of that device"
+                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {accelerators[name].memory_mib}, the memory of that device"
             )
     reserve = server.reserve_mib
     if reserve is None:
         return dict(server.memory_mib)
     if reserve < 0:
         raise Refusal(f"llama_server_reserve_mib is {reserve}: use a number of MiB, 0 or more")
-    return {**{name: max(0, device.memory_mib - reserve) for name, device in own.items()}, **server.memory_mib}
+    return {**{name: max(0, device.memory_mib - reserve) for name, device in accelerators.items()}, **server.memory_mib}
 
 
-def of_head(
+def head_devices(
     head: Host,
     driven: Sequence[tuple[str, Accelerator]],
     shares: Mapping[str, int],
@@ -164,56 +164,60 @@ def of_head(
 
     :param within_shown_memory: whether they hold no more than their driver shows as their own.
     """
-    same = same_device.canonical_device_names(head.facts)
-    chosen = []
+    canonical = same_device.canonical_device_names(head.facts)
+    result = []
     for name, accelerator in driven:
-        own = workers.usable_by_device(accelerator.memory_mib, accelerator.unified, head.facts.memory_mib)
-        capacity = shares[same[name]] if accelerator.unified else limits.get(name, own)
-        chosen.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
-    said = backends.UNIFIED_HEAP in environment
-    return [_with_visible_memory(device, head.facts) for device in chosen] if said and within_shown_memory else chosen
+        usable_mib = workers.usable_by_device(accelerator.memory_mib, accelerator.unified, head.facts.memory_mib)
+        capacity = shares[canonical[name]] if accelerator.unified else limits.get(name, usable_mib)
+        result.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
+    is_unified_heap = backends.UNIFIED_HEAP in environment
+    return (
+        [_with_visible_memory(device, head.facts) for device in result]
+        if is_unified_heap and within_shown_memory
+        else result
+    )
 
 
-def of_single_host(host: Host, backend: str, server: Server | None = None) -> list[Device]:
+def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
     """The devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     """
     driven = driven_by_head(host.facts, (), backend)
-    own = [name for name, _accelerator in driven]
+    device_names = [name for name, _accelerator in driven]
     limits: Mapping[str, int] = {}
     if server:
-        given = {name: mib for name, mib in server.memory_mib.items() if name in own}
-        limits = limits_of_head(driven, server._replace(memory_mib=given))
-    return of_head(host, driven, workers.shares_of_memory(host, [], own, {}, limits), limits, {})
+        memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
+        limits = limits_of_head(driven, server._replace(memory_mib=memory_mib))
+    return head_devices(host, driven, workers.shares_of_memory(host, [], device_names, {}, limits), limits, {})
 
 
 def environment_of_head(
-    facts: Facts, lent: Collection[str], backend: str, used: Collection[str], uses_workers: bool
+    facts: Facts, lent_names: Collection[str], backend: str, driven: Collection[str], uses_workers: bool
 ) -> dict[str, str]:
-    """What makes llama-server count devices as planned, and take no memory of those that it does not use.
+    """Return the variables that make llama-server count devices as planned, and take no memory of unused devices.
 
-    :param used: names of the devices that it drives.
+    :param driven: names of the devices that it drives.
     """
-    accelerators, hiding = facts.of_backend(backend), backends.hiding(backend)
+    accelerators, hiding = facts.accelerators_of(backend), backends.hiding(backend)
     bus_order = backends.RECORDS[backend].bus_order
     environment: dict[str, str] = {}
-    if used and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+    if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    names = [name for name, _accelerator in _visible(facts, lent, backend)]
-    seen = max((index + 1 for index, name in enumerate(names) if name in used), default=len(names))
-    if hiding and used and seen < len(accelerators):
-        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
-    elif hiding and hiding.none is not None and accelerators and uses_workers and not used:
+    names = [name for name, _accelerator in _visible(facts, lent_names, backend)]
+    visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
+    if hiding and driven and visible_count < len(accelerators):
+        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(visible_count))))
+    elif hiding and hiding.none is not None and accelerators and uses_workers and not driven:
         environment[hiding.variable] = hiding.none
     return environment
 
 
-def heap_of_head(held: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
-    """What has Mesa show enough memory to llama-server, where it drives a device that holds more than is shown without that."""
-    for one in held:
-        accelerator = None if one.endpoint else accelerator_of(facts, one.name)
-        if accelerator and one.held_mib > visible_mib(one.backend, accelerator, environment) < accelerator.memory_mib:
+def heap_of_head(holders: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
+    for item in holders:
+        accelerator = None if item.endpoint else accelerator_of(facts, item.name)
+        if accelerator and item.held_mib > visible_mib(item.backend, accelerator, environment) < accelerator.memory_mib:
             return {backends.UNIFIED_HEAP: "true"}
     return {}
 
@@ -253,7 +257,7 @@ class Holder(NamedTuple):
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
     accelerator = accelerator_of(facts, device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
-    said = device.worker is not None or backends.UNIFIED_HEAP in device.environment
+    is_limited = device.worker is not None or backends.UNIFIED_HEAP in device.environment
     return Holder(
         host=device.host,
         name=device.name,
@@ -263,6 +267,26 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and said else math.inf,
+        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and is_limited else math.inf,
         host_memory_mib=facts.memory_mib,
     )
+
+
+def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> str | None:
+    """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
+    Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
+    """
+    head_holders = [holder for holder in holders if holder.host == head]
+    has_workers = any(holder.endpoint for holder in holders)
+    driven = [holder for holder in head_holders if not holder.endpoint]
+    if has_workers and any(backends.RECORDS[holder.backend].maps_weights for holder in driven):
+        return "none"
+    if any(holder.is_gb10 for holder in head_holders):
+        return "none"
+    suffers = any(holder.hangs_on_mmap or holder.slow_on_mmap for holder in head_holders)
+    return unmapped_mode(release) if suffers else None
+
+
+def unmapped_mode(release: ReleasePlan) -> str:
+    """Return the fastest way to read a model without mmap."""
+    return "dio" if release.mainline else "none"

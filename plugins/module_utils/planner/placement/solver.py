@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     """Bytes that a device needs for units."""
 
     before: tuple[int, ...]
-    """Of all units before each one, and of all."""
+    """Bytes of all units before each one, and of all."""
     copied_before: tuple[int, ...]
     """How many of them need the tensors of which a device has one copy."""
     copies: int
@@ -59,15 +59,15 @@ class Place(NamedTuple):
     """Upper bound of its compute buffer in bytes."""
     sizes: Sizes
     cost: tuple[int, ...]
-    """What all units before each one cost here, and all of them."""
+    """Cost of all units before each one here, and of all."""
     base: int
-    """What it costs to use the device at all."""
+    """Cost of using the device at all."""
     group: int
     """Number of the devices that are alike; 0 are the fastest."""
 
     def holds_a_unit(self) -> bool:
-        least = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
-        return self.fixed + least <= self.capacity
+        smallest = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
+        return self.fixed + smallest <= self.capacity
 
 
 class Limits(NamedTuple):
@@ -113,13 +113,13 @@ def cheapest(
     best = _no_units_placed(places, reach[0][0])
     starts = []
     for index, (place, limit) in enumerate(zip(places, limits)):
-        best, chosen = _with_device(place, limit, best, reach[index], reach[index + 1], last)
-        starts.append(chosen)
+        best, first_units = _with_device(place, limit, best, reach[index], reach[index + 1], last)
+        starts.append(first_units)
     if best[units] >= ENDLESS // 2:
         return None
     end, counts = units, []
-    for chosen in reversed(starts):
-        start = end if chosen[end] < 0 else chosen[end]
+    for first_units in reversed(starts):
+        start = end if first_units[end] < 0 else first_units[end]
         counts.append(end - start)
         end = start
     return Placement(best[units], counts[::-1])
@@ -144,16 +144,16 @@ def _with_device(
     :param best: the costs without the device, of which those of ``starts`` count.
     :param ends: of which the costs are wanted.
     """
-    (before, copied, copies), cost, base, (most, least) = place.sizes, place.cost, place.base, limit
-    result, chosen = [ENDLESS] * len(best), [-1] * len(best)
+    (bytes_before, copied, copies), cost, base, (largest, smallest) = place.sizes, place.cost, place.base, limit
+    result, first_units = [ENDLESS] * len(best), [-1] * len(best)
     queue: deque[tuple[int, int]] = deque()
     entering = leaving = 0
     count = len(starts)
     for end in ends:
-        held, with_copy, result[end] = before[end], copied[end], best[end]
+        held, with_copy, result[end] = bytes_before[end], copied[end], best[end]
         bound = min(end, last)
         while entering < count and (start := starts[entering]) < bound:
-            if least and held - before[start] + (copies if with_copy > copied[start] else 0) < least:
+            if smallest and held - bytes_before[start] + (copies if with_copy > copied[start] else 0) < smallest:
                 break
             value = best[start] - cost[start]
             while queue and queue[-1][0] > value:
@@ -161,14 +161,14 @@ def _with_device(
             queue.append((value, start))
             entering += 1
         while leaving < count and (start := starts[leaving]) < end:
-            if held - before[start] + (copies if with_copy > copied[start] else 0) <= most:
+            if held - bytes_before[start] + (copies if with_copy > copied[start] else 0) <= largest:
                 break
             leaving += 1
             if queue and queue[0][1] == start:
                 queue.popleft()
         if queue and (value := queue[0][0] + cost[end] + base) < result[end]:
-            result[end], chosen[end] = value, queue[0][1]
-    return result, chosen
+            result[end], first_units[end] = value, queue[0][1]
+    return result, first_units
 
 
 def solve(places: Sequence[Place], first: int) -> list[int] | None:
@@ -179,7 +179,7 @@ def solve(places: Sequence[Place], first: int) -> list[int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _solved(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
-    """What ``solve`` returns: most attempts of a plan have the same devices and the same model."""
+    """Return the result of ``solve``: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first, last)
@@ -196,13 +196,13 @@ def _limits_beside_compute(places: Sequence[Place], first: int, last: int) -> li
         return [Limits(max(0, place.capacity - place.fixed - place.compute * steps // STEPS)) for place in places]
 
     reach = _all_positions(places, first)
-    needed = cheapest(places, limits_of(0), reach, last)
-    if not needed:
+    fitting = cheapest(places, limits_of(0), reach, last)
+    if not fitting:
         return None
 
     def is_enough(steps: int) -> bool:
-        found = cheapest(places, limits_of(steps), reach, last)
-        return found is not None and found.cost // MUST <= needed.cost // MUST
+        placement = cheapest(places, limits_of(steps), reach, last)
+        return placement is not None and placement.cost // MUST <= fitting.cost // MUST
 
     low, high = 0, STEPS
     steps = STEPS  # most models have this room
@@ -216,28 +216,28 @@ def _reachable_at_cost(
     places: Sequence[Place], limits: Sequence[Limits], first: int, last: int, cost: int
 ) -> list[list[int]]:
     """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
-    every, units = _all_positions(places, first), len(places[0].cost) - 1
-    before = [_no_units_placed(places, first)]
-    for place, limit, starts, ends in zip(places, limits, every, every[1:]):
-        before.append(_with_device(place, limit, before[-1], starts, ends, last)[0])
-    after = [_no_units_placed(places, 0)]
+    positions, units = _all_positions(places, first), len(places[0].cost) - 1
+    costs_before = [_no_units_placed(places, first)]
+    for place, limit, starts, ends in zip(places, limits, positions, positions[1:]):
+        costs_before.append(_with_device(place, limit, costs_before[-1], starts, ends, last)[0])
+    costs_after = [_no_units_placed(places, 0)]
     whole = list(range(units + 1))
     for place, limit in zip(reversed(places), reversed(limits)):
-        after.append(_with_device(_mirrored(place), limit, after[-1], whole, whole, units)[0])
+        costs_after.append(_with_device(_mirrored(place), limit, costs_after[-1], whole, whole, units)[0])
     return [
         [end for end in ends if costs[end] + rest[units - end] <= cost]
-        for ends, costs, rest in zip(every, before, reversed(after))
+        for ends, costs, rest in zip(positions, costs_before, reversed(costs_after))
     ]
 
 
 def _mirrored(place: Place) -> Place:
     """The device for units in the opposite order."""
 
-    def sums(before: Sequence[int]) -> tuple[int, ...]:
-        return tuple(before[-1] - number for number in reversed(before))
+    def sums(bytes_before: Sequence[int]) -> tuple[int, ...]:
+        return tuple(bytes_before[-1] - number for number in reversed(bytes_before))
 
-    before, copied_before, copies = place.sizes
-    return place._replace(sizes=Sizes(sums(before), sums(copied_before), copies), cost=sums(place.cost))
+    bytes_before, copied_before, copies = place.sizes
+    return place._replace(sizes=Sizes(sums(bytes_before), sums(copied_before), copies), cost=sums(place.cost))
 
 
 class _Group(NamedTuple):
@@ -328,6 +328,6 @@ def _evened_out(
     for group in sorted({place.group for place in places}):
         members = [index for index, place in enumerate(places) if place.group == group and place.capacity]
         if len(members) > 1:
-            own = _Group(places, members, first, alike)
-            limits, units = own.fuller(*own.less_full(limits, units))
+            peers = _Group(places, members, first, alike)
+            limits, units = peers.fuller(*peers.less_full(limits, units))
     return units

@@ -23,19 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
-    MOST_THREADS,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    Host,
-    Worker,
-    WorkerRequest,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Worker, WorkerRequest
 
 FIRST_PORT = 50052
 LEAST_MIB = 2048
-"""What a worker on the processor may hold at least, beside accelerators in the same memory; assumed."""
+"""Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 SHARING = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
@@ -57,18 +50,18 @@ class Lendable(NamedTuple):
 
 
 def reserve_mib(total_mib: int, shared: bool) -> int:
-    """What is left to the system: more where the device's memory is the host's own."""
+    """Return the memory for the system: more if the device's memory is the host's own."""
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
 def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
-    """What a device may hold. Memory of the host that a driver's limit leaves to the system counts as reserve.
+    """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
 
-    :param size_mib: the device's memory, or where ``shared`` what its driver lends of the host's.
-    :param memory_mib: of the host.
+    :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
+    :param memory_mib: memory of the host.
     """
-    left = max(0, memory_mib - size_mib) if shared else 0
-    return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - left))
+    system_mib = max(0, memory_mib - size_mib) if shared else 0
+    return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))
 
 
 def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
@@ -84,61 +77,63 @@ def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
         )
         for backend in built
         if backend != "cpu"
-        for index, accelerator in enumerate(host.facts.of_backend(backend))
+        for index, accelerator in enumerate(host.facts.accelerators_of(backend))
     ]
     build = "cpu" if "cpu" in built else next(iter(built))
     return [*devices, Lendable("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
 
 
-def _device_of(where: str, request: WorkerRequest, offered: list[Lendable], lent: Collection[str]) -> Lendable:
+def _device_of(place: str, request: WorkerRequest, offered: list[Lendable], used_devices: Collection[str]) -> Lendable:
     """The device that a worker lends: the one that its entry names, or else the first of its backend that is left."""
-    free = [device for device in offered if device.device not in lent and request.backend in (None, device.backend)]
+    free = [
+        device for device in offered if device.device not in used_devices and request.backend in (None, device.backend)
+    ]
     if not free and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{where} has the backend {request.backend!r}, of which no device is left: the host's builds offer {', '.join(d.device for d in offered)}. "
+            f"{place} has the backend {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in offered)}. "
             "Remove it, add the backend to llama_backend, or declare further devices in llama_hardware"
         )
     name = request.device or (free or offered[-1:])[0].device
     device = next((device for device in offered if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{where} has the device {name!r}: use one of {', '.join(d.device for d in offered)}, or declare it in llama_hardware"
+            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in offered)}, or declare it in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{where} has the backend {request.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
+            f"{place} has the backend {request.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
         )
-    if device.backend != "cpu" and name in lent:
-        raise Refusal(f"{where} lends {name} a second time: two workers cannot share an accelerator")
+    if device.backend != "cpu" and name in used_devices:
+        raise Refusal(f"{place} lends {name} a second time: two workers cannot share an accelerator")
     if device.backend != "cpu" and not (device.memory_mib or request.memory_mib):
         raise Refusal(
-            f"{where} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
+            f"{place} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
             "device in llama_hardware"
         )
     return device
 
 
-def _check_numbers(where: str, request: WorkerRequest, port: int, taken: Collection[int]) -> None:
-    for variable, value, most in (
+def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Collection[int]) -> None:
+    for variable, value, largest in (
         ("threads", request.threads, MOST_THREADS),
         ("memory_mib", request.memory_mib, MOST_MIB),
         ("cache_mib", request.cache_mib or None, MOST_MIB),
     ):
-        limit = validation.limit(value, 1, most)
+        limit = validation.limit(value, 1, largest)
         if limit:
-            raise Refusal(f"{where} has the {variable} {value}: {limit}, or leave it out")
+            raise Refusal(f"{place} has the {variable} {value}: {limit}, or leave it out")
     if isinstance(port, bool) or not 0 < port < 65536:
-        raise Refusal(f"{where} has the port {port}: use 1 to 65535")
-    if port in taken:
-        raise Refusal(f"{where} has the port {port}, which another worker of this host uses too: give each its own")
+        raise Refusal(f"{place} has the port {port}: use 1 to 65535")
+    if port in used_ports:
+        raise Refusal(f"{place} has the port {port}, which another worker of this host uses too: give each its own")
 
 
-def _name_of(where: str, request: WorkerRequest, default: str, taken: Collection[str]) -> str:
+def _name_of(place: str, request: WorkerRequest, default: str, used_names: Collection[str]) -> str:
     name = request.name or default
     if not re.fullmatch(WORKER_NAME, name):
-        raise Refusal(f"{where} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
-    if name in taken:
-        raise Refusal(f"{where} has the name {name!r}, which another worker of this host has too: use another name")
+        raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
+    if name in used_names:
+        raise Refusal(f"{place} has the name {name!r}, which another worker of this host has too: use another name")
     return name
 
 
@@ -153,11 +148,11 @@ class Declared(NamedTuple):
     """Where one of the operator's ends on the head."""
 
 
-def _tunnel(where: str, host: Host, given: str | None) -> str | None:
+def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     """Where a tunnel ends on the head: an address of the head's loopback."""
-    if given is None:
+    if text is None:
         return None
-    address, _colon, number = given.rpartition(":")
+    address, _colon, number = text.rpartition(":")
     try:
         ends_on_head = ipaddress.IPv4Address(address).is_loopback
     except ValueError:
@@ -165,10 +160,10 @@ def _tunnel(where: str, host: Host, given: str | None) -> str | None:
     port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
     if not ends_on_head or not 0 < port < 65536:
         raise Refusal(
-            f"{where} has the tunnel {given!r}: use address and port at which it ends on the head, like 127.0.0.1:60052"
+            f"{place} has the tunnel {text!r}: use address and port at which it ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
-        raise Refusal(f"{where} has the tunnel {given!r}, but the head reaches its own workers itself: remove tunnel")
+        raise Refusal(f"{place} has the tunnel {text!r}, but the head reaches its own workers itself: remove tunnel")
     return f"{address}:{port}"
 
 
@@ -198,51 +193,57 @@ def _ends(host: Host, entry: Declared, address: str) -> tuple[str, str, str | No
 
     :param address: of the host on the network that joins it with the head.
     """
-    behind, direct = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
+    local, direct = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
     if entry.tunnel:
-        return behind, entry.tunnel, None
+        return local, entry.tunnel, None
     if host.transport != names.STUNNEL or host.is_head:
         return direct, direct, direct
     octets = address.split(".")
-    return behind, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct
+    return local, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct
 
 
-def _by_default(host: Host, built: Collection[str], offered: Sequence[Lendable], serves: str | None) -> list[Lendable]:
+def _by_default(
+    host: Host, built: Collection[str], offered: Sequence[Lendable], serving_backend: str | None
+) -> list[Lendable]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
 
-    :param serves: on the head, the backend of its llama-server.
+    :param serving_backend: on the head, the backend of its llama-server.
     """
-    same = same_device.canonical_device_names(host.facts)
-    keeps = [device.device for device in offered if device.backend == serves] if len(built) > 1 else []
-    taken = {same[name] for name in keeps if name in same}
-    lent = []
+    canonical = same_device.canonical_device_names(host.facts)
+    keeps = [device.device for device in offered if device.backend == serving_backend] if len(built) > 1 else []
+    used_devices = {canonical[name] for name in keeps if name in canonical}
+    chosen_devices = []
     for device in offered:
-        again = same.get(device.device) in taken
-        if not again and (device.device != "CPU" or "cpu" in built):
-            lent.append(device)
-            taken |= {same[device.device]} if host.backends == ("auto",) and device.device in same else set()
-    return lent
+        is_repeated = canonical.get(device.device) in used_devices
+        if not is_repeated and (device.device != "CPU" or "cpu" in built):
+            chosen_devices.append(device)
+            used_devices |= (
+                {canonical[device.device]} if host.backends == ("auto",) and device.device in canonical else set()
+            )
+    return chosen_devices
 
 
-def declare(host: Host, built: Collection[str], serves: str | None) -> list[Declared]:
+def declare(host: Host, built: Collection[str], serving_backend: str | None) -> list[Declared]:
     """The workers of a host, those that it asks for or those that it has by default.
 
-    :param serves: on the head, the backend of its llama-server; None elsewhere.
+    :param serving_backend: on the head, the backend of its llama-server; None elsewhere.
     """
     offered = lendable(host, built)
-    lent = _by_default(host, built, offered, serves)
-    requests: Sequence[WorkerRequest] = host.worker_requests or [WorkerRequest(device=device.device) for device in lent]
+    defaults = _by_default(host, built, offered, serving_backend)
+    requests: Sequence[WorkerRequest] = host.worker_requests or [
+        WorkerRequest(device=device.device) for device in defaults
+    ]
     declared: list[Declared] = []
     for index, request in enumerate(requests):
-        where = f"llama_worker_endpoints[{index}] of {host.name}"
-        device = _device_of(where, request, offered, {other.device.device for other in declared})
+        place = f"llama_worker_endpoints[{index}] of {host.name}"
+        device = _device_of(place, request, offered, {earlier.device.device for earlier in declared})
         port = FIRST_PORT + index if request.port is None else request.port
-        _check_numbers(where, request, port, {other.port for other in declared})
+        _check_numbers(place, request, port, {earlier.port for earlier in declared})
         number = str(index) if len(requests) > 1 and device.device == "CPU" else ""
-        name = _name_of(where, request, device.device.lower() + number, {other.name for other in declared})
-        declared.append(Declared(name, request, device, port, _tunnel(where, host, request.tunnel)))
+        name = _name_of(place, request, device.device.lower() + number, {earlier.name for earlier in declared})
+        declared.append(Declared(name, request, device, port, _tunnel(place, host, request.tunnel)))
     return declared
 
 
@@ -250,7 +251,7 @@ def shares_of_memory(
     host: Host,
     declared: Sequence[Declared],
     driven: Collection[str],
-    shown: Mapping[str, int],
+    reported: Mapping[str, int],
     limits: Mapping[str, int],
 ) -> dict[str, int]:
     """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
@@ -260,42 +261,42 @@ def shares_of_memory(
     :param driven: names of the accelerators that llama-server itself drives.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
-    same, facts = same_device.canonical_device_names(host.facts), host.facts
-    wanted: dict[str, int] = {}
+    canonical, facts = same_device.canonical_device_names(host.facts), host.facts
+    sizes_by_device: dict[str, int] = {}
     sizes = {
         name: accelerator.memory_mib
         for name, accelerator in same_device.named_accelerators(facts)
         if accelerator.unified
     }
-    given = {entry.device.device: entry.request.memory_mib for entry in declared if entry.request.memory_mib}
-    given.update(limits)
+    explicit = {entry.device.device: entry.request.memory_mib for entry in declared if entry.request.memory_mib}
+    explicit.update(limits)
     for name in [*driven, *(entry.device.device for entry in declared)]:
         if name in sizes:
-            most = given.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
-            most = min(most, (shown or {}).get(name, most))
-            wanted[same[name]] = max(wanted.get(same[name], 0), most)
+            largest = explicit.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
+            largest = min(largest, reported.get(name, largest))
+            sizes_by_device[canonical[name]] = max(sizes_by_device.get(canonical[name], 0), largest)
     processors = [entry for entry in declared if entry.device.device == "CPU"]
-    if len(wanted) + len(processors) < 2:
-        return {**wanted, "CPU": usable_mib(facts.memory_mib)}
+    if len(sizes_by_device) + len(processors) < 2:
+        return {**sizes_by_device, "CPU": usable_mib(facts.memory_mib)}
     dividing = sum(not entry.request.memory_mib for entry in processors)
     room = usable_mib(facts.memory_mib) - sum(entry.request.memory_mib or 0 for entry in processors)
     for_accelerators = max(0, room - LEAST_MIB * dividing)
-    asked = sum(wanted.values())
-    if asked > for_accelerators:
-        wanted = {name: size * for_accelerators // asked for name, size in wanted.items()}
-    return {**wanted, "CPU": max(0, room - sum(wanted.values())) // max(1, dividing)}
+    total = sum(sizes_by_device.values())
+    if total > for_accelerators:
+        sizes_by_device = {name: size * for_accelerators // total for name, size in sizes_by_device.items()}
+    return {**sizes_by_device, "CPU": max(0, room - sum(sizes_by_device.values())) // max(1, dividing)}
 
 
 def usable_mib(memory_mib: int) -> int:
-    """What a host's memory may hold, beside what is left to its system."""
+    """Return the memory of a host without the reserve for its system."""
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
 
 def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
-    """Of a worker's process, as far as its release does not matter."""
+    """Return the environment of a worker's process, as far as its release does not matter."""
     environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
     bus_order = backends.RECORDS[entry.device.backend].bus_order
-    if bus_order and len({accelerator.name for accelerator in host.facts.of_backend(entry.device.backend)}) > 1:
+    if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
     if entry.request.cache:
         release = host.releases["llama_release"]
@@ -310,7 +311,7 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
 
 
 def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
-    same = same_device.canonical_device_names(host.facts)
+    canonical = same_device.canonical_device_names(host.facts)
     direct = any(entry.tunnel is None for entry in declared) and not host.is_head
     address = addresses.address_of(host, head) if direct else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
@@ -320,7 +321,7 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         threads = request.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu.cores // cpu_workers)
-        own = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
+        device_mib = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
         listens, dialled, opened = _ends(host, entry, address)
         workers.append(
             Worker(
@@ -337,7 +338,8 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
                 cache_mib=request.cache_mib,
                 cache_why=request.cache_why,
                 shared=device.shared,
-                capacity_mib=request.memory_mib or (shares[same.get(device.device, "CPU")] if device.shared else own),
+                capacity_mib=request.memory_mib
+                or (shares[canonical.get(device.device, "CPU")] if device.shared else device_mib),
                 environment=_environment_of(host, entry),
                 rdma=host.rdma and not host.is_head,
             )
@@ -349,7 +351,7 @@ def for_head(
     workers: Sequence[Worker],
     order: Sequence[str],
     fitting: Collection[str],
-    same: Mapping[str, str],
+    canonical: Mapping[str, str],
     driven: Collection[str],
 ) -> list[Worker]:
     """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
@@ -358,16 +360,16 @@ def for_head(
     :param fitting: backends whose release is of the head's source.
     :param driven: names of the devices that llama-server itself drives there.
     """
-    taken = {same[name] for name in driven}
-    chosen = set()
+    used_devices = {canonical[name] for name in driven}
+    worker_names = set()
     for worker in sorted(
         (worker for worker in workers if worker.build in fitting), key=lambda worker: order.index(worker.build)
     ):
-        device = same.get(worker.device)
-        if device is None or device not in taken:
-            chosen.add(worker.name)
-            taken |= {device} if device else set()
-    return [worker for worker in workers if worker.name in chosen]
+        device = canonical.get(worker.device)
+        if device is None or device not in used_devices:
+            worker_names.add(worker.name)
+            used_devices |= {device} if device else set()
+    return [worker for worker in workers if worker.name in worker_names]
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:

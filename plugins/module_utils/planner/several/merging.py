@@ -34,81 +34,93 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
-    called, given = [turn.name for turn in cluster.turns], {name for turn in cluster.turns for name in turn.given}
-    reasons = tuple(_sentence(of, text) for text, of in _once(called, [plan.reasons for plan in plans], given))
+    model_names, own_variables = (
+        [turn.name for turn in cluster.turns],
+        {name for turn in cluster.turns for name in turn.given},
+    )
+    reasons = tuple(
+        _sentence(model, text) for text, model in _once(model_names, [plan.reasons for plan in plans], own_variables)
+    )
     whole = [plan for plan in plans if isinstance(plan, Plan)]
     if len(whole) < len(plans):
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
     first = whole[0]
     try:
         plan = first._replace(
-            refused=any(one.refused for one in whole),
+            refused=any(item.refused for item in whole),
             reasons=reasons,
-            fits=all(one.fits for one in whole),
+            fits=all(item.fits for item in whole),
             head=_head(whole, tuple(map(_model, cluster.turns, whole))),
-            advisories=_advisories(called, whole, given),
+            advisories=_advisories(model_names, whole, own_variables),
             external_workers=tuple(
-                worker._replace(used=any(one.external_workers[index].used for one in whole))
+                worker._replace(used=any(item.external_workers[index].used for item in whole))
                 for index, worker in enumerate(first.external_workers)
             ),
             hosts={name: _host(name, whole) for name in first.hosts},
         )
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
-    hosts = {name: host._replace(services=services.of_host(plan, name)) for name, host in plan.hosts.items()}
+    hosts = {name: host._replace(services=services.services_of_host(plan, name)) for name, host in plan.hosts.items()}
     return plan._replace(hosts=hosts)
 
 
 def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
     """A host whose workers serve whichever model uses them."""
     host = plans[0].hosts[name]
-    each = zip(*(plan.hosts[name].workers for plan in plans))
+    by_worker = zip(*(plan.hosts[name].workers for plan in plans))
     workers = tuple(
-        own[0]._replace(
-            used=any(worker.used for worker in own),
-            prefill=cache_prefill.of_several([worker.prefill for worker in own]),
+        entries[0]._replace(
+            used=any(worker.used for worker in entries),
+            prefill=cache_prefill.merged_prefill([worker.prefill for worker in entries]),
         )
-        for own in each
+        for entries in by_worker
     )
     return host._replace(workers=workers)
 
 
-Said = TypeVar("Said", str, AdvisoryPlan)
+Text = TypeVar("Text", str, AdvisoryPlan)
 
 
-def _once(called: Sequence[str], said: Sequence[Sequence[Said]], given: Collection[str]) -> list[tuple[Said, str]]:
-    """What is said of models, once, with the names of these: first what is said of all, which has none.
+def _once(
+    model_names: Sequence[str], texts: Sequence[Sequence[Text]], own_variables: Collection[str]
+) -> list[tuple[Text, str]]:
+    """Return each text once with the names of its models, first the texts about all models, without names.
 
-    :param given: variables that entries have as keys: what is said of these has names.
+    :param own_variables: variables in entries: texts about them always have names.
     """
-    models: dict[Said, list[str]] = {}
-    for name, own in zip(called, said):
-        for one in own:
-            models.setdefault(one, []).append(name)
+    models: dict[Text, list[str]] = {}
+    for name, model_texts in zip(model_names, texts):
+        for item in model_texts:
+            models.setdefault(item, []).append(name)
 
-    def is_of_all(one: Said, of: Sequence[str]) -> bool:
-        text = one if isinstance(one, str) else one.message
-        return len(of) == len(called) and not any(name in text for name in given)
+    def concerns_all(item: Text, group: Sequence[str]) -> bool:
+        text = item if isinstance(item, str) else item.message
+        return len(group) == len(model_names) and not any(name in text for name in own_variables)
 
-    found = [(one, "" if is_of_all(one, of) else remedies.listed(of)) for one, of in models.items()]
-    return sorted(found, key=lambda pair: bool(pair[1]))
-
-
-def _sentence(of: str, text: str) -> str:
-    return turns.sentence(of, text) if of else text
+    pairs = [(item, "" if concerns_all(item, group) else remedies.listed(group)) for item, group in models.items()]
+    return sorted(pairs, key=lambda pair: bool(pair[1]))
 
 
-def _advisories(called: Sequence[str], plans: Sequence[Plan], given: Collection[str] = ()) -> tuple[AdvisoryPlan, ...]:
+def _sentence(model: str, text: str) -> str:
+    return turns.sentence(model, text) if model else text
+
+
+def _advisories(
+    model_names: Sequence[str], plans: Sequence[Plan], own_variables: Collection[str] = ()
+) -> tuple[AdvisoryPlan, ...]:
     return tuple(
-        one._replace(message=_sentence(of, one.message), remedy=turns.own_words(one.remedy) if of else one.remedy)
-        for one, of in _once(called, [plan.advisories for plan in plans], given)
+        advisory._replace(
+            message=_sentence(model, advisory.message),
+            remedy=turns.own_words(advisory.remedy) if model else advisory.remedy,
+        )
+        for advisory, model in _once(model_names, [plan.advisories for plan in plans], own_variables)
     )
 
 
 def _model(turn: Turn, plan: Plan) -> ServedModel:
     argv = presets.model_argv(plan.head.argv)
-    known = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "argv": argv}
-    return ServedModel(**{field: known[field] for field in ServedModel._fields})
+    values = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "argv": argv}
+    return ServedModel(**{field: values[field] for field in ServedModel._fields})
 
 
 def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
@@ -116,13 +128,15 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     head = plans[0].head
     presets.check(plans[0].release)
     presets.presets(models)
-    own = dict.fromkeys(endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker")
-    used = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
-    further = [word for endpoint in used if endpoint not in own for word in ("--worker", endpoint)]
+    known_endpoints = dict.fromkeys(
+        endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker"
+    )
+    endpoints = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
+    arguments = [word for endpoint in endpoints if endpoint not in known_endpoints for word in ("--worker", endpoint)]
     prefix = plans[0].hosts[head.host].prefix
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
-        launcher=(*head.launcher, *further, "--router"),
+        launcher=(*head.launcher, *arguments, "--router"),
         environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),
         devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
@@ -136,11 +150,11 @@ def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
 
     :raises Refusal: models need different values.
     """
-    found: dict[str, str] = {}
+    merged: dict[str, str] = {}
     for plan in [plan for plan in plans if plan.head.backends] or plans[:1]:
         for name, value in plan.head.environment.items():
-            if found.setdefault(name, value) != value:
+            if merged.setdefault(name, value) != value:
                 raise Refusal(
-                    f"models of {turns.VARIABLE} need {name}={found[name]} and {name}={value}, and have one environment: give one of them a cluster of its own"
+                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, and share one environment: move one of them to another cluster"
                 )
-    return found
+    return merged

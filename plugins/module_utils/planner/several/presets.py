@@ -42,12 +42,12 @@ def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     """
     program, *words = plan.head.argv
 
-    own = [word for pair in options.pairs(words) if _is_routers(pair[0]) for word in pair]
+    router_words = [word for pair in options.pairs(words) if _is_routers(pair[0]) for word in pair]
     return (
         program,
         *options.render("models-preset", path),
         *options.render("models-max", "1"),
-        *own,
+        *router_words,
         *options.render("log-verbosity", "4"),
     )
 
@@ -67,12 +67,12 @@ def presets(models: Sequence[ServedModel]) -> str:
 
 
 def _section(model: ServedModel) -> Iterator[str]:
-    said = {"alias": ",".join(model.aliases)} if model.aliases else {}
-    given: dict[str, str] = {}
+    preset = {"alias": ",".join(model.aliases)} if model.aliases else {}
+    words: dict[str, str] = {}
     for word, *values in options.pairs(model.argv[1:]):
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
         option = options.identity(word)
-        twice = f"a second time, after {given[option]}" if option in given else ""
+        twice = f"a second time, after {words[option]}" if option in words else ""
         several = "with several values" if len(values) > 1 else ""
         form = "" if re.fullmatch(KEY, key) else "as one word"
         ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
@@ -87,13 +87,13 @@ def _section(model: ServedModel) -> Iterator[str]:
                     f"{word} is given to llama-server, and clients reach the router: remove it, and set its variable in llama_server_environment",
                 )
             )
-        if why := twice or several or form or ended:
-            shown = " ".join([word, *values])
+        if problem := twice or several or form or ended:
+            text = " ".join([word, *values])
             raise Refusal(
                 turns.sentence(
-                    model.name, f"{shown!r} is given {why}, which presets of llama-server cannot say: change it"
+                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot say: change it"
                 )
             )
-        said[key], given[option] = value, word
+        preset[key], words[option] = value, word
     yield f"[{model.name}]"
-    yield from (f"{key} = {value}" for key, value in said.items())
+    yield from (f"{key} = {value}" for key, value in preset.items())

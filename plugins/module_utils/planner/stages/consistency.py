@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What no two workers of a cluster, and no worker and its head, may have both."""
+"""Checks that no two workers of a cluster, and no worker and its head, have the same address or port."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-def check(cluster: Cluster, equipped: Mapping[str, Equipped], others: Sequence[Worker]) -> None:
-    """:param others: workers that others run.
+def check(cluster: Cluster, equipped: Mapping[str, Equipped], external: Sequence[Worker]) -> None:
+    """:param external: workers that others run.
     :raises Refusal: something is there twice.
     """
-    declared = [*(worker for entry in equipped.values() for worker in entry.workers), *others]
+    declared = [*(worker for entry in equipped.values() for worker in entry.workers), *external]
     _check_tunnels(declared, cluster.server)
     _check_endpoints(declared)
     external_workers.check_addresses(cluster.external, cluster.hosts)
@@ -34,35 +34,35 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        own = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
-        for place, what in ((worker.endpoint, "worker"), *own):
-            other = owners.setdefault(place, worker.host)
-            if other != worker.host:
-                once = ", or name that machine once, with all its llama_worker_endpoints" if what == "address" else ""
+        opened = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
+        for place, kind in ((worker.endpoint, "worker"), *opened):
+            owner = owners.setdefault(place, worker.host)
+            if owner != worker.host:
+                once = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
                 raise Refusal(
-                    f"{worker.host} and {other} both have the {what} {place}: give each host its own address "
+                    f"{worker.host} and {owner} both have the {kind} {place}: give each host its own address "
                     f"in ansible_host, llama_links or llama_external_workers{once}"
                 )
 
 
 def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
-    taken = {server.port: "llama_server_port"}
+    users = {server.port: "llama_server_port"}
     for worker in declared:
         if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
-            taken[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
+            users[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
     for worker in declared:
         if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
             port = names.port_of(worker.endpoint)
-            if port in taken:
+            if port in users:
                 variable = (
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {taken[port]} has: end it on another "
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} has: end it on another "
                     f"one, and set {variable} to that"
                 )
-            taken[port] = f"the tunnel to {worker.name} of {worker.host}"
+            users[port] = f"the tunnel to {worker.name} of {worker.host}"
 
 
 def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:

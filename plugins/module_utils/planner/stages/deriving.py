@@ -1,50 +1,68 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster of an inventory, with what follows from it and from its hosts alone."""
+"""The cluster of an inventory with what follows from it, and the workload of its head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
-    kernel_parameters,
-    server_settings,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, speculation, workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
     model_source,
     rdma,
+    server_checks,
     turns,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import speculation, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Equipped
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
 
 def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
-    """The cluster with the summary of its model, the hosts of workers that others run, hosts as they are after a reboot for their kernel parameters,
-    the head's ends of tunnels, and RDMA where both ends have it.
+    """Return the cluster with the summary of its model, the hosts of external workers, hosts as they are after a reboot for their kernel parameters,
+    the head's ends of tunnels, and RDMA if both ends have it.
 
     :raises Refusal: a host cannot have what is asked for.
     """
-    known = cluster._replace(
+    derived = cluster._replace(
         hosts={name: kernel_parameters.after_reboot(host) for name, host in cluster.hosts.items()},
-        elsewhere=external_workers.hosts_of(cluster.external),
-        served=model_source.summary_of(cluster.model, report),
+        external_hosts=external_workers.hosts_of(cluster.external),
+        summary=model_source.summary_of(cluster.model, report),
         model=speculation.request_of(cluster.model, cluster.server),
     )
-    if known.served:
-        server_settings.check_kind(known.model, known.served)
-        known = known._replace(server=server_settings.serving_as(known.server, known.served))
-    return workers.with_transport(rdma.with_rdma(known))
+    return workers.with_transport(rdma.with_rdma(derived))
 
 
-def each_alone(cluster: Cluster, found: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
-    """For each of several models the cluster as if that were its one model, with caches of workers for all of them, and what was found of it."""
-    own = {turn.name: turns.found_of(found, turn.name) for turn in cluster.turns}
-    known = {
-        turn.name: model_source.summary_of(turn.model, model_source.report_of(own[turn.name])) for turn in cluster.turns
+def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: model_source.ModelReport) -> Workload:
+    """Work out what the head shall serve.
+
+    :raises Refusal: the model does not go with the settings of the server, or with its release.
+    """
+    release, request = programs.release, cluster.model
+    model = model_source.model_of(request, report, head.host.facts, names.ACCOUNT)
+    server_checks.check_kind(request, model.summary)
+    server = workload.for_kind(cluster.server, model.summary)
+    server_checks.check_auxiliary(server, request)
+    server_checks.check(cluster.head, server, head.workers, release)
+    speculation.check(server, model, release)
+    model = speculation.with_predicting_layers(model, server)
+    variable = releases.variable_of(programs.serves, cluster.releases)
+    server_checks.check_types(request, model.summary, release, variable)
+    return workload.work_out(server, cluster.placement, model, release)
+
+
+def each_alone(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
+    """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them, and the report of it."""
+    report_of = {turn.name: turns.found_of(reports, turn.name) for turn in cluster.turns}
+    summaries = {
+        turn.name: model_source.summary_of(turn.model, model_source.report_of(report_of[turn.name]))
+        for turn in cluster.turns
     }
     return [
         (
@@ -53,9 +71,9 @@ def each_alone(cluster: Cluster, found: Mapping[str, Any]) -> list[tuple[Cluster
                 model=turn.model,
                 turns=(),
                 alternates=True,
-                beside=tuple(summary for name, summary in known.items() if summary and name != turn.name),
+                other_summaries=tuple(summary for name, summary in summaries.items() if summary and name != turn.name),
             ),
-            own[turn.name],
+            report_of[turn.name],
         )
         for turn in cluster.turns
     ]

@@ -1,77 +1,126 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of llama-server on the head."""
+"""The head's part of the plan: llama-server, its environment, and its launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+import math
+from collections.abc import Iterator, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
-    devices,
-    estimate,
-    prompt_cache,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft, Laid
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
+
+LOADS, START_SECONDS = 5, (900, 86400)
+"""A run waits so many times the predicted seconds of a load, because assumed links and disks may be slower and workers compute hashes; and at least and at
+most so many seconds."""
 
 
-def serving(draft: Draft, laid: Laid, runtime_id: str) -> llama_server.Serving:
-    """What llama-server's command line is made of, for one placement."""
-    server, facts, name = draft.cluster.server, draft.head.host.facts, draft.cluster.head
-    load_mode = llama_server.load_mode_of(server.load_mode, draft.release, laid.holders, name)
-    case = draft.estimated(laid.placed)
-    return llama_server.Serving(
-        server=server._replace(load_mode=load_mode),
-        host=draft.head.host,
-        release=draft.release,
-        model=draft.model,
-        placed=laid.placed,
-        build=draft.builds[name][draft.programs.serves].id,
-        runtime=runtime_folder(facts, runtime_id),
-        state=state_folder(facts),
-        metrics=draft.head.host.metrics,
-        page=server.page_port,
+def plan_of_head(installation: Installation, candidates: Sequence[Candidate], load_s: float | None) -> HeadPlan:
+    """Return the head's part of the plan.
+
+    :param candidates: the planned one, then those of fallbacks: one environment serves all that may run.
+    """
+    candidate, host = candidates[0], installation.head.host
+    workload, layout = candidate.workload, candidate.layout
+    server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
+    scheme = "https" if server.tls else "http"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
+    build = installation.builds[host.name][installation.programs.serves]
+    runtime = installation.runtime_folder(host.facts.prefix)
+    return HeadPlan(
+        host=host.name,
         service=names.SERVER,
-        cache=prompt_cache.of_plan(case, server, estimate.works_of(case) if case.fits else ()),
-        beside=auxiliary_models.arguments(laid.placed.auxiliary, draft.model, server, draft.release),
+        argv=llama_server.argv_of(candidate, build.id),
+        launcher=(str(host.facts.python), f"{runtime}/runtime.py", "head", *_launcher_words(candidate, host, own_url)),
+        runtime=runtime,
+        environment={
+            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **_environment(installation, candidates),
+            **server.environment,
+        },
+        url=f"{scheme}://{_address_for_clients(server, host)}:{server.port}",
+        own_url=own_url,
+        address=server.host,
+        port=server.port,
+        page_port=server.page_port,
+        allowed=server.allowed,
+        api_key_file=server.api_key_file or None,
+        tls_certificate_file=server.tls_certificate_file or None,
+        tls_key_file=server.tls_key_file or None,
+        start_timeout=_start_timeout(server, load_s or 0),
+        fallback_after=server.fallback_after if server.fallback else None,
+        context=workload.cache.context,
+        context_per_request=workload.context_per_request,
+        load_mode=candidate.load_mode(),
+        devices=tuple(device.name for device in layout.head_devices()),
+        backends=tuple(sorted({device.backend for item in candidates for device in _driven(item)})),
+        cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
+        prompt_cache_mib=cache.mib,
+        checkpoints_mib=cache.checkpoints_mib,
+        idle_seconds=server.idle_seconds,
     )
 
 
-def plan_of_head(draft: Draft, laid: Sequence[Laid], runtime_id: str, load_s: float | None) -> HeadPlan:
-    """:param laid: the placement that is planned, and those of fallbacks: one environment serves all that may be run."""
-    server, facts = draft.cluster.server, draft.head.host.facts
-    build = draft.builds[draft.cluster.head][draft.programs.serves]
-    run = laid if server.fallback else laid[:1]
-    own = devices.environment_of_head(
-        facts,
-        [worker.device for worker in draft.head.workers],
-        draft.programs.serves,
-        {device.name for other in run for device in _drives(other)},
-        any(other.placed.lent() for other in run),
-    )
-    own.update(next(filter(None, (auxiliary_models.environment(other.placed.auxiliary) for other in run)), {}))
-    own.update(devices.heap_of_head([holder for other in run for holder in other.holders], facts, server.environment))
-    environment = {**backends.service_environment(build.backend, build.environment, not build.archives), **own}
-    used = sorted({device.backend for other in run for device in _drives(other)})
-    return llama_server.plan_of(serving(draft, laid[0], runtime_id), environment, used, load_s)
+def _launcher_words(candidate: Candidate, host: Host, own_url: str) -> Iterator[str]:
+    server, protocol, prefix = candidate.workload.server, candidate.release.protocol, host.facts.prefix
+    yield from ("--url", own_url, "--state", f"{prefix}/state", *(("--protocol", protocol) if protocol else ()))
+    for worker in candidate.layout.workers():
+        yield from ("--worker", worker.endpoint)
+    if server.fallback:
+        yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
+    page = f"{server.host}:{server.page_port}" if server.page_port else None
+    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
 
 
-def _drives(laid: Laid) -> list[Device]:
-    """The head's own devices that hold something."""
-    beside = [one.device for one in laid.placed.auxiliary if one.device]
-    return list({device.buffer: device for device in (*laid.placed.own(), *beside)}.values())
+def _environment(installation: Installation, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Return the environment in which llama-server uses the devices of all candidates as planned."""
+    facts, server = installation.head.host.facts, candidates[0].workload.server
+    lent_names = [worker.device for worker in installation.head.workers]
+    driven_names = {device.name for candidate in candidates for device in _driven(candidate)}
+    has_workers = any(candidate.layout.workers() for candidate in candidates)
+    auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
+    holders = [holder for candidate in candidates for holder in candidate.holders()]
+    return {
+        **devices.environment_of_head(facts, lent_names, installation.programs.serves, driven_names, has_workers),
+        **next(filter(None, auxiliary), {}),
+        **devices.heap_of_head(holders, facts, server.environment),
+    }
 
 
-def runtime_folder(facts: Facts, runtime_id: str) -> str:
-    return f"{facts.prefix}/runtime/{runtime_id}"
+def _driven(candidate: Candidate) -> list[Device]:
+    """Return the head's own devices that hold something."""
+    auxiliary = [model.device for model in candidate.layout.auxiliary if model.device]
+    return [*candidate.layout.head_devices(), *auxiliary]
 
 
-def state_folder(facts: Facts) -> str:
-    return f"{facts.prefix}/state"
+def _start_timeout(server: Server, load_s: float) -> int:
+    """Return the seconds until llama-server has to be healthy."""
+    shortest, longest = START_SECONDS
+    return server.start_timeout or min(longest, max(shortest, math.ceil(LOADS * load_s)))
+
+
+def _address_for_clients(server: Server, host: Host) -> str:
+    """Return the address at which the server listens; for every address one of the head's own, of a network of its clients if there is one."""
+    if server.host != names.EVERY_ADDRESS:
+        return server.host
+    addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
+    reachable = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
+    networks = [ipaddress.IPv4Network(network) for network in server.allowed]
+    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+
+
+def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+    try:
+        return any(ipaddress.IPv4Address(address) in network for network in networks)
+    except ValueError:
+        return False

@@ -20,11 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import (
-    cache_prefill,
-    kernel_parameters,
-    services,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, kernel_parameters, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
@@ -33,30 +29,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     release_request,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.draft import Draft
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import runtime_folder, state_folder
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
 
 PROBING_HOSTS = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
-def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
+def plan_of_host(installation: Installation, entry: Equipped, candidate: Candidate) -> HostPlan:
     host, facts = entry.host, entry.host.facts
-    is_head, system = host.name == draft.cluster.head, facts.scope == "system"
-    sources = {draft.programs.releases[backend].source for backend in entry.backends}
+    is_head, system = host.name == installation.cluster.head, facts.scope == "system"
+    sources = {installation.programs.releases[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(
         worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
-    built = draft.builds[host.name]
+    built = installation.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else ()
-    keys = _keys(draft, entry)
+    keys = _keys(installation, entry)
     return HostPlan(
         scope=facts.scope,
         prefix=facts.prefix,
         cache=facts.cache,
-        state=state_folder(facts),
+        state=f"{facts.prefix}/state",
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,
@@ -69,7 +65,7 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
             *([FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
         ),
         tuning=_tuning(host),
-        runtime=runtime_folder(facts, runtime_id) if needs_runtime else None,
+        runtime=installation.runtime_folder(facts.prefix) if needs_runtime else None,
         metrics=host.metrics if needs_runtime else None,
         tools=entry.tools,
         optional_tools=entry.optional_tools,
@@ -77,23 +73,25 @@ def plan_of_host(draft: Draft, entry: Equipped, runtime_id: str) -> HostPlan:
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in built.values() if build.targets),
-        workers=tuple(_worker(draft, worker, facts) for worker in entry.workers),
-        firewall=_door(draft.cluster.server) if is_head else _firewall(draft.head.host, host, entry.workers),
+        workers=tuple(_worker(installation, candidate, worker) for worker in entry.workers),
+        firewall=_door(installation.cluster.server)
+        if is_head
+        else _firewall(installation.head.host, host, entry.workers),
         firewall_manager=facts.firewall if system and manager.host_settings else None,
         unit_closes=_unit_closes(facts),
-        port_probes=_port_probes(draft, entry),
+        port_probes=_port_probes(installation, entry),
         links=host.links,
         services=(),
         tunnel_keys=keys or None,
     )
 
 
-def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
-    release = draft.programs.releases[worker.build]
-    build, folder = draft.builds[worker.host][worker.build], facts.prefix + "/releases"
+def _worker(installation: Installation, candidate: Candidate, worker: Worker) -> WorkerPlan:
+    release, build = installation.programs.releases[worker.build], installation.builds[worker.host][worker.build]
+    folder = installation.equipped[worker.host].host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
-        used=worker.endpoint in {used.endpoint for used in draft.placed.lent()},
+        used=worker.endpoint in {device_worker.endpoint for device_worker in candidate.layout.workers()},
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.tunnel,
@@ -104,7 +102,7 @@ def _worker(draft: Draft, worker: Worker, facts: Facts) -> WorkerPlan:
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
-        prefill=cache_prefill.of_worker(worker, build, release, folder, draft.placed, draft.model.path),
+        prefill=cache_prefill.worker_prefill(worker, build, release, folder, candidate),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
         environment={
@@ -133,11 +131,11 @@ def _door(server: Server) -> tuple[FirewallRule, ...]:
     return tuple(FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port)
 
 
-def _keys(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
-    ends = draft.equipped.values() if entry.host.name == draft.cluster.head else [entry]
-    kept = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
-    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(kept))
+    ends = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
+    peer_addresses = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -145,29 +143,40 @@ def _unit_closes(facts: Facts) -> bool:
     return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
 
 
-def _port_probes(draft: Draft, entry: Equipped) -> tuple[str, ...]:
+def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
-    if name == draft.cluster.head:
+    if name == installation.cluster.head:
         return ()
-    others = [other for other in draft.equipped if other != draft.cluster.head]
-    place = others.index(name)
-    following = [draft.equipped[other] for other in [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]]
-    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
-    own = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.open for other in [*own, *closed] for worker in other.workers if worker.open)
+    host_names = [
+        following_host for following_host in installation.equipped if following_host != installation.cluster.head
+    ]
+    place = host_names.index(name)
+    following = [
+        installation.equipped[following_host]
+        for following_host in [*host_names[place + 1 :], *host_names[:place]][:PROBING_HOSTS]
+    ]
+    closed = [
+        following_host
+        for following_host in following
+        if _unit_closes(following_host.host.facts) or following_host.host.facts.firewall
+    ]
+    own_entry = [entry] if _unit_closes(entry.host.facts) else []
+    return tuple(
+        worker.open for following_host in [*own_entry, *closed] for worker in following_host.workers if worker.open
+    )
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    serves = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
+    service_account = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
     builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
-    return (serves, *([builds] if sources & set(release_request.COMPILED) else []))
+    return (service_account, *([builds] if sources & set(release_request.COMPILED) else []))
 
 
 def _tuning(host: Host) -> KernelTuning:
     """Kernel parameters, if asked for, and whether the run may reboot the host for them."""
-    if not host.tuning.wanted:
+    if not host.tuning.enabled:
         return KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
@@ -208,8 +217,9 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
     return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)
 
 
-def external_workers_of(draft: Draft) -> tuple[ExternalWorkerPlan, ...]:
-    used = {worker.endpoint for worker in draft.placed.lent()}
+def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:
+    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
+    external = installation.cluster.external
     return tuple(
         ExternalWorkerPlan(
             name=worker.name,
@@ -217,8 +227,8 @@ def external_workers_of(draft: Draft) -> tuple[ExternalWorkerPlan, ...]:
             endpoint=worker.endpoint,
             backend=worker.backend,
             memory_mib=worker.capacity_mib,
-            protocol=declared.protocol or draft.release.protocol,
-            used=worker.endpoint in used,
+            protocol=declared.protocol or candidate.release.protocol,
+            used=worker.endpoint in endpoints,
         )
-        for worker, declared in zip(external_workers.workers_of(draft.cluster.external), draft.cluster.external)
+        for worker, declared in zip(external_workers.workers_of(external), external)
     )

@@ -12,17 +12,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import memory, remedies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
-    Device,
     Equipped,
     Host,
     Server,
@@ -30,19 +30,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-class Workforce(NamedTuple):
-    """The hosts with their workers, and the devices that may hold layers."""
+def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, Equipped], Site]:
+    """Return the hosts with their workers, and the site for the model.
 
-    equipped: Mapping[str, Equipped]
-    devices: tuple[Device, ...]
-    """Of workers, then the head's own."""
-
-
-def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workforce:
-    """:raises Refusal: a host cannot run what it declares, or workers do not go together."""
+    :raises Refusal: a host cannot run what it declares, or workers do not go together.
+    """
     head = cluster.hosts[cluster.head]
     # Who accepts the advisory lets devices hold more than their drivers show.
-    within_shown_memory = memory.VULKAN_MEMORY not in cluster.accepted
+    within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, programs, within_shown_memory)
     equipped = {
         name: _equip(
@@ -55,16 +50,18 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> Workfor
         for name, host in cluster.hosts.items()
     }
     external_workers.check_protocol(cluster.external, programs.release)
-    others = _within(cluster, external_workers.workers_of(cluster.external))
-    consistency.check(cluster, equipped, others)
-    serving = _within(cluster, _serving(cluster, programs, equipped, [name for name, _device in lending.driven]))
-    if cluster.within is None and not serving:
+    external = _layer_workers(cluster, external_workers.workers_of(cluster.external))
+    consistency.check(cluster, equipped, external)
+    usable = _layer_workers(
+        cluster, _usable_workers(cluster, programs, equipped, [name for name, _device in lending.driven])
+    )
+    if cluster.layer_hosts is None and not usable:
         _check_some_worker_serves(cluster, programs, equipped)
-    lent = devices.of_workers([*serving, *others], cluster.every_host, within_shown_memory)
-    own = devices.of_head(
+    worker_devices = devices.lent_devices([*usable, *external], cluster.every_host, within_shown_memory)
+    head_devices = devices.head_devices(
         head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
     )
-    return Workforce(equipped, (*lent, *own))
+    return equipped, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
 
 
 class Lending(NamedTuple):
@@ -98,31 +95,29 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
     limits = devices.limits_of_head(driven, cluster.server)
     shares = {}
     for name, host in cluster.hosts.items():
-        own = names_of_driven if host.is_head else []
+        driven_names = names_of_driven if host.is_head else []
         environments = {entry.device.device: entry.request.environment for entry in declared[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
-            environments.update(dict.fromkeys(own, cluster.server.environment))
-        shown = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
-        shares[name] = workers.shares_of_memory(host, declared[name], own, shown, limits if host.is_head else {})
+            environments.update(dict.fromkeys(driven_names, cluster.server.environment))
+        reported = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
+        shares[name] = workers.shares_of_memory(
+            host, declared[name], driven_names, reported, limits if host.is_head else {}
+        )
     return Lending(declared, driven, shares, limits)
 
 
 def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
     """A worker of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
-    models = [*([cluster.served] if cluster.served else []), *cluster.beside]
+    models = [*([cluster.summary] if cluster.summary else []), *cluster.other_summaries]
     return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
 def _equip(
-    host: Host,
-    programs: Programs,
-    catalogue: Catalogue,
-    server: Server,
-    declared: Sequence[Worker],
+    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared: Sequence[Worker]
 ) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, built, wanted = host.facts, programs.built[host.name], programs.releases
+    facts, built, release_of = host.facts, programs.built[host.name], programs.releases
     secured = programs.serves if server.tls else None
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
@@ -139,20 +134,22 @@ def _equip(
     return Equipped(
         host=host,
         backends=built,
-        tools=requirements.tools_of(host, built, catalogue, wanted, secured),
-        optional_tools=requirements.optional_tools_of(host, catalogue, {wanted[backend].source for backend in built}),
+        tools=requirements.tools_of(host, built, catalogue, release_of, secured),
+        optional_tools=requirements.optional_tools_of(
+            host, catalogue, {release_of[backend].source for backend in built}
+        ),
         workers=tuple(declared),
     )
 
 
-def _serving(
+def _usable_workers(
     cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped], driven: Sequence[str]
 ) -> list[Worker]:
     """The workers that the head may use: those of its own source, and of those that lend the same device one.
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred, fitting = cluster.server.backend or programs.serves, programs.of_one_source()
+    preferred, fitting = cluster.server.backend or programs.serves, programs.usable_backends()
     return [
         worker
         for name, entry in equipped.items()
@@ -166,9 +163,9 @@ def _serving(
     ]
 
 
-def _within(cluster: Cluster, lent: list[Worker]) -> list[Worker]:
-    """Those of the workers that may hold layers."""
-    return [worker for worker in lent if cluster.within is None or worker.host in cluster.within]
+def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
+    """Return the workers that may hold layers."""
+    return [worker for worker in candidates if cluster.layer_hosts is None or worker.host in cluster.layer_hosts]
 
 
 def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped]) -> None:
@@ -178,8 +175,8 @@ def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Ma
         return
     variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *theirs))
     common = [backend for backend in theirs if backend in programs.built[cluster.head]]
-    other = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    remedy = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
     raise Refusal(
-        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {other}{remedies.listed(variables)} to "
+        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.listed(variables)} to "
         "the same release"
     )

@@ -1,23 +1,23 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which release each backend runs, which backends each host builds, and which of them serves."""
+"""The release of each backend, the builds of each host, and the backend that serves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Equipped
 
 
 class Programs(NamedTuple):
-    """What is built on which host."""
+    """The builds of each host, and the release of each backend."""
 
     built: Mapping[str, tuple[str, ...]]
     """Host → backends."""
@@ -30,48 +30,86 @@ class Programs(NamedTuple):
 
     @property
     def release(self) -> ReleasePlan:
-        """Of llama-server."""
+        """Return the release of llama-server."""
         return self.releases[self.serves]
 
-    def of_one_source(self) -> set[str]:
-        """Backends whose workers llama-server can use."""
+    def usable_backends(self) -> set[str]:
+        """Return the backends whose workers llama-server can use."""
         return {backend for backend, release in self.releases.items() if releases.same_source(release, self.release)}
 
 
+class Installation(NamedTuple):
+    """Everything that hosts get, whatever is placed where."""
+
+    cluster: Cluster
+    programs: Programs
+    equipped: Mapping[str, Equipped]
+    builds: Mapping[str, Mapping[str, BuildPlan]]
+    """Host → backend → build."""
+    runtime_id: str
+    """Digest of the launcher's files."""
+
+    @property
+    def head(self) -> Equipped:
+        return self.equipped[self.cluster.head]
+
+    def runtime_folder(self, prefix: str) -> str:
+        return f"{prefix}/runtime/{self.runtime_id}"
+
+
 def choose(cluster: Cluster, catalogue: Catalogue) -> Programs:
-    """:raises Refusal: there is no such release, or a host cannot build it."""
+    """Choose builds and releases.
+
+    :raises Refusal: there is no such release, or a host cannot build it.
+    """
     built = automatic.backends_of_hosts(cluster, catalogue)
     facts = {name: host.facts for name, host in cluster.hosts.items()}
-    wanted = releases.of_backends(cluster.releases, facts, _backends_in_use(built))
-    known = {backend for own in built.values() for backend in own}
-    for backend, release in wanted.items():
-        builders = {name: cluster.hosts[name].facts.architecture for name, own in built.items() if backend in own}
+    release_of = releases.of_backends(cluster.releases, facts, _backends_in_use(built))
+    all_backends = {backend for backends in built.values() for backend in backends}
+    for backend, release in release_of.items():
+        builders = {name: cluster.hosts[name].facts.architecture for name in built if backend in built[name]}
         releases.check(backend, release, builders)
-    servers = {name: server_settings.backend_of(cluster.server, own, known) for name, own in built.items()}
-    return Programs(built, wanted, servers[cluster.head], servers)
+    servers = {
+        name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in built.items()
+    }
+    return Programs(built, release_of, servers[cluster.head], servers)
+
+
+def _serving_backend(requested: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:
+    """Return the backend whose llama-server a head runs, and whose workers it prefers if a host has several.
+
+    :param backends: backends that the head builds for.
+    :param all_backends: backends of all hosts.
+    """
+    if requested and requested not in all_backends:
+        raise Refusal(
+            f"llama_server_backend is {requested!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add it to "
+            "llama_backend"
+        )
+    return requested if requested and requested in backends else backends[0]
 
 
 def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
-    return [backend for backend in BACKENDS if any(backend in own for own in built.values())]
+    return [backend for backend in BACKENDS if any(backend in backends for backends in built.values())]
 
 
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
-    """The variables of the head that give a release of which some host has a build: what the controller has to look up.
+    """Return the head's variables that name a release which some host builds: the controller has to look them up.
 
     :raises Refusal: hosts give different releases, or a release has no valid form.
     """
     _check_same_release(cluster)
-    used = _backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
-    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used))
+    backends = _backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in backends))
 
 
 def _check_same_release(cluster: Cluster) -> None:
-    """All hosts must give the same releases as the head."""
+    """Refuse hosts whose releases differ from those of the head."""
     for name, host in cluster.hosts.items():
         for variable, request in host.releases.items():
-            own = cluster.releases[variable]
-            if request != own:
-                patched = request and own and request.fast_load != own.fast_load
+            head_request = cluster.releases[variable]
+            if request != head_request:
+                patched = request and head_request and request.fast_load != head_request.fast_load
                 raise Refusal(
                     f"{'llama_build_fast_load' if patched else variable} of {name} differs from that of the head {cluster.head}, and head and workers need "
                     "the same release and patches: set it for the whole group, or llama_release_<backend> where backends differ"

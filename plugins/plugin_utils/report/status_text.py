@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 LAST_RESTARTS = 3
 """That are shown; the JSON has all that the launcher keeps."""

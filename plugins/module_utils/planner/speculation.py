@@ -11,45 +11,40 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import server_settings
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Model,
-    ModelRequest,
-    Server,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, ModelRequest, Server
 
-NONE, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
-"""Values of ``llama_server_speculation``. Left out it is DRAFT where there is a draft model, else NONE."""
+OFF, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
+"""Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
 WORDS = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
-"""Value → that of --spec-type, where no header says it."""
+"""Values of --spec-type that no header says."""
 TAKES_BACK = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 """Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 
 
 def request_of(request: ModelRequest, server: Server) -> ModelRequest:
-    """Without a draft model that is not used."""
-    return request._replace(draft=None) if server.speculation in (NONE, NGRAM) else request
+    """Return the request without a draft model that is not used."""
+    return request._replace(draft=None) if server.speculation in (OFF, NGRAM) else request
 
 
 def check(server: Server, model: Model, release: ReleasePlan) -> None:
-    """:raises Refusal: llama-server cannot predict tokens as it is asked to."""
+    """Refuse a way to predict tokens that llama-server does not have for this model."""
     kind = server.speculation
     if kind is None:
         return
-    given = server_settings.given_option(server, options.SPECULATION)
-    if given:
+    argument = server.argument(options.SPECULATION)
+    if argument:
         raise Refusal(
-            f"llama_server_speculation is {kind}, and {given[0]} is given to llama-server too: remove one of them"
+            f"llama_server_speculation is {kind}, and {argument[0]} is given to llama-server too: remove one of them"
         )
     if kind in WORDS and not release.mainline:
         raise Refusal(
             f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
             "use one of these"
         )
-    if kind == DRAFT and not model.path_of(download_record.DRAFT):
+    if kind == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
             "llama_server_speculation is draft, and llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, "
             "which needs none"
@@ -62,8 +57,8 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
 
 
 def _predicts(model: Model) -> bool:
-    """Whether there are layers that predict further tokens, as far as headers say it."""
-    if model.path_of(download_record.DRAFT):
+    """Return whether there are layers that predict further tokens, as far as headers say it."""
+    if model.path_of(host_types.DRAFT):
         return model.draft is None or _has_predicting_tensors(model)
     return kv_cache.next_layers(model.summary) > 0
 
@@ -73,18 +68,25 @@ def _has_predicting_tensors(model: Model) -> bool:
 
 
 def with_predicting_layers(model: Model, server: Server) -> Model:
-    """The model with all of its layers, where llama-server loads those that predict further tokens, too."""
-    own = server.speculation == MTP and not model.path_of(download_record.DRAFT)
-    return model._replace(summary=model.summary.without_key("nextn_predict_layers")) if own else model
+    """Return the model with the layers that predict further tokens, if llama-server loads them."""
+    return (
+        model._replace(summary=model.summary.without_key("nextn_predict_layers"))
+        if _predicts_itself(model, server)
+        else model
+    )
+
+
+def _predicts_itself(model: Model, server: Server) -> bool:
+    return server.speculation == MTP and not model.path_of(host_types.DRAFT)
 
 
 def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
-    """The value of --spec-type; as build 11063 itself reads it from the header of a draft model. Empty where the operator says it, or nobody has to."""
-    if server_settings.given_option(server, options.SPECULATION):
+    """Return the value of --spec-type, as build 11063 reads it from the header of a draft model; empty if it is not needed."""
+    if server.argument(options.SPECULATION):
         return ""
     if server.speculation in WORDS:
         return WORDS[server.speculation]
-    if not release.mainline or not model.path_of(download_record.DRAFT):
+    if not release.mainline or not model.path_of(host_types.DRAFT):
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
@@ -94,13 +96,12 @@ def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
 
 
 def uncounted(model: Model, server: Server, release: ReleasePlan) -> list[str]:
-    """What is not counted: the states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
+    """Return what is not counted: states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
     layers that predict further tokens."""
-    given = server_settings.given_option(server, options.SPECULATION)
-    kinds = set(given[1].split(",")) if given else {type_of(model, server, release)}
+    argument = server.argument(options.SPECULATION)
+    kinds = set(argument[1].split(",")) if argument else {type_of(model, server, release)}
     recurrent = model.summary.architecture in kv_cache.RECURRENT | kv_cache.HYBRID
-    own = server.speculation == MTP and not model.path_of(download_record.DRAFT)
     return [
         *["states of tokens that may be taken back"] * bool(recurrent and kinds & TAKES_BACK),
-        *["compute buffers of layers that predict further tokens"] * own,
+        *["compute buffers of layers that predict further tokens"] * _predicts_itself(model, server),
     ]

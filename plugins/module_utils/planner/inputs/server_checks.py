@@ -1,0 +1,183 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Refusals of what llama-server of a release does not accept, before anything is placed."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, tensor_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NOT_SERVED, ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, Server, Worker
+
+LIMITS = {
+    "context": (1, (1 << 31) - 1),
+    "parallel": (1, 1024),
+    "threads": (1, MOST_THREADS),
+    "gpu_layers": (0, (1 << 31) - 1),
+    "prompt_cache_mib": (0, (1 << 31) - 1),
+    "batch": (1, 1 << 20),
+    "micro_batch": (1, 1 << 20),
+    "idle_seconds": (1, 7 * 86400),
+    "start_timeout": (1, 7 * 86400),
+    "fallback_after": (1, 7 * 86400),
+}
+"""Field of Server → its smallest and its largest value."""
+
+
+def check_auxiliary(server: Server, request: ModelRequest) -> None:
+    """Refuse options for an auxiliary model that a variable already names."""
+    for source in request.sources():
+        option = options.of_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
+        words = [word for word in server.extra_args if option and options.of_word(word) == option]
+        if words:
+            raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
+
+
+def check(name: str, server: Server, workers: Sequence[Worker], release: ReleasePlan) -> None:
+    """Refuse what no llama-server of this release accepts.
+
+    :param workers: workers of the head, which has this name.
+    """
+    for field, (low, high) in LIMITS.items():
+        limit = validation.limit(getattr(server, field), low, high)
+        if limit:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
+    if server.batch and (server.micro_batch or 0) > server.batch:
+        raise Refusal(
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server computes "
+            f"{server.batch} tokens together: use {server.batch} or less, or a larger llama_server_batch"
+        )
+    _check_extra_arguments(server.extra_args, release)
+    _check_environment(server.environment)
+    _check_files(server)
+    for field in ("cache_type_k", "cache_type_v"):
+        if getattr(server, field) not in kv_cache.CACHE_TYPES:
+            raise Refusal(
+                f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
+            )
+    _check_flash(server)
+    try:
+        ipaddress.IPv4Address(server.host)
+    except ValueError:
+        raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
+    _check_ports(name, server, workers)
+
+
+def _check_flash(server: Server) -> None:
+    """Refuse quantised values without flash attention: neither llama-server makes a context of them."""
+    if server.cache_type_v in kv_cache.WHOLE or server.flash_attention != "off":
+        return
+    raise Refusal(
+        f"llama_server_cache_type_v is {server.cache_type_v}, which needs flash attention, and llama_server_flash_attention is 'off': set it to 'on', or "
+        "llama_server_cache_type_v to f16"
+    )
+
+
+def _check_files(server: Server) -> None:
+    for field in services.CREDENTIALS.values():
+        if getattr(server, field):
+            _check_absolute(f"llama_server_{field}", getattr(server, field))
+    present = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(present) == 1:
+        missing = "key" if present == ["certificate"] else "certificate"
+        raise Refusal(
+            f"llama_server_tls_{present[0]}_file is set and llama_server_tls_{missing}_file is not: TLS needs both, so set or remove both"
+        )
+
+
+def _check_ports(name: str, server: Server, workers: Sequence[Worker]) -> None:
+    worker_ports = {names.port_of(worker.listens) for worker in workers}
+    ports = {"llama_server_port": server.port}
+    ports.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
+    for variable, number in ports.items():
+        if not 0 < number < 65536:
+            raise Refusal(f"{variable} is {number}: use 1 to 65535")
+        if number in worker_ports:
+            raise Refusal(f"{variable} is {number}, which a worker of {name} uses too: give one of them another port")
+        first = next(name for name in ports if ports[name] == number)
+        if first != variable:
+            raise Refusal(f"{variable} is {number}, which is {first} too: give one of them another port")
+
+
+def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
+    """Refuse options that the plan decides, and options that llama-server of this release does not have: it would not start."""
+    for word in arguments:
+        name = re.split(r"[\s=]", word, maxsplit=1)[0]
+        option = options.of_word(name)
+        if option and option.secret:
+            raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
+        if re.match(r"--?\w[\w-]*\s", word):
+            raise Refusal(
+                f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
+            )
+    known_options = {word: option for word in arguments if (option := options.of_word(word))}
+    for word, option in known_options.items():
+        if option.owned:
+            raise Refusal(
+                f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
+            )
+    strange = [word for word, option in known_options.items() if not option.has(word, release.fork)]
+    if strange:
+        owner = IK_LLAMA if release.mainline else MAINLINE
+        remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
+        raise Refusal(
+            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
+        )
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse variables that stand for an option: the plan counts options as variables and as extra args."""
+    for name in filter(options.is_variable, environment):
+        raise Refusal(
+            f"llama_server_environment has {name}, which stands for an option: set the variable of that option, or put the option into "
+            "llama_server_extra_args"
+        )
+
+
+def check_kind(request: ModelRequest, summary: ModelSummary) -> None:
+    """Refuse a model that llama-server does not serve."""
+    if summary.architecture in NOT_SERVED and request.source:
+        raise Refusal(f"{request.source.variable} is {summary.name}, {NOT_SERVED[summary.architecture]}")
+
+
+def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
+    """Refuse a model with tensor types that llama-server of this release does not have: it would not load it."""
+    subject = request.source.variable if request.source else "the model"
+    kinds = {row.type for row in summary.named_tensors}
+    strange = tensor_types.of_others(kinds, release.fork)
+    if strange:
+        owner = IK_LLAMA if release.mainline else MAINLINE
+        remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
+        raise Refusal(
+            f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(strange)}), but {release.ref} is a "
+            f"release of {release.fork}: {remedy}use a file of the model without these types"
+        )
+    untested = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
+    newer = {
+        kind: build
+        for kind, build in {**tensor_types.SINCE, **untested}.items()
+        if kind in kinds and release.build < build
+    }
+    if newer:
+        raise Refusal(
+            f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
+            f"{max(newer.values())} or a newer one, or use a file of the model without these types"
+        )
+
+
+def _check_absolute(variable: str, path: str) -> None:
+    """Refuse ``~`` and relative paths: they mean other places on the controller, to Ansible's account, and to the service's."""
+    if not path.startswith("/"):
+        raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")

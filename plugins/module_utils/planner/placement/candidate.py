@@ -1,0 +1,179 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A candidate: a layout of a workload on a site, and how fast it is. Every question about placement is answered by an attempt."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    auxiliary_models,
+    cost_model,
+    device_load,
+    devices,
+    layout,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
+
+IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+class Candidate(NamedTuple):
+    """A layout of a workload on a site."""
+
+    workload: Workload
+    site: Site
+    layout: device_load.Layout
+    parts: Sequence[cost_model.Work]
+    """Parts of the model with their costs, in the order of a token; empty unless the model fits."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.layout.reasons
+
+    @property
+    def summary(self) -> ModelSummary:
+        return self.workload.summary
+
+    @property
+    def release(self) -> ReleasePlan:
+        return self.workload.release
+
+    def holders(self) -> list[devices.Holder]:
+        """Return the devices that hold a part of the model."""
+        return [
+            devices.holder(
+                device,
+                self.site.facts_of(device),
+                round(share.weights / MIB, 2),
+                round(share.kv / MIB, 2) + round(auxiliary_models.on_device(self.layout.auxiliary, device) / MIB, 2),
+            )
+            for device, share in zip(self.layout.devices, self.layout.shares())
+        ]
+
+    def load_mode(self) -> str | None:
+        """Return how llama-server reads the model; None is its default."""
+        requested = self.workload.server.load_mode
+        return requested or devices.load_mode_of(self.release, self.holders(), self.site.head)
+
+    def placement(self) -> tuple[DevicePlacement, ...]:
+        """Return the plan's entry for each device."""
+        load_mode, load, workload = self.load_mode(), self.layout.load, self.workload
+        entries = []
+        for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
+            auxiliary = auxiliary_models.on_device(self.layout.auxiliary, device)
+            compute = self.layout.compute_on(device)
+            maps = backends.RECORDS[device.backend].maps_weights and load_mode not in ("none", "mlock")
+            sure_size = not (device.worker.external if device.worker else maps)
+            exact = {"weights_mib": load.weights_exact and sure_size, "kv_mib": load.kv_exact}
+            entries.append(
+                DevicePlacement(
+                    device=device.buffer,
+                    host=device.host,
+                    worker=device.worker.name if device.worker else None,
+                    endpoint=device.endpoint,
+                    layers=share.layers,
+                    output=share.output,
+                    weights_mib=round(share.weights / MIB, 2),
+                    kv_mib=round(share.kv / MIB, 2),
+                    compute_mib=round(compute / MIB, 2),
+                    auxiliary_mib=round(auxiliary / MIB, 2),
+                    total_mib=round((share.weights + share.kv + compute + auxiliary) / MIB, 2),
+                    capacity_mib=device.capacity_mib,
+                    reason=reason,
+                    exact=tuple(size for size, sure in exact.items() if sure and workload.is_exact and not auxiliary),
+                    without=workload.uncounted,
+                )
+            )
+        return tuple(entries)
+
+
+def attempt(workload: Workload, site: Site) -> Candidate:
+    """Place a workload on a site.
+
+    :raises Refusal: the restrictions of an operator are impossible there.
+    """
+    solution = layout.lay_out(workload, site)
+    return Candidate(workload, site, solution, () if solution.reasons else _parts(workload, site, solution))
+
+
+class _Share(NamedTuple):
+    """A device's share of the model, in the numbers of cost_model.Work."""
+
+    read: float = 0
+    weights: int = 0
+    multiplied: float = 0
+    nodes: float = 0
+    visits: int = 0
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(
+    load: device_load.Load, gpu_layers: int, split: tuple[float, ...], buffers: tuple[str, ...]
+) -> dict[int | None, _Share]:
+    """Return index of a used device → its share; None is the head's processor."""
+    indices = {buffer: index for index, buffer in enumerate(buffers)}
+    owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
+    shares = {index: _Share() for index in (None, *indices.values())}
+    overridden: list[list[int | None]] = [[] for _unit in range(load.units)]
+    for part, cost in zip(load.parts, cost_model.part_costs(load)):
+        layer = IN_A_LAYER.match(part.name)
+        if part.unit is None and not part.device and not layer:
+            continue
+        owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
+        share = shares[owner]
+        shares[owner] = share._replace(
+            read=share.read + cost.read,
+            weights=share.weights + part.bytes,
+            multiplied=share.multiplied + cost.multiplied,
+        )
+        if layer and part.unit is None:
+            overridden[int(layer[1])].append(owner)
+    return _with_visits(shares, owners, overridden, cost_model.nodes_per_layer(load.summary))
+
+
+def _with_visits(
+    shares: dict[int | None, _Share],
+    owners: Sequence[int | None],
+    overridden: Sequence[Sequence[int | None]],
+    nodes: float,
+) -> dict[int | None, _Share]:
+    """Return the shares with nodes and visits: follow a token through the units, on their devices and those of overrides."""
+    last: object = ""
+    for unit, unit_owner in enumerate(owners):
+        visited = list(dict.fromkeys([unit_owner, *overridden[unit]]))
+        for owner in visited:
+            share = shares[owner]
+            visits = share.visits + (owner != last)
+            nodes_here = nodes / len(visited) if unit < len(owners) - 1 else 0
+            shares[owner] = share._replace(visits=visits, nodes=share.nodes + nodes_here)
+            last = owner
+    return shares
+
+
+def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list[cost_model.Work]:
+    """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order."""
+    buffers = tuple(device.buffer for device in solution.devices)
+    shares = _shares(solution.load, solution.gpu_layers, solution.split, buffers)
+    processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
+    return [
+        cost_model.Work(
+            host=device.host,
+            device=device.buffer,
+            rate=cost_model.rate_of(device, site.facts_of(device), workload.summary.architecture),
+            link=site.link_to(device),
+            **shares[index]._asdict(),
+        )
+        for index, device in ((None, processor), *enumerate(solution.devices))
+        if shares[index].visits
+    ]

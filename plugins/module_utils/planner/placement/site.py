@@ -1,0 +1,83 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts and devices on which a model may be placed, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Interface, MeasuredLink
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Worker
+
+PREFIXES = {
+    "thunderbolt": "thunderbolt",
+    "ib": "infiniband",
+    "wl": "wireless",
+    "wg": "wireguard",
+    "tailscale": "wireguard",
+    "zt": "tunnel",
+}
+"""Prefix of an interface's name → kind of its link, unless the operator or the host says it; all others are Ethernet."""
+
+
+class Site(NamedTuple):
+    """Hosts and devices that may hold a model."""
+
+    head: str
+    hosts: Mapping[str, Host]
+    """All hosts with devices, also those of external workers."""
+    devices: tuple[Device, ...]
+    """Devices of workers, then the head's own."""
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts of the head."""
+        return self.hosts[self.head].facts
+
+    def facts_of(self, device: Device) -> Facts:
+        return self.hosts[device.host].facts
+
+    def without_workers(self, workers: Collection[Worker]) -> Site:
+        """Return the site while these workers are away."""
+        endpoints = {worker.endpoint for worker in workers}
+        return self._replace(devices=tuple(device for device in self.devices if device.endpoint not in endpoints))
+
+    def link_to(self, device: Device) -> cost_model.Link | None:
+        """Return how the head reaches a device, measured or assumed for the kind of its link; None if llama-server drives it itself."""
+        if not device.worker:
+            return None
+        host = self.hosts[device.host]
+        kind = kind_of(device.wire, host.links, host.facts.interfaces)
+        if kind == "loopback" and not host.is_head:
+            kind = "tunnel"
+        measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+        round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
+        assumed = cost_model.LINKS[kind]
+        gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
+        gbit = mbit / 1000 if mbit else gbit or assumed.gbit
+        encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
+        return cost_model.Link(
+            kind,
+            (round_trip or assumed.round_trip_ms) + encrypted * cost_model.STUNNEL_MS,
+            min(gbit, cost_model.STUNNEL_GBIT) if encrypted else gbit,
+            bool(round_trip),
+            cost_model.is_board(host.facts),
+        )
+
+
+def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
+    """Return the kind of the link over which the head reaches a worker, a key of cost_model.LINKS."""
+    address = endpoint.rsplit(":", 1)[0]
+    if is_loopback(address):
+        return "loopback"
+    matching = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
+    names = {link.interface for link in matching}
+    kinds = [link.kind for link in matching if link.kind]
+    kinds += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
+    kinds += [PREFIXES[prefix] for link in matching for prefix in PREFIXES if (link.interface or "").startswith(prefix)]
+    return next(iter(kinds), "ethernet")

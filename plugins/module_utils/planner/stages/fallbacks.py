@@ -1,0 +1,101 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fallbacks while a worker is away: the same model on the remaining devices, or why that is not possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    FallbackHead,
+    FallbackPlan,
+    NoFallback,
+    Plan,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import plan_of_head
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
+
+
+class Absence(NamedTuple):
+    """Workers that are away together: one, or all of a host that lends several devices."""
+
+    name: str
+    """``HOST:WORKER``, or ``HOST``."""
+    workers: tuple[Worker, ...]
+
+
+def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> Plan:
+    """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
+    server, absences = installation.cluster.server, [*_absences(main)]
+    if installation.cluster.alternates or not main.fits or not absences:
+        return plan
+    # Planned batch sizes suit devices with more memory than a fallback may have.
+    workload = main.workload.as_requested()
+    harmless = installation.cluster.accepted | {item.advisory.id for item in advice.findings(installation, main, plan)}
+    candidates, fallbacks, failures = [main], [], []
+    for absence in absences:
+        endpoint = absence.workers[0].endpoint
+        candidate, missing_mib, reason = _attempt(workload, main.site, absence)
+        if candidate:
+            head = plan_of_head(installation, [candidate], plan.estimate.load_s)
+            variant = plan._replace(head=head, placement=candidate.placement())
+            findings = advice.findings(installation, candidate, variant)
+            errors = [item for item in findings if item.advisory.severity == "error"]
+            reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in harmless), "")
+        if candidate and not reason:
+            candidates.append(candidate)
+            fallbacks.append(_fallback_plan(absence, candidate, variant))
+        else:
+            failures.append(NoFallback(absence.name, endpoint, missing_mib, reason))
+    run = candidates if server.fallback else [main]
+    head = plan_of_head(installation, run, plan.estimate.load_s)._replace(first_layers=plan.head.first_layers)
+    return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
+
+
+def _absences(candidate: Candidate) -> Iterator[Absence]:
+    """Yield each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
+    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
+    by_host: dict[str, list[Worker]] = {}
+    for device in candidate.site.devices:
+        if device.worker and device.endpoint in endpoints:
+            by_host.setdefault(device.host, []).append(device.worker)
+            yield Absence(f"{device.host}:{device.worker.name}", (device.worker,))
+    for host, workers in by_host.items():
+        if len(workers) > 1 and host != candidate.site.head:
+            yield Absence(host, tuple(workers))
+
+
+def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidate | None, int | None, str]:
+    """Return what the head serves meanwhile; otherwise the MiB that are missing, if they are the reason, and the reason."""
+    if workload.server.tensor_split:
+        return None, None, "llama_server_tensor_split says what each device gets"
+    remaining = site.without_workers(absence.workers)
+    lost = [device.buffer for device in site.devices if device not in remaining.devices]
+    if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost):
+        return None, None, "llama_server_override_tensor puts tensors there"
+    try:
+        candidate = attempt(workload, remaining)
+    except Refusal as refusal:
+        return None, None, str(refusal)
+    missing = candidate.layout.missing_mib
+    return (candidate, None, "") if candidate.fits else (None, missing, f"{missing} MiB are missing")
+
+
+def _fallback_plan(absence: Absence, candidate: Candidate, plan: Plan) -> FallbackPlan:
+    return FallbackPlan(
+        without=absence.name,
+        endpoint=absence.workers[0].endpoint,
+        placement=plan.placement,
+        head=FallbackHead(plan.head.argv),
+        workers=tuple(worker.endpoint for worker in candidate.layout.workers()),
+        **generation_figures(candidate),
+    )

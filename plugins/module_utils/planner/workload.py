@@ -1,0 +1,225 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The work of llama-server: the meaning of the variables ``llama_server_…`` for a model and a release, worked out once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, Server
+
+PLACING = {
+    host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
+    host_types.MMPROJ: ("projector-offload", "projector-device"),
+}
+"""Role of an auxiliary model → the options that place it."""
+WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
+PROMPT_PART = 4
+"""Prompts are planned for this part of the context of a request."""
+
+
+class Workload(NamedTuple):
+    """A model, and how llama-server shall serve it."""
+
+    server: Server
+    placement: str | None
+    """``llama_placement``."""
+    model: Model
+    release: ReleasePlan
+    cache: kv_cache.Settings
+    context_per_request: int
+    """Tokens of each of the requests at the same time: they divide the context, unless they share one cache."""
+    requested_batches: tuple[int | None, int | None]
+    """Batch and micro-batch before the planner chose any."""
+    speculation: str
+    """Value of --spec-type; empty if it is not needed."""
+    uncounted_models: Mapping[str, str]
+    """Role of an auxiliary model → why its memory is not counted."""
+    uncounted: tuple[str, ...]
+    """Further things that llama-server loads, and that the plan does not count."""
+    is_exact: bool
+    """Whether no extra arg and no auxiliary model changes the memory of devices."""
+
+    @property
+    def summary(self) -> ModelSummary:
+        return self.model.summary
+
+    @property
+    def micro_batch(self) -> int:
+        """Return the number of tokens that are computed together."""
+        return min(self.cache.micro_batch, self.cache.batch)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the length of the prompt that is planned for."""
+        return max(1, self.context_per_request // PROMPT_PART)
+
+    @property
+    def generates(self) -> bool:
+        """Return whether the server generates text, not embeddings."""
+        return not self.cache.every_output
+
+    def as_requested(self) -> Workload:
+        """Return the workload with the operator's batch sizes."""
+        return self.with_batches(*self.requested_batches)
+
+    def with_batches(self, batch: int | None, micro_batch: int | None) -> Workload:
+        """Return the workload with these batch sizes; None stands for llama-server's default."""
+        server = self.server._replace(batch=batch, micro_batch=micro_batch)
+        cache = self.cache._replace(batch=_batch_of(server), micro_batch=micro_batch or kv_cache.MICRO_BATCH)
+        return self._replace(server=server, cache=cache)
+
+
+def work_out(server: Server, placement: str | None, model: Model, release: ReleasePlan) -> Workload:
+    """Work out what these variables mean for this model and release.
+
+    :raises Refusal: they contradict each other.
+    """
+    cache = cache_settings(server, model.summary, release.fork)
+    uncounted_models = _uncounted_models(model, server, release)
+    counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
+    further_loads = [_described(model, role) for role in uncounted_models]
+    further_loads += speculation.uncounted(model, server, release)
+    unplanned_args = unplanned_options(server, counts_draft)
+    return Workload(
+        server=server,
+        placement=placement,
+        model=model,
+        release=release,
+        cache=cache,
+        context_per_request=_context_per_request(server, model.summary, cache),
+        requested_batches=(server.batch, server.micro_batch),
+        speculation=speculation.type_of(model, server, release),
+        uncounted_models=uncounted_models,
+        uncounted=(*further_loads, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
+        is_exact=release.mainline and not unplanned_args and not further_loads,
+    )
+
+
+def for_kind(server: Server, summary: ModelSummary) -> Server:
+    """Return the server with the option for the kind of the model. Embeddings need a micro-batch as long as an input, which is computed at once."""
+    cache = cache_settings(server, summary)
+    if summary.switch and not cache.every_output:
+        server = server._replace(extra_args=(*server.extra_args, summary.switch))
+        cache = cache_settings(server, summary)
+    if server.micro_batch or server.parallel < 1 or not cache.every_output:
+        return server
+    return server._replace(micro_batch=min(cache.batch, _context_per_request(server, summary, cache)))
+
+
+def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.Settings:
+    """Return the settings that change the KV cache. The context is at most what all requests can use."""
+    words = _memory_arguments(server.extra_args)
+    kv_offload, _value = server.argument("kv-offload") or ("", "")
+    return kv_cache.Settings(
+        context=min(server.context, server.parallel * trained_context(server, summary)),
+        parallel=server.parallel,
+        type_k=server.cache_type_k,
+        type_v=server.cache_type_v,
+        flash_attention=server.flash_attention,
+        unified="unified" in words and options.meaning(words["unified"][0]) != "off",
+        full_window="full_window" in words,
+        micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
+        batch=_batch_of(server),
+        fork=fork,
+        latent_attention=_whole_number(words, "latent_attention", "a number"),
+        attention_batch=_whole_number(words, "attention_batch", "a number of MiB"),
+        offload=options.normalize(kv_offload) not in WITHOUT_OFFLOAD,
+        every_output="every_output" in words,
+    )
+
+
+def _batch_of(server: Server) -> int:
+    """Return llama-server's batch: by default no less than a micro-batch."""
+    return server.batch or max(kv_cache.BATCH, server.micro_batch or 0)
+
+
+def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return field of kv_cache.Settings → the last extra arg that sets it, and the word after it."""
+    words = {}
+    for word, next_word in zip(arguments, [*arguments[1:], ""]):
+        option = options.of_word(word)
+        if option and option.memory:
+            words[option.memory] = (word, next_word)
+    return words
+
+
+def _whole_number(words: Mapping[str, tuple[str, str]], field: str, description: str) -> int | None:
+    """Return the value of an extra arg, 0 or more; None unless it is set."""
+    if field not in words:
+        return None
+    word, text = words[field]
+    # llama-server reads no other digits, and no more of them.
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
+    if number is None or number >= 1 << 31:
+        raise Refusal(f"llama_server_extra_args has {word} {gguf.short(text)}: use {description}, 0 or more")
+    return number
+
+
+def trained_context(server: Server, summary: ModelSummary) -> int:
+    """Return the most tokens that a request can use: those of the model's file, or of ``--override-kv`` in place of them."""
+    key = re.escape(f"{summary.architecture}.context_length")
+    numbers = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
+    return int(numbers[-1]) if numbers else summary.context
+
+
+def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.Settings) -> int:
+    longest = trained_context(server, summary)
+    if cache.unified:
+        return min(cache.context, longest)
+    if cache.context < cache.parallel:
+        raise Refusal(
+            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests divide: use a longer "
+            "llama_server_context, or fewer requests"
+        )
+    return min(cache.context // cache.parallel, longest)
+
+
+def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option]:
+    """Return the extra args that change the memory of devices in a way that is not planned.
+
+    :param counts_draft: whether a draft model is counted: its use changes nothing then.
+    """
+    present = [option for word in server.extra_args if (option := options.of_word(word))]
+    changing = [option for option in present if option.memory == options.UNPLANNED]
+    return [option for option in changing if not (counts_draft and option.name == options.SPECULATION)]
+
+
+def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
+    """Return what the header of an auxiliary model says; None if it was not read."""
+    return model.draft if role == host_types.DRAFT else model.projector
+
+
+def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
+    roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
+    return {role: reason for role in roles if (reason := _why_uncounted(role, model, server, release))}
+
+
+def _why_uncounted(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
+    if not release.mainline:
+        return f"{release.fork} chooses its device, by rules that are not known here"
+    if header_of(model, role) is None:
+        return "its header was not read"
+    words = [pair[0] for name in PLACING[role] if (pair := server.argument(name))]
+    return f"{words[0]} is given, which puts it where the plan does not follow" if words else ""
+
+
+def _described(model: Model, role: str) -> str:
+    """Return the variable of an auxiliary model, and its size if it is known."""
+    sizes = [file.bytes for file in model.files if file.role == role]
+    mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
+    return f"{model_source.VARIABLES[role]}{mib}"

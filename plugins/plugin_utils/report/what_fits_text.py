@@ -1,0 +1,45 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The models that fit a cluster, as a table for a person."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import GIB, ORDER, Question, Row
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
+
+
+def text_of(rows: Sequence[Row], question: Question) -> str:
+    """Return the table for a person."""
+    served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
+    other_rows = [["not served", "uses", "file", "GiB", "why"]]
+    for row in rows:
+        if row.why_not:
+            reason = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
+            other_rows.append([row.model, *_cells(row), reason])
+        else:
+            served_rows.append([row.model, *_cells(row)])
+    intro = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
+    return "\n".join(
+        [
+            *textwrap.wrap(intro, plan_text.WIDTH),
+            *("\n" + plan_text.table(part) for part in (served_rows, other_rows) if part[1:]),
+            "",
+        ]
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    numbers = dict.fromkeys((row.parameters, row.active))
+    billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
+    cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
+    if row.why_not:
+        return cells
+    contexts = dict.fromkeys((row.context, row.longest_context))
+    longer = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
+    hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
+    place = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
+    return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), place]
