@@ -30,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Evidence,
+    ReadingRecord,
     Report,
     Subject,
 )
@@ -120,7 +121,7 @@ class ActionModule(Action):
         if other:
             display.warning(other)
         asleep = all(map(judge.left_asleep, (evidence, *more)))
-        self._record(plan, report, evidence, asleep)
+        self._record(plan, report, evidence, more, asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
     def _lost(self) -> set[str]:
@@ -157,12 +158,14 @@ class ActionModule(Action):
             if line:
                 display.display(f"  {line}")
 
-    def _record(self, plan: Plan, report: Report, evidence: Evidence, asleep: bool) -> None:
+    def _record(self, plan: Plan, report: Report, evidence: Evidence, others: list[Evidence], asleep: bool) -> None:
         """Leaves the result on the head, and the speed of the completion for the next plan. Of a benchmark more is known."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
         self.leave(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
+        if report.passed:
+            self.leave(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
             self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))

@@ -7,28 +7,35 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: proof
-short_description: Proves with the model's own first layers that the planned devices compute it right
+short_description: Proves with layers of the model that the planned devices compute it correctly
 description:
-  - Runs on the head while its server is stopped. Makes a file of the model's first layers, has llama-server compute with it on the planned devices and on
-    the head's processor alone, and compares the likeliest tokens of both. Where they differ, each device is asked alone.
-  - The head keeps the result. An action plugin of the same name shows it, and returns what is wrong.
+  - Runs on the head. Writes a small model of the planned layers, lets llama-server compute it on each planned device and on the head's processor alone, and
+    compares the likeliest tokens. The bound follows from correct variants of the processor.
+  - The head keeps the verdicts. An action plugin of the same name shows them and returns what is wrong.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
     details: Proves nothing in check mode.
 options:
   plan:
-    description: The plan. The action plugin makes O(work) of it, for each model.
+    description: The plan. The action plugin derives O(work) from it, for each model.
     type: dict
   prove:
     description:
-      - V(once) leaves out what the head has a record of, for the same release, model, devices and command line. V(never) proves nothing.
+      - V(once) skips devices on which the head has a verdict, for the same release, model, device and command line. V(never) proves nothing.
       - V(search) is like V(once), and tries other settings on devices that compute wrong.
     type: str
     choices: [once, always, never, search]
     default: once
+  stage:
+    description:
+      - V(reference) lets the head's processor compute, which needs no device, so that the server can run meanwhile. It does nothing if memory is short.
+      - V(devices) lets the devices compute, and first the processor if it has not done so. The server must be stopped.
+    type: str
+    choices: [reference, devices]
+    default: devices
   prefix:
-    description: Folder of the installation, where the record is.
+    description: Folder of the installation, with the record.
     type: path
   work:
     description: What is to be run.
@@ -36,7 +43,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Prove that each device computes the model right
+- name: Prove that each device computes the model correctly
   llamacpp.cluster.proof:
     plan: "{{ __llama_plan }}"
     prove: always
@@ -44,20 +51,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: Of each model what was compared, C(together) and C(devices), or C(untested), which says why nothing was.
+  description: For each model C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
   returned: success
   type: list
   elements: dict
 wrong:
-  description: Which devices compute wrong or end. Empty where none.
+  description: Which devices compute wrong or crash. Empty if none does.
   returned: success
   type: str
 fix:
-  description: What to do where some do.
+  description: What to do if some do.
   returned: success
   type: str
 ended:
-  description: Of each worker that ended its C(host), and the C(command) that shows its log there.
+  description: For each worker that crashed its C(host), and the C(command) that shows its log there.
   returned: success
   type: list
   elements: dict
@@ -68,6 +75,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
 
@@ -77,6 +85,7 @@ def main():
         argument_spec={
             "plan": {"type": "dict"},
             "prove": {"type": "str", "choices": ["once", "always", "never", "search"], "default": "once"},
+            "stage": {"type": "str", "choices": ["reference", "devices"], "default": "devices"},
             "prefix": {"type": "path"},
             "work": {"type": "dict"},
         },
@@ -86,12 +95,20 @@ def main():
     with errors.reported(module):
         work = typed_json.parse(Work, module.params["work"])
         path = Path(module.params["prefix"], names.PROOF)
-        known = run.known(path).get(work.id)
-        if known and known.right and module.params["prove"] != "always":
-            module.exit_json(changed=False, known=True, proof=typed_json.dump(known))
-        proof = typed_json.reported("this host", "the proof", Proof, accounts.work_as(work.account, run.prove, work))
-        run.keep(path, proof)
-    module.exit_json(changed=False, known=False, proof=typed_json.dump(proof))
+        known = run.read_record(path).known(work) if module.params["prove"] != "always" else {}
+        remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in known))
+        proof = Proof(0)
+        if remaining.devices and module.params["stage"] == "reference":
+            accounts.work_as(work.account, run.prepare, remaining, processes.is_served)
+        elif remaining.devices:
+            result = accounts.work_as(work.account, run.prove, remaining, processes.is_served)
+            proof = typed_json.reported("this host", "the proof", Proof, result)
+            run.keep(path, proof)
+        devices = {**known, **{verdict.id: verdict for verdict in proof.devices}}
+        verdicts = tuple(devices[side.id] for side in work.devices if side.id in devices)
+    module.exit_json(
+        changed=False, remaining=len(remaining.devices), proof=typed_json.dump(proof._replace(devices=verdicts))
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ MEASURED_SPEED = "speed.json"
 VERIFIED = "verified.json"
 """File below the prefix of the head with the result of the last verification."""
 PROOF = "proof.json"
-"""Proofs."""
+"""File below the prefix of the head with the verdicts of proofs."""
+READING = "reading.json"
+"""File below the prefix of the head with how well its models read plain text when they were verified last."""
 READ = "read.json"
 """File below the prefix of each host: service → digest of its definition and of the files that it read when a run started it last."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
@@ -95,6 +97,7 @@ INSTALLED = (
     MEASURED_SPEED,
     VERIFIED,
     PROOF,
+    READING,
     READ,
     CLUSTER_LOCK,
     CHANGES_LOCK,

@@ -402,17 +402,36 @@ class Estimate(NamedTuple):
     """by what the cluster itself measured last; missing where it measured nothing with these devices"""
 
 
-class FirstLayersPlan(NamedTuple):
-    """The model's first layers as a model of their own, with which a proof shows that each device computes it right."""
+class ProvenDevice(NamedTuple):
+    """A device that a proof asks."""
 
-    layers: int
-    """number"""
+    id: PlanId
+    """hash of everything that its result depends on"""
+    name: str
+    """host and worker or device"""
+
+
+class ProofPlan(NamedTuple):
+    """Layers of the model as a small model of their own, which each device and the head's processor compute before the server starts."""
+
+    layers: tuple[int, ...]
+    """their numbers; empty if there is no proof"""
     bytes: int
-    """of a file of these, which the head has for as long as the proof takes"""
-    of_each_kind: bool
+    """size of a file of them, which the head stores during the proof"""
+    every_kind: bool
     """whether the model has no other kind of layer"""
+    experts: bool
+    """whether a layer has experts, or the model has none"""
+    context: int
+    """tokens of the longest prompt and its answer"""
     seconds: int
-    """about how long the proof takes"""
+    """predicted seconds of the head's processor, before the server stops if memory allows"""
+    outage_s: int = 0
+    """predicted seconds of the devices, in which the server answers nobody"""
+    devices: tuple[ProvenDevice, ...] = ()
+    """devices that are asked, each alone"""
+    reason: Absent[str] = None
+    """why there is no proof, as the end of a sentence"""
 
 
 class ServedModel(NamedTuple):
@@ -450,7 +469,9 @@ class ServedModel(NamedTuple):
     """how fast it is; `load_s` is how long a change to it takes"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it is freed"""
-    first_layers: Absent[FirstLayersPlan] = None
+    proof: Absent[ProofPlan] = None
+    """as of the head"""
+    reading: Absent[PlanId] = None
     """as of the head"""
 
 
@@ -509,8 +530,10 @@ class HeadPlan(NamedTuple):
     """seconds without a request after which it frees its model; left out where it keeps it"""
     page_port: Absent[Port] = None
     """of `llama_server_page_port`; missing where there is no page"""
-    first_layers: Absent[FirstLayersPlan] = None
-    """with which `llama_proof` proves the devices; missing of the known-answer model, of one that makes no text, and where no device or tensor is known"""
+    proof: Absent[ProofPlan] = None
+    """how `llama_proof` proves the devices; missing of the known-answer model, of one that generates no text, and without devices"""
+    reading: Absent[PlanId] = None
+    """key under which the head records how well the model reads plain text; missing if it generates none"""
     models: Absent[tuple[ServedModel, ...]] = None
     """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
     where one model is served"""

@@ -15,7 +15,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
@@ -50,7 +50,7 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
         resolved = automatic.resolve(cluster, catalogue)
         installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.write(installation, candidate))
-        plan = advice.advised(installation, candidate, services.with_services(plan))
+        plan = advice.advised(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 

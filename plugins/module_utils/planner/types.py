@@ -283,6 +283,8 @@ class Cluster(NamedTuple):
     """Summary of the model that is served; None where it is not known."""
     layer_hosts: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
+    proof_seconds: int = 60
+    """``llama_proof_seconds``."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
     turns: tuple[Turn, ...] = ()

@@ -106,6 +106,16 @@ def count_tokens(questions: Iterable[Question]) -> int:
     return count
 
 
+def count_pairs(questions: Iterable[Question]) -> int:
+    """Return the number of pairs of tokens for which a side computes attention."""
+    count = before = 0
+    for question in questions:
+        start = before if question.grows else 0
+        count += (question.length**2 - start**2) // 2
+        before = question.length
+    return count
+
+
 def of_variants(questions: Iterable[Question]) -> list[Question]:
     """Return the questions that variants of the processor answer."""
     return [question for question in questions if question.length <= VARIANT_LENGTH]

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,8 +102,9 @@ def prove(work: Work, owner: Owner) -> Any:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(mode=0o700)
                 reference = _reference(work, folder, owner)
-            devices = [_judge(work, folder, owner, reference, side) for side in work.devices]
-            proof = Proof(0, devices=tuple(devices))
+            with ThreadPoolExecutor(len(work.devices)) as threads:
+                verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
+                proof = Proof(0, devices=tuple(verdicts))
         except Failure as failure:
             proof = Proof(0, untested=printable(str(failure), 1000))
         finally:
@@ -137,7 +139,7 @@ def _model(folder: Path) -> Path:
 
 
 def _available_memory() -> int:
-    match = re.search(r"^MemAvailable: +([0-9]+)", text_of("/proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemAvailable: +([0-9]+)", text_of(Path("/proc/meminfo")), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
@@ -289,9 +291,11 @@ class _Server(NamedTuple):
         """Ask this process: another program may listen on a port that it has not taken yet."""
 
         def objection() -> str | None:
-            pid, (host, _colon, port) = self.process.pid, self.address.rpartition(":")
-            pids = [pid, *map(int, text_of(f"/proc/{pid}/task/{pid}/children").split())]
-            return None if not port or self.owner(host, int(port), pids) else "another program listens on its port"
+            host, colon, port = self.address.rpartition(":")
+            children = text_of(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")).split()
+            if not colon or self.owner(host, int(port), [self.process.pid, *map(int, children)]):
+                return None
+            return "another program listens on its port"
 
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
@@ -321,7 +325,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(_model(folder)), *place])]
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
-        log = folder / "log"
+        log = Path(private, "log")
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, preexec_fn=_begin

@@ -116,11 +116,13 @@ class Record(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
 
-    def of(self, work: Work) -> dict[str, Verdict]:
+    def known(self, work: Work) -> dict[str, Verdict]:
         """Return id → the verdict on a device of the work that computed correctly, with micro-batches as large as now."""
         ids = {side.id for side in work.devices}
-        known = [one for one in self.verdicts if one.id in ids and one.right and one.micro_batch >= work.micro_batch]
-        return {one.id: one for one in known}
+        known_verdicts = [
+            one for one in self.verdicts if one.id in ids and one.right and one.micro_batch >= work.micro_batch
+        ]
+        return {one.id: one for one in known_verdicts}
 
     def adding(self, verdicts: Iterable[Verdict], count: int) -> "Record":
         """Return the record with further verdicts, of which the last ``count`` stay."""

@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, speech, start_log
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     Completion,
@@ -38,6 +38,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Handshakes,
     Health,
     LinkMeasurement,
+    Reading,
+    ReadingRecord,
     RecordedHandshakes,
     ServedFallback,
     ServerEvidence,
@@ -93,7 +95,8 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
         lock=cluster_lock.read(Path(host.prefix)),
-        proofs=tuple(run.known(Path(host.prefix, names.PROOF)).values()),
+        verdicts=run.read_record(Path(host.prefix, names.PROOF)).verdicts,
+        readings=_earlier_readings(Path(host.prefix, names.READING)),
     )
     hosts = {worker.endpoint: name for name, one in subject.hosts.items() for worker in one.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
@@ -114,9 +117,23 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             start_log.buffers(first_load),
             _rdma_connections(subject, host),
             completion,
+            _read_text(client, subject) if completion and not completion.error else None,
         ),
         drift=state.drift(host),
     )
+
+
+def _earlier_readings(path: Path) -> tuple[Reading, ...]:
+    try:
+        return typed_json.parse(ReadingRecord, reading.read_object(path, RECORD_BYTES)).readings
+    except (OSError, ValueError):
+        return ()
+
+
+def _read_text(client: Client, subject: Subject) -> Reading | None:
+    """Return how well the model reads plain text; None if it generates none."""
+    asked, identifier = subject.asked, (subject.asked or subject.head).reading
+    return speech.read_text(client.ask, identifier, asked and asked.name) if identifier else None
 
 
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:
@@ -210,7 +227,7 @@ def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFal
 
 def _complete(client: Client, subject: Subject) -> Completion:
     asked = subject.asked
-    question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS}
+    question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=TOKENS)
     argv = (asked or subject.head).argv

@@ -24,8 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ExternalWorkerPlan,
     ModelPlan,
     Plan,
+    ProofPlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     SCHEMA,
     Check,
@@ -33,6 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Evidence,
     Handshakes,
     LinkMeasurement,
+    Reading,
     Report,
     ServerEvidence,
     Subject,
@@ -45,6 +46,12 @@ LINE = 500
 """Characters of a check that are recorded on the head."""
 LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
 NOT_REPEATED = "; none was made now, since workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
+READINGS = 16
+"""Number of readings that are recorded on the head."""
+LARGEST_BITS = 2.0
+"""Bits per byte of plain English. Language models need 0.8 to 1.4, guessing among equally likely tokens 3.5 to 4."""
+LARGEST_RATIO = 1.07
+"""Perplexity divided by that of an earlier reading. Correct builds and devices differ by less than 1.02."""
 FAILED_CHECKS = 20
 """That are recorded on the head."""
 
@@ -90,7 +97,7 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
         models = _of_models(plan, [evidence, *observed.others])
         checks += [one._replace(evidence=f"{one.evidence}{again.get(one.name, '')}") for one in models]
     else:
-        skipped = ("handshake", "buffers", "known answer", "completion")
+        skipped = ("handshake", "buffers", "known answer", "completion", "speaks")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
     passed = not any(check.status == "failed" for check in checks)
     return Report(SCHEMA, plan.cluster, passed, tuple(checks))
@@ -103,6 +110,13 @@ def _health(plan: Plan, evidence: Evidence) -> Check:
 
 def left_asleep(evidence: Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
+
+
+def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
+    """Return what the head keeps of readings: the new ones, and earlier ones of other models."""
+    new = [one.server.reading for one in evidence if one.server and one.server.reading]
+    ids = {one.id for one in new}
+    return tuple([*(one for one in evidence[0].readings if one.id not in ids), *new][-READINGS:])
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
@@ -120,6 +134,7 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
     checks = [_completion(url, completion)]
     if subject.has_known_answer:
         checks.append(_known_answer(url, subject.model, completion))
+    checks.append(_speaks(url, (subject.asked or subject.head).reading, evidence, evidence.server))
     wrong = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
     return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
 
@@ -338,25 +353,64 @@ def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterato
     yield from _computes(plan, evidence) if not evidence.fallback else ()
     yield _known_answer(url, plan.model, completion)
     yield _completion(url, completion)
+    yield _speaks(url, plan.head.reading, evidence, server)
 
 
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
-    """What the proof found before the server started: workers serve one head at a time, so that none can be made now."""
-    asked = first_layers.work_of(plan)
-    if not asked:
+    """Yield what the proof found before the server started: workers serve one head at a time, so none can be made now."""
+    proof = plan.head.proof
+    if not proof:
         return
-    devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
-    found = next((proof for proof in evidence.proofs if proof.id == asked.id), None)
-    if not found or found.untested:
-        missing = "no proof is recorded: site.yml makes one when it starts the server, unless llama_proof is never"
-        yield _check("computes", devices, None, (found and found.untested) or missing)
+    names_of_devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
+    if not proof.layers:
+        yield _check(
+            "computes", names_of_devices, None, f"no layers of this model can prove the devices: {proof.reason}"
+        )
         return
-    sides = [one for one in (found.together, *found.devices) if one]
-    text = "; ".join(found.wrong() or [f"likeliest token equal in {one.equal} of {one.of}" for one in sides])
-    whole = "" if plan.head.first_layers and plan.head.first_layers.of_each_kind else ", not one of each kind"
-    text += f", against {asked.processor.name}, {asked.layers} of {plan.model.layers} layers{whole}"
-    # One that is wrong is served where the operator left the proof out.
-    yield _check("computes", devices, found.right or None, text)
+    known = {verdict.id: verdict for verdict in evidence.verdicts}
+    verdicts = [known[device.id] for device in proof.devices if device.id in known]
+    unproven = [device.name for device in proof.devices if device.id not in known]
+    texts = [verdict.sentence() for verdict in verdicts]
+    if unproven:
+        texts.append(
+            f"{', '.join(unproven)}: not proven; site.yml proves devices when it starts the server, unless llama_proof is never"
+        )
+    texts.append(f"by {plan_proof_text(proof, plan.model.layers)}")
+    # The operator may serve without a proof, so a wrong device is not a failure here.
+    passed = bool(verdicts) and not unproven and all(verdict.right for verdict in verdicts)
+    yield _check("computes", names_of_devices, passed or None, "; ".join(texts))
+
+
+def plan_proof_text(proof: ProofPlan, layers: int) -> str:
+    """Return what a proof covers."""
+    missing = "" if proof.every_kind else ", not one of every kind" if proof.experts else ", none of them with experts"
+    return f"{len(proof.layers)} of {layers} layers{missing}"
+
+
+def _speaks(url: str, identifier: str | None, evidence: Evidence, server: ServerEvidence) -> Check:
+    """Return whether the model reads plain text like a language model, and as well as before."""
+    if not identifier:
+        return _check("speaks", url, None, "this model generates no text, or only its known answer")
+    now, earlier = server.reading, next((one for one in evidence.readings if one.id == identifier), None)
+    if not server.completion:
+        return _check("speaks", url, None, LEFT_ASLEEP)
+    if not now:
+        return _check("speaks", url, None, "the server reports no probabilities of given tokens, or answers too slowly")
+    text = f"{now.bits_per_byte:.2f} bits per byte of plain text"
+    if now.bits_per_byte > LARGEST_BITS:
+        return _check(
+            "speaks",
+            url,
+            False,
+            f"{text}, more than {LARGEST_BITS:g}: the model computes wrong, or it was not made for English text",
+        )
+    if not earlier:
+        return _check("speaks", url, True, f"{text}; nothing to compare with yet")
+    ratio = now.ratio(earlier)
+    text += f", perplexity {ratio:.3f} times that of the last verification"
+    if ratio > LARGEST_RATIO:
+        text += f", more than {LARGEST_RATIO:g}: the release, a device or the file computes worse than before"
+    return _check("speaks", url, ratio <= LARGEST_RATIO, text)
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
@@ -453,4 +507,8 @@ def _completion(url: str, completion: Completion | None) -> Check:
         return _check("completion", url, False if completion else None, completion.error if completion else LEFT_ASLEEP)
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
+    if not completion.computes_numbers:
+        return _check(
+            "completion", url, False, f"{text}, of which some have no probability: the model computes no numbers"
+        )
     return _check("completion", url, completion.tokens > 0, text)

@@ -28,6 +28,7 @@ LINE = 500
 """Characters of a wrong answer that are shown."""
 LOADING = "the model is loading"
 """Detail of a server that answers 503."""
+SMALLEST_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """In an answer of /models (server-models.cpp of 0.3.36) → here."""
 
@@ -107,6 +108,12 @@ def _error(reply: replies.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
+def _is_logarithm(entry: Any) -> bool:
+    """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model computes none."""
+    value = entry["logprob"]
+    return isinstance(value, (int, float)) and SMALLEST_LOGARITHM < value <= 0
+
+
 def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
     """llama-server's reply to a question.
 
@@ -118,11 +125,12 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         answer = reading.parse(reply.text)
         if embeds:
             return Completion("", int(answer["usage"]["prompt_tokens"]))
-        speed = answer.get("timings", {}).get("predicted_per_second")
+        speed, choice = answer.get("timings", {}).get("predicted_per_second"), answer["choices"][0]
         return Completion(
-            printable(answer["choices"][0]["text"]),
+            printable(choice["text"]),
             int(answer["usage"]["completion_tokens"]),
             None if speed is None else float(speed),
+            computes_numbers=all(map(_is_logarithm, (choice.get("logprobs") or {}).get("content") or ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a verification asks about, what hosts report, and what is judged of it."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
@@ -12,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, PlanId
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
     ExternalWorkerPlan,
@@ -21,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ModelPlan,
     ServedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Verdict
 
 SCHEMA = 1
 Line = Annotated[str, Text(longest=8192)]
@@ -129,6 +130,36 @@ class ServedFallback(NamedTuple):
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
 
 
+Logarithm = Annotated[float, Number(-1000, 0, real=True)]
+
+
+class Reading(NamedTuple):
+    """Probabilities of the tokens of a text."""
+
+    id: PlanId
+    """that of the plan: a hash of the model's files and of the options that change what it computes"""
+    logarithms: tuple[Logarithm, ...]
+    """natural logarithm of the probability of each token"""
+    bytes: Annotated[int, Number(1)]
+    """bytes of these tokens"""
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Information of a byte of the text."""
+        return -sum(self.logarithms) / math.log(2) / self.bytes
+
+    def ratio(self, earlier: "Reading") -> float:
+        """Return the perplexity divided by that of an earlier reading of the same text."""
+        pairs = [*zip(self.logarithms, earlier.logarithms)]
+        return math.exp(sum(before - now for now, before in pairs) / len(pairs))
+
+
+class ReadingRecord(NamedTuple):
+    """Readings that the head keeps, the newest last."""
+
+    readings: tuple[Reading, ...]
+
+
 class Completion(NamedTuple):
     """The server's answer to a question."""
 
@@ -136,6 +167,8 @@ class Completion(NamedTuple):
     tokens: int = 0
     tokens_per_second: Optional[float] = None
     error: Line = ""
+    computes_numbers: bool = True
+    """whether the server reports probabilities"""
 
 
 class ServerEvidence(NamedTuple):
@@ -147,6 +180,8 @@ class ServerEvidence(NamedTuple):
     """connections over RDMA of the llama-server that was asked"""
     completion: Optional[Completion]
     """null where it sleeps and was not woken"""
+    reading: Optional[Reading] = None
+    """how well it predicts plain text; null if it does not say"""
 
 
 class Evidence(NamedTuple):
@@ -166,8 +201,10 @@ class Evidence(NamedTuple):
     """null while it is not healthy"""
     drift: Optional[Drift] = None
     """how the head differs from its part of the plan; null where it was not compared"""
-    proofs: tuple[Proof, ...] = ()
-    """of the record of the head"""
+    verdicts: tuple[Verdict, ...] = ()
+    """those of proofs that the head keeps"""
+    readings: tuple[Reading, ...] = ()
+    """earlier readings that the head keeps"""
     lock: Optional[Run] = None
     """the run that may change the cluster"""
 

@@ -465,16 +465,15 @@ def makes_text(plan: Plan) -> bool:
 
 def speed_rows(plan: Plan) -> list[list[str]]:
     """What is predicted, how much, and what limits it; nothing where the model does not fit."""
-    estimate, first = plan.estimate, plan.head.first_layers
+    estimate = plan.estimate
     if estimate.load_s is None:
         return []
-    layers = f"{first.layers} layers" if first and first.layers > 1 else "layer"
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
         ["generation", *(generation if makes_text(plan) else ["none: this model makes no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
-        *([["proof", f"{first.seconds} seconds", f"once, by the first {layers}"]] if first else []),
+        *_proof_row(plan),
         *(
             [
                 f"after {speed.context} tokens",
@@ -492,6 +491,17 @@ def speed_rows(plan: Plan) -> list[list[str]]:
             for prompt in filter(None, [estimate.prompt])
         ),
     ]
+
+
+def _proof_row(plan: Plan) -> list[list[str]]:
+    proof = plan.head.proof
+    if not proof:
+        return []
+    if not proof.layers:
+        return [["proof", "none", proof.reason or ""]]
+    missing = "" if proof.every_kind else ", not one of every kind" if proof.experts else ", none of them with experts"
+    layers = f"{len(proof.layers)} of {plan.model.layers} layers{missing}"
+    return [["proof", f"{proof.seconds} seconds", f"once, by {layers}; then {proof.outage_s} s without an answer"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Refused,
     ServedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, proof_plan, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
@@ -61,7 +61,7 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
     hosts = {name: host._replace(services=services.services_of_host(plan, name)) for name, host in plan.hosts.items()}
-    return plan._replace(hosts=hosts)
+    return proof_plan.with_proof(plan._replace(hosts=hosts))
 
 
 def _host(name: str, plans: Sequence[Plan]) -> HostPlan:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Estimate, Plan, UncountedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, first_layers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
@@ -36,7 +36,7 @@ def write(installation: Installation, candidate: Candidate) -> Plan:
         hosts={
             name: hosts.plan_of_host(installation, entry, candidate) for name, entry in installation.equipped.items()
         },
-        head=head_plan._replace(first_layers=first_layers.of_plan(candidate, predicted)),
+        head=head_plan._replace(proof=proof_plan.plan_proof(candidate, predicted, cluster.proof_seconds)),
         external_workers=hosts.external_workers_of(installation, candidate),
         placement=candidate.placement(),
         auxiliary_models=auxiliary_models.as_plan(candidate.layout.auxiliary, model, cluster.head),

@@ -57,7 +57,7 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
         else:
             failures.append(NoFallback(absence.name, endpoint, missing_mib, reason))
     run = candidates if server.fallback else [main]
-    head = plan_of_head(installation, run, plan.estimate.load_s)._replace(first_layers=plan.head.first_layers)
+    head = plan_of_head(installation, run, plan.estimate.load_s)._replace(proof=plan.head.proof)
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
 

@@ -1,0 +1,250 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The proof of the devices by layers of the model: which layers, what it costs, and what the head runs for it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import layer_sample
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    DevicePlacement,
+    Estimate,
+    ExternalWorkerPlan,
+    Plan,
+    ProofPlan,
+    ProvenDevice,
+)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
+
+LARGEST_FILE = 8 << 30
+PROCESSORS_CONTEXT = 1536
+"""Context if only processors are proven: their kernels are the same for longer prompts."""
+START_S = 2
+"""Seconds in which a llama-server starts and stops."""
+REACHED = 0.28
+"""Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
+PATIENCE_S, PATIENCE_TIMES = 300, 5
+"""Time that a server may take to be healthy or to answer: seconds, and a multiple of the whole proof's prediction."""
+REPLACED_OPTIONS = f"""
+model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
+tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
+draft-cache-type-k draft-cache-type-v metrics batch repack --alias -a --slot-save-path --log-file
+""".split()
+"""Options that the proof sets itself, or that concern clients or what is loaded beside the model."""
+INDIFFERENT_OPTIONS = {
+    *REPLACED_OPTIONS,
+    "micro-batch",
+    "flash-attention",
+    "threads",
+    "threads-batch",
+    "load-mode",
+    "fit",
+    "--log-verbosity",
+}
+"""Options that do not change how well a model reads."""
+REPACK = ("--repack",)
+"""llama-server's default, which replaces the reference's --no-repack."""
+REMEDIES = (
+    {"flash-attention": "off", "cache-type-v": "f16"},
+    {"flash-attention": "on"},
+    {"cache-type-k": "f16", "cache-type-v": "f16"},
+    {"micro-batch": 128},
+)
+"""Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
+
+
+def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> ProofPlan | None:
+    """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
+
+    :param predicted: estimate of the whole model.
+    :param seconds: ``llama_proof_seconds``.
+    """
+    workload, devices, head = candidate.workload, candidate.layout.devices, candidate.site
+    if workload.model.known_answer or not devices or not workload.generates or not candidate.fits:
+        return None
+    summary = workload.summary
+    capacity = min([device.capacity_mib for device in devices] + [head.facts.memory_mib]) * MIB // 2
+    longest = questions.CONTEXT
+    if all(device.backend == backends.CPU.name for device in devices):
+        longest = PROCESSORS_CONTEXT
+    context = min(longest, workload.context_per_request)
+    asked = questions.list_questions(context)
+    variants = questions.of_variants(asked) * (1 + (workload.cache.type_v == "f16"))
+    rate = cost_model.processor_rate(head.facts)
+
+    def reference_s(layers: float) -> float:
+        return _compute_s(summary, [*asked, *variants], layers, rate.gb_per_s, rate.prompt_gflops)
+
+    per_layer = reference_s(1) - reference_s(0)
+    room = layer_sample.Room(min(LARGEST_FILE, capacity), max(1, int((seconds - reference_s(0)) / per_layer)))
+    sample = layer_sample.choose(summary, room)
+    if isinstance(sample, str):
+        return ProofPlan((), 0, False, False, 0, 0, reason=sample)
+    upload_s = (predicted.load_s or 0) * sample.bytes / summary.size
+    computing = [
+        _compute_s(summary, asked, len(sample.layers), one.gb_per_s, one.prompt_gflops) for one in predicted.devices
+    ]
+    outage = START_S + upload_s + max(computing, default=0)
+    before = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
+    return ProofPlan(*sample, context=context, seconds=math.ceil(before), outage_s=math.ceil(outage))
+
+
+def _compute_s(
+    summary: ModelSummary, asked: Sequence[Question], layers: float, gb_per_s: float, gflops: float
+) -> float:
+    """Return the seconds in which a device answers questions with so many layers."""
+    share = layers / summary.layers
+    weights = sum(summary.layer_bytes) * cost_model.active_share(summary) * share + summary.output_bytes
+    tokens = questions.count_tokens(asked)
+    outside = summary.width * summary.vocabulary
+    groups = [group for group in summary.named_tensors if group.layers is not None]
+    parameters = (
+        sum(math.prod(group.shape) * group.how_many for group in groups) * cost_model.active_share(summary) * share
+    )
+    pairs = questions.count_pairs(asked) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
+    computed = parameters * tokens + outside * len(asked) + pairs
+    return len(asked) * weights / 1e9 / gb_per_s + 2e-9 * computed / (gflops * REACHED)
+
+
+def with_proof(plan: Plan) -> Plan:
+    """Return the finished plan with the ids of what is proven and read."""
+    head, proof = plan.head, plan.head.proof
+    if head.models:
+        heads = [with_proof(single).head for single in plan.each()]
+        models = [model._replace(proof=one.proof, reading=one.reading) for model, one in zip(head.models, heads)]
+        return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
+    if proof and proof.layers:
+        sides = [_side(plan, entry) for entry in plan.placement]
+        proof = proof._replace(devices=tuple(ProvenDevice(side.id, side.name) for side in sides))
+    generates = plan.estimate.generation_range is not None and not plan.model.known_answer
+    return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
+
+
+def work_of(plan: Plan) -> Work | None:
+    """Return what the head runs to prove the plan of one model; None if there is nothing to prove."""
+    proof, head = plan.head.proof, plan.hosts[plan.head.host]
+    if not proof or not proof.layers:
+        return None
+    words = dict(_pairs(plan))
+    variants = [REPACK] if plan.release.mainline else []
+    if words.get("cache-type-v", ["f16"]) == ["f16"]:
+        flash = "on" if words.get("flash-attention") == ["off"] else "off"
+        variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
+    return Work(
+        model=plan.model.path,
+        layers=proof.layers,
+        bytes=proof.bytes,
+        folder=head.state,
+        account=head.account,
+        environment=plan.head.environment,
+        client=services.behind_tunnels(plan, ()),
+        sockets=plan.release.mainline,
+        context=proof.context,
+        micro_batch=int(*words.get("micro-batch", ["512"])),
+        patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
+        processor=_side(plan, None),
+        variants=tuple(variants),
+        devices=tuple(_side(plan, entry) for entry in plan.placement),
+        remedies=tuple(_remedies(plan)),
+    )
+
+
+def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
+    """Return a device as a side; the head's processor without one."""
+    argv = _argv(plan, entry)
+    if not entry:
+        return Side(_hash(plan, argv), f"{plan.head.host}'s processor", argv)
+    workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
+    worker = next((one for one in [*workers, *plan.external_workers] if one.endpoint == entry.endpoint), None)
+    rates = [(one.gb_per_s, one.prompt_gflops) for one in plan.estimate.devices if one.device == entry.device]
+    program: Any = None
+    if isinstance(worker, WorkerPlan):
+        program = [
+            word
+            for pair in options.pairs(worker.argv[1:])
+            for word in pair
+            if pair[0] not in ("-H", "-p", "--host", "--port")
+        ]
+        program = [worker.argv[0], program, dict(worker.environment)]
+    without_address = [word for word in argv if word != entry.endpoint]
+    identifier = _hash(plan, [without_address, entry.host, entry.worker, entry.capacity_mib, rates, program])
+    return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
+
+
+def _hash(plan: Plan, further: Any) -> str:
+    """Return an id of the model's file, the layers and something else."""
+    files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
+    whole = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, further]
+    whole.append(dict(plan.head.environment))
+    return hashlib.sha256(json.dumps(typed_json.dump(whole), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _reading_id(plan: Plan) -> str:
+    """Return an id of everything that changes how well the model reads, but not of the release and the devices, which are what is checked."""
+    files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
+    options_that_matter = [pair for pair in _pairs(plan) if pair[0] not in INDIFFERENT_OPTIONS]
+    whole = [plan.model.path, plan.model.revision, files, options_that_matter]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _pairs(plan: Plan) -> list[tuple[str, list[str]]]:
+    """Return the options of the planned command line by their names in the table, and their values."""
+    return [(_name_of(word), value) for word, *value in options.pairs(plan.head.argv[1:])]
+
+
+def _remedies(plan: Plan) -> Iterator[Remedy]:
+    """Yield settings that the planned command line does not have. Words that are repeated after it replace its own."""
+    planned = dict(_pairs(plan))
+    for values in REMEDIES:
+        settings, words = [], []
+        for name, value in values.items():
+            option = options.of_name(name)
+            if [str(value)] != planned.get(name, [*option.silent]):
+                settings.append(f"{option.variable}: {value!r}")
+                words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
+        if words:
+            yield Remedy(", ".join(settings), tuple(words))
+
+
+def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
+    """Return llama-server on a device; on the processor alone without one, which then repacks no weights, like the processors of workers."""
+    fork, (program, *words) = plan.release.fork, plan.head.argv
+    pairs = options.pairs(words)
+    kept = [pair for pair in pairs if _name_of(pair[0]) not in REPLACED_OPTIONS]
+    overrides = [part for word, *value in pairs if _name_of(word) == "override-tensor" for part in value[0].split(",")]
+    proof = plan.head.proof
+    values: Mapping[str, str | Sequence[str]] = {
+        "rpc": [entry.endpoint] if entry and entry.endpoint else [],
+        "device": llama_server.device_names(fork, [(entry.endpoint, entry.device)]) if entry else "none",
+        "gpu-layers": str(len(proof.layers) + 1 if entry and proof else 0),
+        "override-tensor": [part for part in overrides if part.endswith("=CPU")] if entry else [],
+        "context": str(proof.context if proof else 0),
+        "parallel": "1",
+        "prompt-cache": "0",
+        "repack": "off" if not entry and plan.release.mainline else "",
+    }
+    settings = [word for name, value in values.items() for word in options.render(name, value, fork)]
+    return (program, *settings, *itertools.chain(*kept))
+
+
+def _name_of(word: str) -> str:
+    """Return the name of an option; the word itself if the table lacks it."""
+    option = options.of_word(word)
+    return option.name if option else options.normalize(word)
