@@ -1,5 +1,8 @@
-"""Writes docs/variables.md from the roles' argument specifications, docs/*.schema.json from the types, docs/metrics.prom, the table of docs/plan.md from the
-advisories, and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
+"""Writes what is generated in docs: make docs.
+
+docs/variables.md comes from the roles' argument specifications, docs/*.schema.json from the types, docs/metrics.prom from the metrics, and the sections
+of docs/plan.md from the advisories. In the tables of inventories/*/README.md it renews the values of options from the plans of these inventories.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -83,65 +87,94 @@ INTRODUCTION = """# Variables
 
 <!-- Written by docs/generate.py from roles/*/meta/argument_specs.yml. Change it there, then run `make docs`. -->
 
-Every variable has a default; the smallest inventory is host names and a model. Set them for a host, a group or the
-whole inventory, or with `-e`; the `vars` of a play are refused. Those of the server and the model are read from the head. A variable
-that begins with `llama_` and is not on this page is named by the plan (`variable-unknown`), with the one that was probably meant.
+Every variable has a default. The smallest inventory has names of hosts and a model. Set variables for a host, a group or the
+whole inventory, or with `-e`; the `vars` of a play are refused. Variables of the server and the model are read from the head.
+The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name.
 
-| name | where it is given | meaning |
-|---|---|---|
-| `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
-| `llama_cluster` | group | the cluster's hosts |
+## Groups
+
+- `llama_cluster`: The hosts of the cluster.
+- `llama_head`: The host that runs llama-server.
+- `llama_workers`: The hosts that lend their devices. A host may be in both groups.
+
+## For one run
+
+Set these with `-e`.
+
 """
 
 
-def text(description: str | list[str]) -> str:
-    """Ansible's markup as Markdown, in one line."""
-    joined = " ".join(description) if isinstance(description, list) else description
-    joined = re.sub(r"O\([\w.]+#role:main:", "O(", joined)
-    joined = re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", joined)
-    return joined.replace("|", "\\|")
+def wrapped(text: str, first: str = "") -> str:
+    """Return a paragraph, or an item of a list if `first` is its dash."""
+    return textwrap.fill(
+        text, 130, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def markdown(text: str) -> str:
+    """Return Ansible's markup as Markdown."""
+    text = re.sub(r"O\([\w.]+#role:main:", "O(", text)
+    return re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", text)
+
+
+def sentences(option: dict) -> list[str]:
+    """Return the entries of a description."""
+    description = option["description"]
+    return [markdown(entry) for entry in ([description] if isinstance(description, str) else description)]
 
 
 def default(option: dict) -> str:
-    if "default" not in option or option["default"] in ([], {}):
-        return ""
-    value = option["default"]
-    if value == "":
+    value = option.get("default")
+    if value in (None, [], {}, ""):
         return ""
     if isinstance(value, dict):
         return ", ".join(f"`{key}: {entry}`" for key, entry in value.items())
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def rows(options: dict, seen: set[int], prefix: str = "") -> list[str]:
-    """A line for each option, but for those that the specification has from another option by an alias."""
-    found = []
-    for name, option in options.items():
-        if id(option) in seen or (not prefix and not name.startswith(inventory.PREFIX)):
-            continue
-        seen.add(id(option))
-        kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
-        found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")
-        below = f"{prefix}{name}[]." if option["type"] == "list" else f"{prefix}{name}."
-        found += rows(option.get("options", {}), seen, below)
-    return found
+def properties(option: dict) -> list[str]:
+    """Return type, values and default of an option."""
+    kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+    choices = ", ".join(f"`{choice}`" for choice in option.get("choices", []))
+    return [
+        {"raw": "any"}.get(kind, kind),
+        *(["required"] if option.get("required") else []),
+        *([f"one of {choices}"] if choices else []),
+        *([f"default {default(option)}"] if default(option) else []),
+    ]
+
+
+def keys_of(option: dict, prefix: str, seen: set[int]) -> Iterator[str]:
+    """Yield an item for each key of an option, except keys that are aliases of another option."""
+    for name, key in option.get("options", {}).items():
+        if id(key) not in seen:
+            seen.add(id(key))
+            yield wrapped(f"`{prefix}{name}` ({'; '.join(properties(key))}): {' '.join(sentences(key))}", "- ")
+            yield from keys_of(key, f"{prefix}{name}[]." if key["type"] == "list" else f"{prefix}{name}.", seen)
+
+
+def section(name: str, option: dict, seen: set[int]) -> str:
+    """Return the section of a variable. Entries of its description that begin with a value and a colon become items."""
+    head, *rest = properties(option)
+    blocks = [f"### {name}", wrapped("; ".join([f"Type: {head}", *rest]) + ".")]
+    lines = sentences(option)
+    text = [line for line in lines if not re.match(r"`[^`]+`: ", line)]
+    items = [wrapped(line, "- ") for line in lines if line not in text]
+    blocks += [wrapped(" ".join(text)), "\n".join([*items, *keys_of(option, "", seen)])]
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def page() -> str:
-    parts = [
-        INTRODUCTION,
-        *(f"| `{name}` | `-e` | {meaning} |\n" for name, meaning in inventory.run_variables().items()),
-    ]
+    run = [wrapped(f"`{name}`: {meaning}", "- ") for name, meaning in inventory.run_variables().items()]
+    parts = [INTRODUCTION + "\n".join(run) + "\n"]
     for role in ROLES:
-        main = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"][
-            "main"
-        ]
-        parts.append(
-            f"\n## {role}\n\n{main['short_description']}.\n\n| variable | type | default | meaning |\n|---|---|---|---|\n"
-            + "\n".join(rows(main["options"], set()))
-            + "\n"
-        )
-    return "".join(parts)
+        path = ROOT / "roles" / role / "meta" / "argument_specs.yml"
+        main = yaml.safe_load(path.read_text())["argument_specs"]["main"]
+        parts.append(f"## {role}\n\n{main['short_description']}.\n")
+        options = {name: option for name, option in main["options"].items() if name.startswith(inventory.PREFIX)}
+        seen = {id(option) for option in options.values()}
+        parts += [section(name, option, seen) for name, option in options.items()]
+    return "\n".join(parts)
 
 
 def descriptions(record: type) -> dict[str, str]:
@@ -229,20 +262,20 @@ def printed(value: object, indent: int = 0) -> str:
     return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
 
 
-def advisories_table() -> str:
+def advisory_sections() -> str:
+    """Return a section for each advisory, with example values in its texts."""
+
     def shown(template: str, example: dict[str, str]) -> str:
         return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
 
-    lines = [
-        f"| `{entry.id}` | {entry.severity} | {shown(entry.message, EXAMPLES.get(entry.id, {}))} "
-        f"| {shown('; '.join(entry.remedies), EXAMPLES.get(entry.id, {}))} | {entry.reference} |"
-        for entry in advisories.ADVISORIES
-    ]
-    return (
-        "| id | severity | what it says | remedies: those that are possible are shown | reference |\n|---|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n"
-    )
+    sections = []
+    for entry in advisories.ADVISORIES:
+        example = EXAMPLES.get(entry.id, {})
+        remedies = "\n".join(wrapped(shown(remedy, example), "- ") for remedy in entry.remedies)
+        reference = re.sub(r"^docs/(.+)", r"[\1](\1)", re.sub("^(https:.+)", r"<\1>", entry.reference))
+        message = wrapped(f"{entry.severity.capitalize()}: {shown(entry.message, example)}")
+        sections.append(f"### {entry.id}\n\n{message}\n\n{remedies}\n\nSee {reference}.\n")
+    return "\n".join(["", *sections, ""])
 
 
 def metrics_table() -> str:
@@ -254,10 +287,10 @@ def metrics_table() -> str:
 
 
 def plan_page(text: str) -> str:
-    """docs/plan.md with its generated table brought up to date."""
+    """docs/plan.md with its generated sections brought up to date."""
     mark = "<!-- advisories: written by docs/generate.py -->\n"
     before, _old, after = text.split(mark)
-    return f"{before}{mark}{advisories_table()}{mark}{after}"
+    return f"{before}{mark}{advisory_sections()}{mark}{after}"
 
 
 def planned_cell(cell: str, argv: list[str]) -> str:
