@@ -107,7 +107,12 @@ Set these with `-e`.
 def wrapped(text: str, first: str = "") -> str:
     """Return a paragraph, or an item of a list if `first` is its dash."""
     return textwrap.fill(
-        text, 130, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False, break_on_hyphens=False
+        text,
+        130,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -262,20 +267,20 @@ def printed(value: object, indent: int = 0) -> str:
     return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
 
 
+def with_examples(identifier: str, template: str) -> str:
+    """Return a text of an advisory with example values."""
+    return re.sub(r"{(\w+)}", lambda key: EXAMPLES.get(identifier, {}).get(key[1], f"*{key[1]}*"), template)
+
+
 def advisory_sections() -> str:
-    """Return a section for each advisory, with example values in its texts."""
-
-    def shown(template: str, example: dict[str, str]) -> str:
-        return re.sub(r"{(\w+)}", lambda found: example.get(found[1], f"*{found[1]}*"), template)
-
-    sections = []
+    """Return a section for each advisory."""
+    sections = [""]
     for entry in advisories.ADVISORIES:
-        example = EXAMPLES.get(entry.id, {})
-        remedies = "\n".join(wrapped(shown(remedy, example), "- ") for remedy in entry.remedies)
+        message = wrapped(f"{entry.severity.capitalize()}: {with_examples(entry.id, entry.message)}")
+        remedies = "\n".join(wrapped(with_examples(entry.id, remedy), "- ") for remedy in entry.remedies)
         reference = re.sub(r"^docs/(.+)", r"[\1](\1)", re.sub("^(https:.+)", r"<\1>", entry.reference))
-        message = wrapped(f"{entry.severity.capitalize()}: {shown(entry.message, example)}")
         sections.append(f"### {entry.id}\n\n{message}\n\n{remedies}\n\nSee {reference}.\n")
-    return "\n".join(["", *sections, ""])
+    return "\n".join([*sections, ""])
 
 
 def metrics_table() -> str:
