@@ -160,8 +160,7 @@ def keys_of(option: dict, prefix: str, seen: set[int]) -> Iterator[str]:
 
 def section(name: str, option: dict, seen: set[int]) -> str:
     """Return the section of a variable. Entries of its description that begin with a value and a colon become items."""
-    head, *rest = properties(option)
-    blocks = [f"### {name}", wrapped("; ".join([f"Type: {head}", *rest]) + ".")]
+    blocks = [f"### {name}", wrapped(f"({'; '.join(properties(option))})")]
     lines = sentences(option)
     text = [line for line in lines if not re.match(r"`[^`]+`: ", line)]
     items = [wrapped(line, "- ") for line in lines if line not in text]
