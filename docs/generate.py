@@ -32,13 +32,13 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = 160
-"""Characters of a line of JSON."""
+"""Length of a line of JSON, in characters."""
 SCHEMAS = {
     "plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused),
     "status": ("Status of llamacpp.cluster", status_types.Status),
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
-"""Name of a schema in docs → its title, and the types whose JSON it describes."""
+"""Title of each schema in docs, and the types whose JSON it describes."""
 EXAMPLES: dict[str, dict[str, str]] = {
     "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
     "unprotected-worker": {
@@ -73,7 +73,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
-"""Advisory → keys of its texts whose value is more than a name or a number, each with an example for docs/plan.md."""
+"""Example values for the keys in an advisory's texts that are more than a name or a number."""
 ROLES = [
     "llama_host",
     "llama_link",
@@ -182,7 +182,7 @@ def page() -> str:
 
 
 def descriptions(record: type) -> dict[str, str]:
-    """Field of a record → the text below it in its module."""
+    """Return the description of each field of a record: the text below it in its module."""
     (definition,) = ast.parse(inspect.getsource(record)).body
     texts, name = {}, ""
     for node in definition.body:
@@ -194,7 +194,7 @@ def descriptions(record: type) -> dict[str, str]:
 
 
 def schema(title: str, *records: type) -> str:
-    """The JSON Schema of what has the form of one of these records."""
+    """Return the JSON Schema of values that have the form of one of these records."""
     definitions: dict[str, dict] = {}
     forms = [described_type(record, definitions) for record in records]
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
@@ -203,7 +203,7 @@ def schema(title: str, *records: type) -> str:
 
 
 def described_type(hint: object, definitions: dict[str, dict]) -> dict:
-    """The JSON Schema of a type. Records go to the definitions."""
+    """Return the JSON Schema of a type. Records are added to the definitions."""
     bare, notes = typed_json.unwrap(hint)
     limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
     if typed_json.is_record(bare):
@@ -253,7 +253,7 @@ def described_record(record: type, definitions: dict[str, dict]) -> dict:
 
 
 def printed(value: object, indent: int = 0) -> str:
-    """JSON in which whatever fits on a line is on one."""
+    """Return JSON in which a value is on one line if it fits."""
     line = json.dumps(value, ensure_ascii=False)
     if len(line) + indent <= LINE or not isinstance(value, (dict, list)):
         return line
@@ -283,7 +283,7 @@ def advisory_sections() -> str:
 
 
 def metrics_table() -> str:
-    """Every metric as Prometheus reads it, with a value of 0 and the names of labels as their values."""
+    """Return every metric as Prometheus reads it, with the value 0 and the names of labels as their values."""
     figures = metrics.Figures()
     for metric in metrics.METRICS:
         figures.add(metric.name, 0, **{label: label for label in metric.labels})
@@ -291,14 +291,14 @@ def metrics_table() -> str:
 
 
 def plan_page(text: str) -> str:
-    """docs/plan.md with its generated sections brought up to date."""
+    """Return docs/plan.md with its generated sections renewed."""
     mark = "<!-- advisories: written by docs/generate.py -->\n"
     before, _old, after = text.split(mark)
     return f"{before}{mark}{advisory_sections()}{mark}{after}"
 
 
 def planned_cell(cell: str, argv: list[str]) -> str:
-    """A cell of a README with the values that options of llama-server have in a plan, after each option that it names with a value.
+    """Return a cell of a README with the planned value after each option of llama-server that it names with a value.
 
     :param argv: llama-server's command line.
     """
@@ -314,7 +314,7 @@ def planned_cell(cell: str, argv: list[str]) -> str:
 
 
 def inventory_page(text: str, plan: dict) -> str:
-    """README.md of an inventory, with the second column of its table brought up to date."""
+    """Return README.md of an inventory with the second column of its table renewed."""
     lines = []
     for line in text.splitlines():
         cells = line.split("|")
@@ -325,7 +325,7 @@ def inventory_page(text: str, plan: dict) -> str:
 
 
 def plan_of(inventory_folder: Path) -> dict:
-    """The plan as an operator gets it."""
+    """Return the plan as an operator gets it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         arguments = ["playbooks/plan.yml", "-i", str(inventory_folder), "-e", f"llama_plan_path={path}"]
