@@ -1,5 +1,8 @@
-"""Writes docs/variables.md from the roles' argument specifications, docs/*.schema.json from the types, docs/metrics.prom, the table of docs/plan.md from the
-advisories, and the values of options in the tables of inventories/*/README.md from the plans of these inventories: make docs."""
+"""Writes what is generated in docs: make docs.
+
+docs/variables.md comes from the roles' argument specifications, docs/*.schema.json from the types, docs/metrics.prom from the metrics, and the sections
+of docs/plan.md from the advisories. In the tables of inventories/*/README.md it renews the values of options from the plans of these inventories.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -28,13 +32,13 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = 160
-"""Characters of a line of JSON."""
+"""Length of a line of JSON, in characters."""
 SCHEMAS = {
     "plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused),
     "status": ("Status of llamacpp.cluster", status_types.Status),
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
-"""Name of a schema in docs → its title, and the types whose JSON it describes."""
+"""Title of each schema in docs, and the types whose JSON it describes."""
 EXAMPLES: dict[str, dict[str, str]] = {
     "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
     "unprotected-worker": {
@@ -69,7 +73,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
-"""Advisory → keys of its texts whose value is more than a name or a number, each with an example for docs/plan.md."""
+"""Example values for the keys in an advisory's texts that are more than a name or a number."""
 ROLES = [
     "llama_host",
     "llama_link",
@@ -83,69 +87,102 @@ INTRODUCTION = """# Variables
 
 <!-- Written by docs/generate.py from roles/*/meta/argument_specs.yml. Change it there, then run `make docs`. -->
 
-Every variable has a default; the smallest inventory is host names and a model. Set them for a host, a group or the
-whole inventory, or with `-e`; the `vars` of a play are refused. Those of the server and the model are read from the head. A variable
-that begins with `llama_` and is not on this page is named by the plan (`variable-unknown`), with the one that was probably meant.
+Every variable has a default. The smallest inventory has names of hosts and a model. Set variables for a host, a group or the
+whole inventory, or with `-e`; the `vars` of a play are refused. Variables of the server and the model are read from the head.
+The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name.
 
-| name | where it is given | meaning |
-|---|---|---|
-| `llama_head`, `llama_workers` | groups | the host that runs llama-server, and those that lend their devices; a host may be in both |
-| `llama_cluster` | group | the cluster's hosts |
+## Groups
+
+- `llama_cluster`: The hosts of the cluster.
+- `llama_head`: The host that runs llama-server.
+- `llama_workers`: The hosts that lend their devices. A host may be in both groups.
+
+## For one run
+
+Set these with `-e`.
+
 """
 
 
-def text(description: str | list[str]) -> str:
-    """Ansible's markup as Markdown, in one line."""
-    joined = " ".join(description) if isinstance(description, list) else description
-    joined = re.sub(r"O\([\w.]+#role:main:", "O(", joined)
-    joined = re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", joined)
-    return joined.replace("|", "\\|")
+def wrapped(text: str, first: str = "") -> str:
+    """Return a paragraph, or an item of a list if `first` is its dash."""
+    return textwrap.fill(
+        text,
+        130,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def markdown(text: str) -> str:
+    """Return Ansible's markup as Markdown."""
+    text = re.sub(r"O\([\w.]+#role:main:", "O(", text)
+    return re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", text)
+
+
+def sentences(option: dict) -> list[str]:
+    """Return the entries of a description."""
+    description = option["description"]
+    return [markdown(entry) for entry in ([description] if isinstance(description, str) else description)]
 
 
 def default(option: dict) -> str:
-    if "default" not in option or option["default"] in ([], {}):
-        return ""
-    value = option["default"]
-    if value == "":
+    value = option.get("default")
+    if value in (None, [], {}, ""):
         return ""
     if isinstance(value, dict):
         return ", ".join(f"`{key}: {entry}`" for key, entry in value.items())
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def rows(options: dict, seen: set[int], prefix: str = "") -> list[str]:
-    """A line for each option, but for those that the specification has from another option by an alias."""
-    found = []
-    for name, option in options.items():
-        if id(option) in seen or (not prefix and not name.startswith(inventory.PREFIX)):
-            continue
-        seen.add(id(option))
-        kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
-        found.append(f"| `{prefix}{name}` | {kind} | {default(option)} | {text(option['description'])} |")
-        below = f"{prefix}{name}[]." if option["type"] == "list" else f"{prefix}{name}."
-        found += rows(option.get("options", {}), seen, below)
-    return found
+def properties(option: dict) -> list[str]:
+    """Return type, values and default of an option."""
+    kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+    choices = ", ".join(f"`{choice}`" for choice in option.get("choices", []))
+    return [
+        {"raw": "any"}.get(kind, kind),
+        *(["required"] if option.get("required") else []),
+        *([f"one of {choices}"] if choices else []),
+        *([f"default {default(option)}"] if default(option) else []),
+    ]
+
+
+def keys_of(option: dict, prefix: str, seen: set[int]) -> Iterator[str]:
+    """Yield an item for each key of an option, except keys that are aliases of another option."""
+    for name, key in option.get("options", {}).items():
+        if id(key) not in seen:
+            seen.add(id(key))
+            yield wrapped(f"`{prefix}{name}` ({'; '.join(properties(key))}): {' '.join(sentences(key))}", "- ")
+            yield from keys_of(key, f"{prefix}{name}[]." if key["type"] == "list" else f"{prefix}{name}.", seen)
+
+
+def section(name: str, option: dict, seen: set[int]) -> str:
+    """Return the section of a variable. Entries of its description that begin with a value and a colon become items."""
+    blocks = [f"### {name}", wrapped(f"({'; '.join(properties(option))})")]
+    lines = sentences(option)
+    text = [line for line in lines if not re.match(r"`[^`]+`: ", line)]
+    items = [wrapped(line, "- ") for line in lines if line not in text]
+    blocks += [wrapped(" ".join(text)), "\n".join([*items, *keys_of(option, "", seen)])]
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def page() -> str:
-    parts = [
-        INTRODUCTION,
-        *(f"| `{name}` | `-e` | {meaning} |\n" for name, meaning in inventory.run_variables().items()),
-    ]
+    run = [wrapped(f"`{name}`: {meaning}", "- ") for name, meaning in inventory.run_variables().items()]
+    parts = [INTRODUCTION + "\n".join(run) + "\n"]
     for role in ROLES:
-        main = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"][
-            "main"
-        ]
-        parts.append(
-            f"\n## {role}\n\n{main['short_description']}.\n\n| variable | type | default | meaning |\n|---|---|---|---|\n"
-            + "\n".join(rows(main["options"], set()))
-            + "\n"
-        )
-    return "".join(parts)
+        path = ROOT / "roles" / role / "meta" / "argument_specs.yml"
+        main = yaml.safe_load(path.read_text())["argument_specs"]["main"]
+        parts.append(f"## {role}\n\n{main['short_description']}.\n")
+        options = {name: option for name, option in main["options"].items() if name.startswith(inventory.PREFIX)}
+        seen = {id(option) for option in options.values()}
+        parts += [section(name, option, seen) for name, option in options.items()]
+    return "\n".join(parts)
 
 
 def descriptions(record: type) -> dict[str, str]:
-    """Field of a record → the text below it in its module."""
+    """Return the description of each field of a record: the text below it in its module."""
     (definition,) = ast.parse(inspect.getsource(record)).body
     texts, name = {}, ""
     for node in definition.body:
@@ -157,7 +194,7 @@ def descriptions(record: type) -> dict[str, str]:
 
 
 def schema(title: str, *records: type) -> str:
-    """The JSON Schema of what has the form of one of these records."""
+    """Return the JSON Schema of values that have the form of one of these records."""
     definitions: dict[str, dict] = {}
     forms = [described_type(record, definitions) for record in records]
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
@@ -166,7 +203,7 @@ def schema(title: str, *records: type) -> str:
 
 
 def described_type(hint: object, definitions: dict[str, dict]) -> dict:
-    """The JSON Schema of a type. Records go to the definitions."""
+    """Return the JSON Schema of a type. Records are added to the definitions."""
     bare, notes = typed_json.unwrap(hint)
     limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
     if typed_json.is_record(bare):
@@ -216,7 +253,7 @@ def described_record(record: type, definitions: dict[str, dict]) -> dict:
 
 
 def printed(value: object, indent: int = 0) -> str:
-    """JSON in which whatever fits on a line is on one."""
+    """Return JSON in which a value is on one line if it fits."""
     line = json.dumps(value, ensure_ascii=False)
     if len(line) + indent <= LINE or not isinstance(value, (dict, list)):
         return line
@@ -234,19 +271,19 @@ def with_examples(identifier: str, template: str) -> str:
     return re.sub(r"{(\w+)}", lambda key: EXAMPLES.get(identifier, {}).get(key[1], f"*{key[1]}*"), template)
 
 
-def advisories_table() -> str:
-    lines = [
-        f"| `{entry.id}` | {entry.severity} | {with_examples(entry.id, entry.message)} "
-        f"| {with_examples(entry.id, '; '.join(entry.remedies))} | {entry.reference} |"
-        for entry in advisories.ADVISORIES
-    ]
-    return (
-        "| id | severity | message | possible remedies | reference |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
-    )
+def advisory_sections() -> str:
+    """Return a section for each advisory."""
+    sections = [""]
+    for entry in advisories.ADVISORIES:
+        message = wrapped(f"{entry.severity.capitalize()}: {with_examples(entry.id, entry.message)}")
+        remedies = "\n".join(wrapped(with_examples(entry.id, remedy), "- ") for remedy in entry.remedies)
+        reference = re.sub(r"^docs/(.+)", r"[\1](\1)", re.sub("^(https:.+)", r"<\1>", entry.reference))
+        sections.append(f"### {entry.id}\n\n{message}\n\n{remedies}\n\nSee {reference}.\n")
+    return "\n".join([*sections, ""])
 
 
 def metrics_table() -> str:
-    """Every metric as Prometheus reads it, with a value of 0 and the names of labels as their values."""
+    """Return every metric as Prometheus reads it, with the value 0 and the names of labels as their values."""
     figures = metrics.Figures()
     for metric in metrics.METRICS:
         figures.add(metric.name, 0, **{label: label for label in metric.labels})
@@ -254,14 +291,14 @@ def metrics_table() -> str:
 
 
 def plan_page(text: str) -> str:
-    """docs/plan.md with its generated table brought up to date."""
+    """Return docs/plan.md with its generated sections renewed."""
     mark = "<!-- advisories: written by docs/generate.py -->\n"
     before, _old, after = text.split(mark)
-    return f"{before}{mark}{advisories_table()}{mark}{after}"
+    return f"{before}{mark}{advisory_sections()}{mark}{after}"
 
 
 def planned_cell(cell: str, argv: list[str]) -> str:
-    """A cell of a README with the values that options of llama-server have in a plan, after each option that it names with a value.
+    """Return a cell of a README with the planned value after each option of llama-server that it names with a value.
 
     :param argv: llama-server's command line.
     """
@@ -277,7 +314,7 @@ def planned_cell(cell: str, argv: list[str]) -> str:
 
 
 def inventory_page(text: str, plan: dict) -> str:
-    """README.md of an inventory, with the second column of its table brought up to date."""
+    """Return README.md of an inventory with the second column of its table renewed."""
     lines = []
     for line in text.splitlines():
         cells = line.split("|")
@@ -288,7 +325,7 @@ def inventory_page(text: str, plan: dict) -> str:
 
 
 def plan_of(inventory_folder: Path) -> dict:
-    """The plan as an operator gets it."""
+    """Return the plan as an operator gets it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         arguments = ["playbooks/plan.yml", "-i", str(inventory_folder), "-e", f"llama_plan_path={path}"]

@@ -1,4 +1,4 @@
-"""How sphinx builds the documentation site: make site."""
+"""Configuration of sphinx for the documentation site: make site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABELS = {
     "common_return_values": "reference_appendices/common_return_values.html#common-return-values",
     "list_of_collections": "collections/index.html#list-of-collections",
 }
-"""Labels of Ansible's documentation that antsibull-docs refers to, and their pages: the site is built without a network."""
+"""Pages of the labels in Ansible's documentation that antsibull-docs refers to, because the site is built without a network."""
 REPOSITORY = "https://github.com/llamacpp-cluster/llamacpp.cluster"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
 
@@ -37,7 +37,7 @@ myst_heading_anchors = 4
 
 
 def _outside(docname: str, known: set[str]):
-    """Replaces a link to a file that is neither a page nor a picture of the site by its address in the repository."""
+    """Return a function that replaces links to files outside the site by their addresses in the repository."""
     folder = PurePosixPath(docname).parent
 
     def replace(link: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def _read(app, docname: str, content: list[str]) -> None:
 
 
 def _in_ansible(_app, _env, node, content):
-    """A reference to Ansible's documentation."""
+    """Return a reference to Ansible's documentation."""
     if node["reftarget"] in LABELS:
         return nodes.reference("", "", content, refuri=ANSIBLE + LABELS[node["reftarget"]], internal=False)
     return None

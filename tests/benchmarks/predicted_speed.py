@@ -6,6 +6,7 @@ PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/predicted_speed.p
 from __future__ import annotations
 
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,7 +132,13 @@ def table() -> str:
             f"| {source} | {len(errors)} | {within} | {100 * statistics.median(map(abs, errors)):.0f} % | {100 * largest:+.0f} % |"
         )
     outside = [row for row in rows if row.why]
-    return "\n".join([*lines, "", *(f"{row.model} ({row.measured:g} t/s): {row.why}." for row in outside)]) + "\n"
+    notes = [
+        textwrap.fill(
+            f"{row.model} ({row.measured:g} t/s): {row.why}.", 130, initial_indent="- ", subsequent_indent="  "
+        )
+        for row in outside
+    ]
+    return "\n".join([*lines, "", *notes]) + "\n"
 
 
 def every_figure() -> str:

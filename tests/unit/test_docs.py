@@ -1,4 +1,4 @@
-"""The generated page is what the specifications say, and links lead somewhere."""
+"""Generated pages are current, links lead somewhere, and lines are short."""
 
 import importlib
 import re
@@ -13,6 +13,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from conftest import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    path for kind in ("*.md", "docs/*.md", "roles/*/*.md", "inventories/*/*.md") for path in sorted(ROOT.glob(kind))
+]
 
 
 def test_what_is_generated_is_current(generate):
@@ -57,17 +60,17 @@ def test_modules_that_run_on_the_controller_alone_describe_the_arguments_of_thei
 
 def test_symptoms_name_advisories():
     page = (ROOT / "docs" / "plan.md").read_text()
-    symptoms = page[page.index("| symptom | met by |") :]
+    symptoms = page[page.index("## Symptoms of llama.cpp over RPC") :]
     names = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", symptoms))
-    assert names - {"rpc-server"} <= {entry.id for entry in table.ADVISORIES}
+    assert names <= {entry.id for entry in table.ADVISORIES}
     assert len(names) > 10
 
 
 def test_the_published_advisories_are_sentences(generate):
     """A word in asterisks stands for a name or a number, not for a verb or a whole sentence."""
     page = (ROOT / "docs" / "plan.md").read_text()
-    assert "| With commit 4840 of ik_llama.cpp, anyone who can reach a worker's port" in page
-    assert "*device* of *host* (90112 MiB planned, *limit* MiB reported). Using" in page
+    assert "\nError: With commit 4840 of ik_llama.cpp, anyone who can reach" in page
+    assert "*device* of *host* (90112" in page
     for entry in table.ADVISORIES:
         texts = [entry.message, *entry.remedies]
         keys = set(re.findall(r"{(\w+)}", " ".join(texts)))
@@ -93,10 +96,25 @@ def test_what_is_no_plan(local, change):
         SCHEMA.validate(plan)
 
 
-def test_links_lead_to_files():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def anchors_of(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    headings = re.findall(r"(?m)^#+ (.*)", text)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_files_and_headings():
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", page.read_text()):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors_of(file), f"{page.name}: {target}#{anchor}"
+
+
+def test_lines_of_the_documentation_are_short():
+    for page in PAGES:
+        text = re.sub(r"(?ms)^## Proof$.*?^## ", "", page.read_text())
+        assert max(map(len, text.splitlines())) <= 160, page
 
 
 def test_pins_of_the_controller_are_exact_and_direct_ones_say_what_they_are_for():
