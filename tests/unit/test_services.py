@@ -241,7 +241,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
     monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
-    assert place.problems(machine.manager.place) == ["supervisor does not run"]
+    assert place.problems(machine.manager.place) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])
