@@ -467,7 +467,7 @@ ODD = {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[
 @pytest.mark.parametrize(
     "answer, lie, said",
     [
-        ("looked", ODD, "What head reports of the benchmark is not as this version"),
+        ("looked", ODD, "The report of head about the benchmark does not match this version"),
         ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head: it is there already"),
         ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head: No space left"),
     ],

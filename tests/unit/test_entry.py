@@ -266,9 +266,7 @@ def test_a_host_may_report_anything(pair):
         for value in values:
             own[fact] = value
             reason = pair.reason()
-            assert reason.startswith(
-                f"What worker1 reports of itself is not as this version of the collection reads it ({fact}"
-            )
+            assert reason.startswith(f"The report of worker1 about itself does not match this version's format ({fact}")
             assert reason.isprintable()
             assert len(reason) < 500
         own[fact] = before
@@ -292,7 +290,7 @@ def test_answers_and_facts_of_another_shape(pair, junk):
     assert hosts_of(junk)["a"]["facts"] is None
     assert hosts_of(kept)["b"]["facts"] is None
     for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "cached": {"b": junk}}}, "b")):
-        with pytest.raises(Refusal, match=f"What {name} reports of itself is not as"):
+        with pytest.raises(Refusal, match=f"The report of {name} about itself does not match"):
             hosts_of(answer)
 
 

@@ -189,7 +189,7 @@ def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
     told = call(module=uninstall, unneeded=True, host=host(programs))
     assert told["failed"]
-    assert "/releases/new: No such file or directory. Fix that on the host" in told["msg"]
+    assert "/releases/new: No such file or directory. Fix this on the host" in told["msg"]
 
 
 def test_a_full_disk_is_named(call, programs, small_disk):

@@ -58,7 +58,7 @@ def test_accounts_of_others_stay_where_the_installation_is_a_users():
 @pytest.mark.parametrize("facts", [None, {}, {**FACTS, "accounts": ["root"]}])
 def test_a_host_may_say_anything_of_itself(facts):
     arguments = {"empty": True, "facts": {"here": {"facts": FACTS}, "there": {"facts": facts}}}
-    with pytest.raises(AnsibleActionFail, match="What there reports of itself is not as"):
+    with pytest.raises(AnsibleActionFail, match="The report of there about itself does not match"):
         actions.run(plan_action, **arguments)
 
 

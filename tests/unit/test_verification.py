@@ -417,7 +417,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
 
 
 def test_a_head_that_fails_or_answers_in_another_form_is_named(local, plan):
-    form, right = "What here reports of the server", healthy(plan)
+    form, right = "The report of here about the server", healthy(plan)
     contradictions = (right._replace(server=None), right._replace(health=Health(False, "no")))
     odd = (None, [], {}, {"health": {"healthy": True, "detail": "\x1b[2J"}}, *contradictions)
     for answer, said in (*((one, form) for one in odd), ({"failed": True, "msg": "no ss there\x1b[2J"}, "no ss there")):
