@@ -209,7 +209,7 @@ def test_a_server_is_known_by_its_certificate(certify):
 
     assert ask(served(script), key="secret", certificate=expected[1]) == (
         0,
-        "it shows another certificate than the one that is configured: run site.yml, which restarts it",
+        "it presents another certificate than the configured one: run site.yml, which restarts it",
     )
     assert b"secret" not in b"".join(received)
 

@@ -384,7 +384,7 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
     evidence = healthy(plan)._replace(drift=now)
     result = verify(described, evidence, answers={"here": {"drift": before}})
     assert "llamacpp-server is different" in result["msg"]
-    with pytest.raises(AnsibleActionFail, match="What here reports"):
+    with pytest.raises(AnsibleActionFail, match="The report of here about"):
         verify(described, evidence._replace(drift={"services": 1}), monkeypatch)
 
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast devices are, where nothing was measured: by their names and architectures.
+"""Speeds of devices by name and architecture, for devices without a measurement.
 
-Bandwidth (GB/s, 1e9) and 16-bit rate (TFLOPS, of matrix units where there are some, accumulated in 32 bits) are the vendors', of the usual
-memory where boards of a name differ. What llama.cpp reaches of both, and what it takes for each node of a graph besides reading, is
-the same for a whole family. docs/performance.md has predictions beside measured figures.
+Bandwidth (GB/s, 1e9) and 16-bit rate (TFLOPS with 32-bit accumulation, of matrix units if present) are the vendors' figures, for the most common
+memory if boards of a name differ. The share of both that llama.cpp reaches, and its overhead for each node of a graph, are properties of a family.
+docs/performance.md compares predictions with measurements.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """What llama.cpp reaches on devices of one kind."""
+    """Performance of llama.cpp on devices of one kind."""
 
     share: float
-    """Of the bandwidth, in generation."""
+    """Share of the bandwidth that generation reaches."""
     node_us: float
-    """Microseconds for each node of the graph besides reading."""
+    """Overhead in microseconds for each node of the graph."""
     prompt_share: float
-    """Of the 16-bit rate, in prompts."""
+    """Share of the 16-bit rate that prompts reach."""
     source: str
     factor: float = 1.3
-    """The speed is that of the table times or through this: so it was in 89 % of the measurements of owners whose figures a fit had not seen."""
+    """Uncertainty factor of the speed. 89 % of the measurements that no fit had used lie within it."""
 
 
 FITTED = "fitted with docs/performance.md"
@@ -60,25 +60,25 @@ FAMILIES = {
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
-"""A family, or one with a backend or the architecture of a model behind it, which counts first."""
+"""Family, or family with a backend or the architecture of a model, which has precedence."""
 
 
 def family_of(name: str, backend: str, architecture: str = "") -> str:
-    """The row's name in FAMILIES.
+    """Return the key in FAMILIES.
 
-    :param architecture: of the model.
+    :param architecture: architecture of the model.
     """
     names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
-    return next((one for one in names if one in FAMILIES), name)
+    return next((key for key in names if key in FAMILIES), name)
 
 
 class TypeCost(NamedTuple):
-    """How much longer than a weight of 16 bits one of a type takes, besides its bytes."""
+    """Time factors of a type's weights against 16-bit weights, for the same number of bytes."""
 
     read: float
-    """So many times as long in generation."""
+    """Factor in generation."""
     multiplied: float
-    """The same in prompts."""
+    """Factor in prompts."""
 
 
 TYPES = (
@@ -103,9 +103,9 @@ class Known(NamedTuple):
     tflops: float
     family: str
     least_mib: int = 0
-    """Of the device's memory, where boards of one name differ in it."""
+    """Minimum memory of the device, if boards of one name differ."""
     spread: float = 1.0
-    """At least by which the speed may be off."""
+    """Minimum uncertainty factor of the speed."""
 
 
 AMD = (
@@ -306,7 +306,7 @@ PROCESSORS = (
     Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", spread=1.8),
     Known(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
-"""Those of models whose memory channels are known, all filled with the fastest memory that the vendor names."""
+"""Processors with known memory channels, all populated with the fastest memory that the vendor specifies."""
 
 ASSUMED = {
     "discrete": Known("", 400, 25, "rdna2"),
@@ -319,33 +319,33 @@ ASSUMED = {
     "pascal": Known("", 281, 7.2, "pascal", spread=2.2),
     "datacenter": Known("", 3084, 580, "datacenter", spread=2.9),
 }
-"""Kind of a device, or family of NVIDIA's cards, that no table has → what is assumed of it: of a family the mean of its rows, and how far these are off."""
+"""Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean of its rows and their spread."""
 
 CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
 DATACENTER = ("8.0", "9.0", "10.0", "10.3")
-"""CUDA's compute capability from which on cards are of a family, and those of cards with HBM."""
+"""Lowest compute capability of each family, and capabilities of cards with HBM."""
 
 
 def assumed_card(architecture: str) -> Known:
-    """What is assumed of one with memory of its own, which no table has."""
+    """Return the assumed rates of an unlisted card."""
     if not re.fullmatch(r"\d+\.\d+", architecture):
         return ASSUMED["discrete"]
-    family = next(name for least, name in CAPABILITIES if float(architecture) >= least)
+    family = next(name for capability, name in CAPABILITIES if float(architecture) >= capability)
     return ASSUMED["datacenter" if architecture in DATACENTER else family]
 
 
 CORE_GB_PER_S = 5.0
-"""So much one core reads per second, threads counted each: 4 to 6 on processors with 4 to 24 cores."""
+"""Bandwidth of one hardware thread: 4 to 6 GB/s on processors with 4 to 24 cores."""
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
-"""Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: with f16 153 and 64 were measured with 2 cores of EPYCs
+"""Whether a processor has AVX-512 (None for ARM) → GFLOPS of one core in prompts. Measurements on 2 cores of EPYCs gave 153 and 64 with f16
 (docs/performance.md), and quantised weights take a third longer."""
 BOARD_MIB = 17 * 1024
-"""An ARM host with Linux and no more memory than this is taken for a small board."""
+"""Largest memory of an ARM host with Linux that counts as a small board."""
 
 
 @functools.lru_cache(maxsize=256)
 def of_accelerator(architecture: str, name: str, memory_mib: int = 0) -> Known | None:
-    """The row of a device, by its name first, since that says more of the memory than the architecture does."""
+    """Return the row of a device by its name, which identifies the memory best, or else by its architecture."""
     for text in (name, architecture):
         for row in ACCELERATORS:
             if memory_mib >= row.least_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
@@ -355,14 +355,14 @@ def of_accelerator(architecture: str, name: str, memory_mib: int = 0) -> Known |
 
 @functools.lru_cache(maxsize=256)
 def of_processor(model: str) -> Known | None:
-    """The row of a processor, by its model's name."""
+    """Return the row of a processor by its model's name."""
     return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)
 
 
 def is_board(system: str, architecture: str, memory_mib: int, model: str) -> bool:
-    """Whether a host is taken for a small board: its own part of the work for a worker takes longer.
+    """Return whether a host counts as a small board, on which a worker's overhead is larger.
 
-    :param model: of its processor.
+    :param model: model of its processor.
     """
     row = of_processor(model)
     if row:
