@@ -295,11 +295,11 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
         (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
-        (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\) .* --lora in llama_server_extra"),
+        (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
-        (with_key("general.architecture", files.STRING, "clip"), "is a projector .* set llama_model_mmproj to it"),
+        (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
         *((with_key("split.count", *parts), "is one of .* parts: use the first part") for parts in PARTS),
-        (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, and tensor 'blk.2.scale'"),
+        (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, but tensor 'blk.2.scale'"),
         (with_key("llama.block_count", files.U32, 1, tensors=()), "parameters is 0"),
         (with_key("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])), "vocabulary is 0"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
@@ -309,7 +309,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
         (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
         (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
-        (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, its tensors end at"),
+        (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, but its tensors end at"),
         (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
         (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
@@ -324,7 +324,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (with_key("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999])), "its number of layers is 'xxx"),
         (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, and llama.cpp loads at most 512"),
-        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers are for predicting further"),
+        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers predict further"),
     ],
 )
 def test_what_cannot_be_planned_with(data, said):
