@@ -21,11 +21,11 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     (tmp_path / "link").symlink_to(secret)
     (tmp_path / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    assert reading.read(secret, 4) == b"root"
-    assert reading.read(tmp_path / "link", 9, follow=True) == b"root's"
+    assert reading.read_bytes(secret, 4) == b"root"
+    assert reading.read_bytes(tmp_path / "link", 9, follow=True) == b"root's"
     for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
-            reading.read(tmp_path / name, 9, follow)
+            reading.read_bytes(tmp_path / name, 9, follow)
 
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
@@ -112,8 +112,8 @@ def test_an_object_is_read_up_to_its_limit(tmp_path):
 
 def test_what_is_shown_is_one_line_of_text():
     assert validation.printable("a\r\n\x1b[31mb\u2028\x00\ud800ä", 99) == r"a\r\n\x1b[31mb\u2028\x00\ud800ä"
-    assert validation.printable("x" * 9999) == "x" * validation.MOST_SHOWN
-    assert validation.printable("\x00" * 9999) == (r"\x00" * 9999)[: validation.MOST_SHOWN]
+    assert validation.printable("x" * 9999) == "x" * validation.MAX_LINE_LENGTH
+    assert validation.printable("\x00" * 9999) == (r"\x00" * 9999)[: validation.MAX_LINE_LENGTH]
     assert validation.printable("\x00" * 9999, None) == r"\x00" * 9999
 
 

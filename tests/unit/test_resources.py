@@ -61,5 +61,5 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(monkeypatch):
     def fail(_seconds, _work):
         raise PermissionError
 
-    monkeypatch.setattr(reading, "within", fail)
+    monkeypatch.setattr(reading, "run_within", fail)
     assert resources.disks(["/x"]) == (resources.Disk("/x", None, None),)

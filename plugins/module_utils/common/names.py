@@ -57,7 +57,7 @@ VERIFIED = "verified.json"
 """File below the head's prefix with the result of the last verification."""
 PROOF = "proof.json"
 """File below the head's prefix with proofs."""
-READ = "read.json"
+START_DIGESTS = "read.json"
 """File below each host's prefix with service → digest of its definition and input files at its last start."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Supported firewall managers."""
@@ -94,7 +94,7 @@ INSTALLED = (
     MEASURED_SPEED,
     VERIFIED,
     PROOF,
-    READ,
+    START_DIGESTS,
     CLUSTER_LOCK,
     CHANGES_LOCK,
     CLUSTER_RECORD,

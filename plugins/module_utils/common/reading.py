@@ -38,7 +38,7 @@ def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def read(path: Path, limit: int, follow: bool = False) -> bytes:
+def read_bytes(path: Path, limit: int, follow: bool = False) -> bytes:
     """Return the first ``limit`` bytes of a file; see ``open_file``."""
     with open_file(path, follow) as stream:
         return stream.read(limit)
@@ -58,7 +58,7 @@ class TooSlowError(Exception):
     """The work took too long; the message ends a sentence whose subject was read."""
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
+def run_within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return the result of ``work``. Work that takes longer is abandoned in a thread, because name lookups, slow replies and dead network mounts
     cannot be interrupted.
 
@@ -88,7 +88,7 @@ def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_S
     :raises Refusal: it takes longer, as on a dead network mount.
     """
     try:
-        return within(seconds, work)
+        return run_within(seconds, work)
     except TooSlowError as error:
         raise Refusal(f"{path} on {platform.node()} {error}: check the disk or network mount that holds it") from None
 
@@ -99,7 +99,7 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
     :raises OSError: the file cannot be read.
     :raises ValueError: it is larger or not valid; see ``parse``.
     """
-    data = read(path, limit + 1)
+    data = read_bytes(path, limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path} has more than {limit} bytes")
     return parse(data)

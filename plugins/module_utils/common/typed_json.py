@@ -42,9 +42,9 @@ LIMITS: dict[Any, Any] = {
 class Mismatch(Refusal):
     """JSON does not match a type; the message ends a sentence."""
 
-    def __init__(self, why: str, where: str = "") -> None:
-        super().__init__(f"{where.lstrip('.') or 'it'} {why}")
-        self.why, self.where = why, where
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(f"{path.lstrip('.') or 'it'} {reason}")
+        self.reason, self.path = reason, path
 
 
 class Field(NamedTuple):
@@ -201,7 +201,7 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
     try:
         return reader(data)
     except Mismatch as error:
-        raise Mismatch(error.why, path + error.where) from None
+        raise Mismatch(error.reason, path + error.path) from None
 
 
 def _checked(data: Any, kind: Any) -> Any:
@@ -226,7 +226,7 @@ def _fits(value: Any, limits: Any) -> bool:
         return isinstance(value, bool)
     if isinstance(limits, Number):
         kinds = (int, float) if limits.real else (int,)
-        return isinstance(value, kinds) and not isinstance(value, bool) and limits.least <= value <= limits.most
+        return isinstance(value, kinds) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
     if not isinstance(limits, Text):
         return isinstance(value, (str, bool)) and value in limits
     if not isinstance(value, str) or len(value) > limits.longest or not re.fullmatch(limits.expression, value):

@@ -16,7 +16,7 @@ LONGEST_NAME = 255
 """Maximum length of a host's name, and the default for texts."""
 LARGEST = 1 << 53
 """Largest integer that every JSON parser keeps exact."""
-SHOWN = 60
+MAX_VALUE_LENGTH = 60
 """Maximum length of a value in a message."""
 OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
@@ -37,8 +37,8 @@ def show(value: Any) -> str:
         return f"a number of {value.bit_length()} bits"
     if value is not None and not isinstance(value, (str, int, float)):
         return f"a {type(value).__name__}"
-    text = repr(value[:SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    text = repr(value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "..."
 
 
 def is_plain(text: str) -> bool:
@@ -52,11 +52,11 @@ def _is_control(character: str) -> bool:
     return unicodedata.category(character) in CONTROL or number & 0xFFFE == 0xFFFE or 0xFDD0 <= number <= 0xFDEF
 
 
-MOST_SHOWN = 2000
+MAX_LINE_LENGTH = 2000
 """Maximum length of a text on a screen."""
 
 
-def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
+def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
     """Return one line for messages, results and screens. Unprintable characters are escaped, so that different texts stay different.
 
     :param limit: maximum length of the result; None for no limit.
@@ -70,11 +70,11 @@ def printable(text: Any, limit: int | None = MOST_SHOWN) -> str:
     return "".join(escaped)[:limit]
 
 
-def limit(value: float | None, least: int, most: int) -> str:
+def limit(value: float | None, minimum: int, maximum: int) -> str:
     """Return the remedy for a number that is too small or too large; empty if it fits."""
-    if value is None or least <= value <= most:
+    if value is None or minimum <= value <= maximum:
         return ""
-    return f"use {least} or more" if value < least else f"use {most} or less"
+    return f"use {minimum} or more" if value < minimum else f"use {maximum} or less"
 
 
 class Text(NamedTuple):
@@ -87,8 +87,8 @@ class Text(NamedTuple):
 class Number(NamedTuple):
     """An integer, or with ``real`` any finite number."""
 
-    least: float = 0
-    most: int = LARGEST
+    minimum: float = 0
+    maximum: int = LARGEST
     real: bool = False
 
 

@@ -23,7 +23,7 @@ DISK_SECONDS = 2.0
 """Time limit for a file system to report its size: a network mount without its server never answers."""
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
 
-Size = Annotated[Optional[int], Number(most=1 << 40)]
+Size = Annotated[Optional[int], Number(maximum=1 << 40)]
 
 
 class Device(NamedTuple):
@@ -110,7 +110,7 @@ def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
     disks: dict[str, Disk] = {}
     for path in paths:
         try:
-            mount, stat = reading.within(DISK_SECONDS, functools.partial(_file_system, path))
+            mount, stat = reading.run_within(DISK_SECONDS, functools.partial(_file_system, path))
         except (OSError, reading.TooSlowError):
             disks.setdefault(path, Disk(path, None, None))
             continue

@@ -106,7 +106,7 @@ def question_of(where: str, given: Any) -> Question:
     try:
         question = typed_json.parse(Question, asked)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{where}{error.where} {error.why}: correct it as docs/plan.md says") from None
+        raise Refusal(f"{where}{error.path} {error.reason}: correct it as docs/plan.md says") from None
     known = [field.name for field in typed_json.fields(Question)]
     strange = sorted({*asked} - {*known})
     if strange:

@@ -60,7 +60,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
     source = query.source
     find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:
-        return cast(ResolvedSource, reading.within(seconds, lambda: find(query)))
+        return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
         raise Refusal(
             f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"

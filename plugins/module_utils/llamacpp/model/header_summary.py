@@ -214,7 +214,7 @@ def parse(data: Any) -> ModelSummary:
     try:
         keys: Mapping[str, KeyValue] = typed_json.parse(KEYS, data.get("keys") or {})
     except Mismatch as error:
-        raise Mismatch(error.why, f".keys{error.where}") from None
+        raise Mismatch(error.reason, f".keys{error.path}") from None
     summary = summary._replace(keys=tuple(keys.items()))
     layers, experts = summary.layers, summary.expert_bytes or summary.layer_bytes
     if len(summary.layer_bytes) != layers:

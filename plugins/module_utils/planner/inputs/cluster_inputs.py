@@ -101,7 +101,7 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = limits.problem("a variable", given["unknown_variables"])
         if misspelt:
-            raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
+            raise Refusal(f"{misspelt.path} {misspelt.reason} (host {host})")
     _check_name("the cluster", cluster)
     return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
 
@@ -153,7 +153,7 @@ def check(host: str, given: Mapping[str, Any]) -> None:
     for variable, value in given.items():
         problem = limits.problem(variable, value)
         if problem:
-            raise Refusal(f"{problem.where} {problem.why} (host {host})")
+            raise Refusal(f"{problem.path} {problem.reason} (host {host})")
 
 
 def _check_name(what: str, name: str) -> None:
@@ -192,7 +192,7 @@ def _facts(cluster: str, name: str, given: Mapping[str, Any]) -> dict[str, Any] 
         if facts:
             facts_of(facts)
     except typed_json.Mismatch as error:
-        raise Refusal(f"llama_hardware{error.where} of {name} {error.why}: correct it, or leave it out") from None
+        raise Refusal(f"llama_hardware{error.path} of {name} {error.reason}: correct it, or leave it out") from None
     return facts
 
 

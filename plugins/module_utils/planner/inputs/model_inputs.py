@@ -72,7 +72,7 @@ def summary_of(where: str, given: Any) -> ModelSummary:
     try:
         return header_summary.parse(given)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{where}{error.where} {error.why}: set it to the summary that model_info returns") from None
+        raise Refusal(f"{where}{error.path} {error.reason}: set it to the summary that model_info returns") from None
 
 
 def _is_set(value: Any) -> bool:
