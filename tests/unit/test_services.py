@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
@@ -54,7 +54,7 @@ class Machine:
 
     @property
     def manager(self):
-        return services.manager_of(typed_json.parse(Place, self.host))
+        return services.manager_of(typed_json.parse(InstallationPaths, self.host))
 
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""

@@ -49,7 +49,7 @@ def active_units(units: Collection[str], states: str) -> set[str]:
     return {name for name, state in zip(units, states.split()) if state in ("active", "reloading")}
 
 
-def of_host() -> str | None:
+def active_manager() -> str | None:
     """Return the manager that filters packets on this host."""
     try:
         states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
@@ -58,7 +58,7 @@ def of_host() -> str | None:
     return manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
 
 
-def of_units(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+def units_filter_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
     """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
 
     Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this starts a unit that

@@ -35,7 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     toolchains,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
-    Place,
+    InstallationPaths,
     defined_services,
     lingers,
     place_of,
@@ -223,8 +223,8 @@ def facts(
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place.prefix + "/lingering")},
-        "firewall": firewall.of_host() if service_manager.host_settings else None,
-        "units_filter": firewall.of_units(interpreter) if service_manager.closes_ports_by else None,
+        "firewall": firewall.active_manager() if service_manager.host_settings else None,
+        "units_filter": firewall.units_filter_works(interpreter) if service_manager.closes_ports_by else None,
         "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc(),
@@ -238,7 +238,7 @@ def facts(
     }
 
 
-def _installation(place: Place) -> dict:
+def _installation(place: InstallationPaths) -> dict:
     """Return the facts of the installation on this host."""
     return {
         "installed": files.is_marked(Path(place.prefix)),

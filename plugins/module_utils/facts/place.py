@@ -28,7 +28,7 @@ FACTS_BYTES = 64 * 1024 * 1024
 """Largest size of a file with the facts of all hosts."""
 
 
-class Place(NamedTuple):
+class InstallationPaths(NamedTuple):
     """Paths of the installation on a host, and its service manager."""
 
     scope: str
@@ -64,17 +64,17 @@ def scope(requested_scope: str) -> str:
     return "system" if may_become_root else "user"
 
 
-def place_of(requested_scope: str) -> Place:
+def place_of(requested_scope: str) -> InstallationPaths:
     """Return the paths of the installation here, whether it exists or not."""
     effective_scope = scope(requested_scope)
     manager = service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return Place(effective_scope, manager, **names.places(effective_scope, manager, environment))
+    return InstallationPaths(effective_scope, manager, **names.places(effective_scope, manager, environment))
 
 
-def place_in(host_plan: object) -> Place:
+def place_in(host_plan: object) -> InstallationPaths:
     """Return the paths in a host's part of a plan."""
-    return Place(*(getattr(host_plan, name) for name in Place._fields))
+    return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 
 def supervisor_runs(prefix: str) -> bool:
@@ -97,7 +97,7 @@ def lingers(user: str) -> bool:
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
 
-def problems(place: Place) -> list[str]:
+def problems(place: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     if place.service_manager == "systemd_user" and not lingers(user):
@@ -107,7 +107,7 @@ def problems(place: Place) -> list[str]:
     return []
 
 
-def not_at_boot(place: Place, services: Iterable[str]) -> set[str]:
+def not_at_boot(place: InstallationPaths, services: Iterable[str]) -> set[str]:
     """Return the services that do not start at boot although the manager could start them."""
     manager = service_managers.MANAGERS[place.service_manager]
     links = manager.boot_links and os.path.join(place.units, manager.boot_links)

@@ -26,7 +26,7 @@ NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=
 Size = Annotated[Optional[int], Number(maximum=1 << 40)]
 
 
-class Device(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Memory of an accelerator."""
 
     name: Annotated[str, Text()]
@@ -61,7 +61,7 @@ class Resources(NamedTuple):
     """memory of the host"""
     memory_free_mib: Size
     """memory that programs can still allocate"""
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceMemory, ...]
     """accelerators that report their memory"""
     disks: tuple[Disk, ...]
     """each file system once"""
@@ -73,11 +73,11 @@ def available_memory(meminfo: str) -> Optional[int]:
     return int(match.group(1)) // 1024 if match else None
 
 
-def nvidia(listing: str) -> Iterator[Device]:
+def nvidia(listing: str) -> Iterator[DeviceMemory]:
     """Yield the devices in the output of NVIDIA_QUERY, in the order of CUDA."""
     for index, line in enumerate(line for line in listing.splitlines() if line.count(",") == 1):
         total, free = (int(field) if field.strip().isdigit() else None for field in line.split(","))
-        yield Device(backends.device_name(backends.CUDA.name, index), total, free)
+        yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total, free)
 
 
 def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
@@ -88,7 +88,7 @@ def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
     return int(total) // MIB, max(0, int(total) - int(usage)) // MIB
 
 
-def amd(root: Path = ROOT) -> Iterator[Device]:
+def amd(root: Path = ROOT) -> Iterator[DeviceMemory]:
     """Yield the graphics devices of amdgpu, named by driver and PCI address, in the order of their render nodes."""
     for device in sorted(root.glob("sys/class/drm/renderD*/device")):
         vram, gtt = _amd_memory(device, "vram"), _amd_memory(device, "gtt")
@@ -96,7 +96,7 @@ def amd(root: Path = ROOT) -> Iterator[Device]:
             lines = text_of(device / "uevent").splitlines()
             event = dict(line.split("=", 1) for line in lines if "=" in line)
             name = f"{event.get('DRIVER', 'graphics')} {event.get('PCI_SLOT_NAME', '')}".strip()
-            yield Device(name, *vram, *gtt)
+            yield DeviceMemory(name, *vram, *gtt)
 
 
 def uptime(root: Path = ROOT) -> Optional[int]:
@@ -124,7 +124,7 @@ def _file_system(path: str) -> tuple[str, os.statvfs_result]:
     return str(mount), os.statvfs(mount)
 
 
-def read(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
+def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
     """Return the resources of this host.
 
     :param paths: folders whose disks are reported.

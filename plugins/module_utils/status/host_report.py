@@ -38,7 +38,7 @@ def system(ask: Ask = commands.output) -> str:
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
 
 
-def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
+def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
     """Of each service."""
     defined = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
