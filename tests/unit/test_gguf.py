@@ -19,13 +19,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
-MAINLINE_TYPES = {**tensor_types.OF_BOTH, **tensor_types.OF_MAINLINE}
+MAINLINE_TYPES = {**tensor_types.SHARED_TYPES, **tensor_types.MAINLINE_TYPES}
 
 
 def read(data):
     source = files.Source(data)
     try:
-        return gguf.read("model.gguf", lambda name: source)
+        return gguf.read_headers("model.gguf", lambda name: source)
     finally:
         assert source.closed
 
@@ -225,10 +225,10 @@ def many_parts(keys, count=3):
 )
 def test_limits_are_those_of_all_parts_together(monkeypatch, limit, most, keys, said):
     open_part = many_parts([*keys, ("split.tensors.count", files.I32, 0)])
-    gguf.read("m-00001-of-00003.gguf", open_part)
+    gguf.read_headers("m-00001-of-00003.gguf", open_part)
     monkeypatch.setattr(gguf, limit, most)
     with pytest.raises(gguf.GGUFError, match=said):
-        gguf.read("m-00001-of-00003.gguf", open_part)
+        gguf.read_headers("m-00001-of-00003.gguf", open_part)
 
 
 # What is wrong
@@ -253,7 +253,7 @@ def test_a_file_that_becomes_shorter(tmp_path):
     source = gguf.File(tmp_path / "model.gguf")
     source.size += 1
     with pytest.raises(gguf.GGUFError, match="was truncated while it was read"):
-        gguf.read("model.gguf", lambda name: source)
+        gguf.read_headers("model.gguf", lambda name: source)
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 63, (1 << 64) - 1])
@@ -353,8 +353,8 @@ WHOLE = files.model()
 )
 def test_raw_parts_of_a_file_are_said_to_be_such(name, data, said):
     with pytest.raises(gguf.GGUFError, match=said):
-        gguf.read(name, lambda _name: files.Source(data))
-    assert gguf.read("m.gguf.part1of1", lambda _name: files.Source(WHOLE)).files
+        gguf.read_headers(name, lambda _name: files.Source(data))
+    assert gguf.read_headers("m.gguf.part1of1", lambda _name: files.Source(WHOLE)).files
 
 
 def test_a_type_that_nobody_read_is_as_large_as_its_place():
@@ -433,7 +433,7 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
 
     def work():
         with pytest.raises(gguf.GGUFError, match=said):
-            gguf.read("model.gguf", lambda name: source)
+            gguf.read_headers("model.gguf", lambda name: source)
 
     assert peak(work) < MEMORY
     assert source.given <= gguf.MAX_HEADER_BYTES

@@ -30,15 +30,15 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
 OTHER_READS = """
-llamacpp/words.said_to_build
+llamacpp/words.command_line_of_build
 builds/archives.members builds/archives.take builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed
 builds/option_check._lacks_tls builds/option_check.record common/files.sha256 common/files.sync common/files.text_of common/locks.holders common/locks.open_file
 common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of drift/processes.of_account
 drift/processes.started_at drift/state._is_same drift/state._redefined facts/amx.is_miscompiled facts/connection._inherited_variable
-facts/firewall.of_host facts/hardware._render_nodes facts/hardware._mib facts/hardware._key_values facts/hardware.cpu facts/hardware.nvidia_without_tools
+facts/firewall.active_manager facts/hardware._render_nodes facts/hardware._mib facts/hardware._key_values facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
-facts/resources._amd_memory facts/resources.amd facts/resources.read facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
+facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_names firewall/steps.steps_of host/cache_prefill._give host/cache_prefill.missing host/discovery.interfaces_of
 host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.remove host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._amd launcher/journal.StartLog.__init__ launcher/journal.read_back

@@ -23,7 +23,7 @@ def content(size, seed=0):
 def give(script, data, seconds=20):
     server = Server(script)
     try:
-        with rpc_upload.Worker("127.0.0.1", server.port, len(data), seconds) as worker:
+        with rpc_upload.UploadConnection("127.0.0.1", server.port, len(data), seconds) as worker:
             worker.give(io.BytesIO(b"before" + data), 6, len(data))
         assert server.all_closed_by_client()
     finally:
@@ -65,7 +65,7 @@ def test_a_model_that_becomes_shorter_meanwhile():
     server = Server(CacheWorker((8, 0, 0)).script)
     with (
         pytest.raises(rpc_upload.TransferError, match="file was truncated meanwhile"),
-        rpc_upload.Worker("127.0.0.1", server.port, 100, 5) as worker,
+        rpc_upload.UploadConnection("127.0.0.1", server.port, 100, 5) as worker,
     ):
         worker.give(io.BytesIO(bytes(50)), 0, 100)
 

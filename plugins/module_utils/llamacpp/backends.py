@@ -100,7 +100,7 @@ class Visible(NamedTuple):
     variable: str
     devices: str
     """Its value, with a placeholder for the comma-separated numbers of devices."""
-    none: str | None
+    no_device: str | None
     """Its value for no device; None if unknown."""
     hides_devices: bool
     """Whether it may hide devices from llama-server. Programs take memory of visible devices that they do not use (518 MiB each with CUDA), and
@@ -305,7 +305,7 @@ def is_on(value: str) -> bool:
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
 
-def without(unusable: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
+def exclusion_options(unusable: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
     """Return options that exclude instructions which the processor announces but programs cannot use.
 
     :param unusable: unusable instructions of the processor in its facts.

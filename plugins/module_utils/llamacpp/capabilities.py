@@ -82,8 +82,8 @@ qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 
 class Appearance(NamedTuple):
     """Two reviewed builds between which something new appeared: the last without it, and the first with it."""
 
-    lacking: int
-    having: int | None
+    newest_without: int
+    oldest_with: int | None
 
 
 def appearance_of(architecture: str, fork: str) -> Appearance | None:

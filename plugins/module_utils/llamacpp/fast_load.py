@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
 """Folder of the patches on the controller."""
-CHANGED = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+PATCHED_FILE = "ggml/src/ggml-rpc/ggml-rpc.cpp"
 PREFIX = "fast_load-"
 CACHE_ENDING = "-fast"
 """Suffix of a patched worker's cache folder: its files have another hash in their names than llama.cpp's."""
 
 
-class Known(NamedTuple):
+class FastLoadPatch(NamedTuple):
     name: str
     sha256: str
 
@@ -25,12 +25,14 @@ class Known(NamedTuple):
         return str(FOLDER / self.name)
 
 
-PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")}
+PATCHES = {
+    "7.0.0": FastLoadPatch(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")
+}
 """RPC protocol of a build of llama.cpp → its patch. The patch for protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 
-def known(protocol: str | None, mainline: bool) -> Known | None:
+def patch_of(protocol: str | None, mainline: bool) -> FastLoadPatch | None:
     """Return the patch for a release, or None."""
     return PATCHES.get(protocol or "") if mainline else None
 

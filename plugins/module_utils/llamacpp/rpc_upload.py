@@ -39,7 +39,7 @@ class TransferError(Exception):
     """The upload to a worker failed; the message ends a sentence that names the worker."""
 
 
-KNOWN = ("7", "8")
+PROTOCOLS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
 SOURCES = 10
 """GGML_MAX_SRC."""
@@ -82,7 +82,7 @@ def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
-class Worker:
+class UploadConnection:
     """Connection for uploads to a worker, which frees all memory of the upload when the connection is closed."""
 
     def __init__(self, address: str, port: int, largest: int, seconds: float) -> None:
@@ -108,7 +108,7 @@ class Worker:
             raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> UploadConnection:
         return self
 
     def __exit__(self, *_ignored: object) -> None:

@@ -26,7 +26,7 @@ def backend_of(identity: str) -> str | None:
     return match.group(1) if match else None
 
 
-def said_to_build(argv: Sequence[str]) -> list[str]:
+def command_line_of_build(argv: Sequence[str]) -> list[str]:
     """Return a planned command line of llama-server with the options of its build."""
     path = Path(argv[0]).parent.parent / WORDS_INSTEAD
     replacements = json.loads(path.read_text()) if path.is_file() else {}

@@ -50,9 +50,9 @@ LIMITS = {
 WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
 
 
-def settings_of(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.Settings:
+def settings_of(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:
     given = _memory_arguments(server.extra_args)
-    return kv_cache.Settings(
+    return kv_cache.CacheSettings(
         context=context_of(server, summary),
         parallel=server.parallel,
         type_k=server.cache_type_k,
@@ -98,10 +98,10 @@ def number_of(text: str) -> int | None:
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Field of kv_cache.Settings → the further argument that sets it, and the one after it. The last one counts."""
+    """Field of kv_cache.CacheSettings → the further argument that sets it, and the one after it. The last one counts."""
     given = {}
     for word, following in zip(arguments, [*arguments[1:], ""]):
-        option = options.of_word(word)
+        option = options.option_by_word(word)
         if option and option.memory:
             given[option.memory] = (word, following)
     return given
@@ -110,7 +110,9 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
 def given_option(server: Server, name: str) -> tuple[str, str] | None:
     """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last one."""
     pairs = [*zip(server.extra_args, [*server.extra_args[1:], ""])]
-    return next((pair for pair in reversed(pairs) if options.of_word(pair[0]) == options.of_name(name)), None)
+    return next(
+        (pair for pair in reversed(pairs) if options.option_by_word(pair[0]) == options.option_by_name(name)), None
+    )
 
 
 def without_kv_offload(server: Server) -> str:
@@ -145,7 +147,9 @@ def _unplanned(server: Server, drafts: bool) -> list[options.Option]:
     :param drafts: whether a draft model is counted: what it is used for changes nothing then.
     """
     given = [
-        option for word in server.extra_args if (option := options.of_word(word)) and option.memory == options.UNPLANNED
+        option
+        for word in server.extra_args
+        if (option := options.option_by_word(word)) and option.memory == options.UNPLANNED_MEMORY
     ]
     return [option for option in given if not (drafts and option.name == options.SPECULATION)]
 
@@ -170,8 +174,12 @@ def size_of_auxiliary(model: Model, role: str) -> str:
 def check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuses options for an auxiliary model that a variable gives already."""
     for source in request.sources():
-        option = options.of_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
-        words = [word for word in server.extra_args if option and options.of_word(word) == option]
+        option = (
+            options.option_by_name(model_source.AUXILIARY[source.role])
+            if source.role in model_source.AUXILIARY
+            else None
+        )
+        words = [word for word in server.extra_args if option and options.option_by_word(word) == option]
         if words:
             raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
@@ -242,14 +250,14 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         name = re.split(r"[\s=]", word, maxsplit=1)[0]
-        option = options.of_word(name)
+        option = options.option_by_word(name)
         if option and option.secret:
             raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
             )
-    given = {word: option for word in arguments if (option := options.of_word(word))}
+    given = {word: option for word in arguments if (option := options.option_by_word(word))}
     for word, option in given.items():
         if option.owned:
             raise Refusal(
@@ -327,7 +335,7 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
     """Refuses a model with types of tensors that llama-server of this release does not have: it would not load it."""
     subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
-    strange = tensor_types.of_others(kinds, release.fork)
+    strange = tensor_types.types_of_other_forks(kinds, release.fork)
     if strange:
         other = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {other}, or " if release.mainline else ""
@@ -335,7 +343,7 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that only {other} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
-    unread = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
+    unread = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST[release.fork] + 1)
     newer = {
         kind: build
         for kind, build in {**tensor_types.SINCE, **unread}.items()

@@ -182,7 +182,7 @@ def _served(work: Work, model: Path, prompts: Prompts, side: Side) -> list[quest
     with socket.socket() as listening:
         listening.bind((LOOPBACK, 0))
         port = listening.getsockname()[1]
-    argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(model), "--port", str(port)])]
+    argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(model), "--port", str(port)])]
     environment = {"PATH": commands.SEARCH, "HOME": str(model.parent), "GGML_NO_BACKTRACE": "1", **work.environment}
     output = model.with_name("log")
     with open(output, "wb") as log:

@@ -68,7 +68,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
 
 
 def _headers(
-    query: Query, read: Callable[[], gguf.Model], place: str
+    query: Query, read: Callable[[], gguf.ModelHeader], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
     """Name and bytes of the files of a model, and its summary.
 

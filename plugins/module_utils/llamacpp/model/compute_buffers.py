@@ -45,7 +45,7 @@ NO_FLASH = ("grok",)
 """Architectures for which llama.cpp disables flash attention."""
 
 
-def uses_flash(summary: ModelSummary, settings: kv_cache.Settings) -> bool:
+def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
     """Return whether attention certainly needs no scores."""
     if settings.fork == IK_LLAMA:
         return settings.flash()
@@ -58,7 +58,7 @@ def uses_flash(summary: ModelSummary, settings: kv_cache.Settings) -> bool:
     return settings.flash_attention == "on" or (is_supported and settings.type_k == settings.type_v)
 
 
-def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
+def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the number of heads whose scores exist at once, which ``-amb`` of ik_llama.cpp limits."""
     heads, limit = summary.heads, (settings.attention_batch or 0) * MIB
     scores = FLOAT * heads * context * settings.tokens
@@ -67,7 +67,7 @@ def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: 
     return -(-heads // min(heads, -(-scores // limit)))
 
 
-def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
+def _whole_heads(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the bytes of the heads that ik_llama.cpp expands at once from its compressed cache with ``-mla`` 2 and 3, limited by ``-amb``."""
     if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT:
         return 0
@@ -93,14 +93,14 @@ def _largest_layer_outputs(summary: ModelSummary) -> int:
     return max(layers)
 
 
-def _whole_cache(summary: ModelSummary, settings: kv_cache.Settings, cells: int) -> int:
+def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
     """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
     heads = max(summary.by_layer("attention.head_count_kv", summary.kv_heads))
     return HALF * cells * heads * sum(size for kind, size in sizes if kind != "f16")
 
 
-def bound(summary: ModelSummary, settings: kv_cache.Settings) -> int:
+def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     """Return an upper bound of a device's compute buffer in bytes: scores or masks, states, and logits."""
     tokens, width = kv_cache.pad(settings.tokens, MASK_TOKENS), summary.width
     full, short = kv_cache.cells(summary, settings)

@@ -28,7 +28,7 @@ NOT_BY_LAYER = ("rope.dimension_sections",)
 PART = "split."
 """How keys begin that say which part of a model a file is."""
 NUMBERS = {
-    **{f"{tensor_types.UNREAD_NAME}{number}": number for number in tensor_types.UNREAD},
+    **{f"{tensor_types.FUTURE_PREFIX}{number}": number for number in tensor_types.FUTURE_NUMBERS},
     **{kind.name: number for number, kind in tensor_types.ALL.items()},
 }
 CHUNK = 1 << 20
@@ -81,7 +81,7 @@ def write(source: str, target: Path, layers: int) -> None:
     :raises GGUFError: it is no model, or has fewer layers; ends a sentence that begins with its path.
     :raises OSError: it cannot be read, or the other one cannot be written.
     """
-    model, places = gguf.read_path(source), gguf.places(source)
+    model, places = gguf.read_path(source), gguf.tensor_places(source)
     architecture = str(model.metadata.get("general.architecture"))
     count = model.metadata.get(f"{architecture}.block_count")
     if not isinstance(count, int) or not 0 < layers <= count:
@@ -104,7 +104,7 @@ def write(source: str, target: Path, layers: int) -> None:
                     stream.write(part.read(offset + done, min(CHUNK, size - done)))
 
 
-def _cut(model: gguf.Model, architecture: str, key: str, entry: bytes, layers: int) -> bytes:
+def _cut(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: int) -> bytes:
     """A key and its value, as a model with so many layers has it."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
     told = model.metadata.get(f"{architecture}.{PREDICTING}")

@@ -81,7 +81,7 @@ class Tensor(NamedTuple):
     bytes: int
 
 
-class Model(NamedTuple):
+class ModelHeader(NamedTuple):
     """Headers of all files of a model."""
 
     metadata: dict[str, Any]
@@ -96,7 +96,7 @@ class Model(NamedTuple):
 
 
 class File:
-    """A file of this host, with the members that :func:`read` requires of its sources."""
+    """A file of this host, with the members that :func:`read_headers` requires of its sources."""
 
     def __init__(self, path: str | Path) -> None:
         """Open the file.
@@ -252,10 +252,10 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     for (name, shape, elements, kind, offset), next_offset in zip(entries, ends):
         stored, row = tensor_types.ALL.get(kind), shape[0] if shape else 1
         size = stored.size(row, elements // row) if stored else next_offset - offset
-        if not stored and (kind not in tensor_types.UNREAD or size <= 0):
+        if not stored and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
         end = -(-end // alignment) * alignment + size
-        yield name, Tensor(stored.name if stored else f"{tensor_types.UNREAD_NAME}{kind}", shape, elements, size)
+        yield name, Tensor(stored.name if stored else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size)
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
@@ -321,7 +321,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     return split_files.siblings(name)[1:]
 
 
-def read(name: str, open_file: Callable[[str], Any]) -> Model:
+def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
     """Return the headers of a model and its other parts, if it is split.
 
     :param name: name of the file, or of the first part.
@@ -347,16 +347,16 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return Model(metadata.values, tensors, files, reader.data, metadata.keys)
+    return ModelHeader(metadata.values, tensors, files, reader.data, metadata.keys)
 
 
-def read_path(path: str) -> Model:
-    """:func:`read` of the file at ``path`` on this host."""
+def read_path(path: str) -> ModelHeader:
+    """:func:`read_headers` of the file at ``path`` on this host."""
     folder = Path(path).parent
-    return read(Path(path).name, lambda name: File(folder / name))
+    return read_headers(Path(path).name, lambda name: File(folder / name))
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Location of a tensor."""
 
     path: str
@@ -364,13 +364,13 @@ class Place(NamedTuple):
     bytes: int
 
 
-def places(path: str) -> dict[str, Place]:
-    """Return the locations of a model's tensors by name. Errors are those of :func:`read`."""
+def tensor_places(path: str) -> dict[str, TensorPlace]:
+    """Return the locations of a model's tensors by name. Errors are those of :func:`read_headers`."""
     model = read_path(path)
     tensors, result = iter(model.tensors.items()), {}
     for file, (start, alignment, count) in zip(model.files, model.data):
         offset = 0
         for name, tensor in itertools.islice(tensors, count):
-            result[name] = Place(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
+            result[name] = TensorPlace(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
             offset += -(-tensor.bytes // alignment) * alignment
     return result

@@ -97,7 +97,7 @@ def _whole(value: Any, label: str) -> int:
     return int(value)
 
 
-def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
+def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict[str, int | list[int]]:
     """Return CACHE_KEYS without the architecture in their names; KEYS_BY_LAYER only if they differ between layers."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
@@ -115,7 +115,7 @@ def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, 
     return keys
 
 
-def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
+def _counts(model: gguf.ModelHeader, architecture: str) -> dict[str, int]:
     """Return the counts in the metadata that describe the model's size."""
 
     def count(key: str, label: str, default: int | None = None) -> int:
@@ -163,7 +163,7 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
     return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
-def summarize(model: gguf.Model) -> dict[str, Any]:
+def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     """Return the summary of a model. A draft model that consists of layers that predict further tokens also counts the layers of its main model, and lacks
     them (--mtp in convert_hf_to_gguf.py of build 11063).
 

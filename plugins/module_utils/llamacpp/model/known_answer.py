@@ -180,7 +180,7 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     for name, shape in tensor_shapes(layers, width):
         stored, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
         tensors[name] = gguf.Tensor(stored.upper(), shape[::-1], elements, bytes_of(elements, stored))
-    header = header_summary.summarize(gguf.Model(keys, tensors, [], []))
+    header = header_summary.summarize(gguf.ModelHeader(keys, tensors, [], []))
     return {key: value for key, value in header.items() if key not in ("files", "bytes")}
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
-MEASURED = 11669
+NEWEST_MEASURED = 11669
 """Newest build whose logged buffers all match these sources: Debian's llama.cpp 0.7.0."""
 CACHE_TYPES = {
     "f32": 4.0,
@@ -45,7 +45,7 @@ PLAIN = frozenset(_PLAIN.split())
 """Architectures without windows and recurrent layers."""
 
 
-class Window(NamedTuple):
+class WindowPattern(NamedTuple):
     """Pattern of the layers that attend only to a sliding window."""
 
     period: int | None
@@ -59,28 +59,28 @@ class Window(NamedTuple):
 
 
 WINDOWS = {
-    "afmoe": Window(4),
-    "cohere2": Window(4),
-    "cohere2moe": Window(4, dense_first=True),
-    "exaone-moe": Window(4, size=128),
-    "exaone4": Window(4, size=4096),
-    "gemma2": Window(2, size=4096),
-    "gemma3": Window(6),
-    "gemma3n": Window(5),
-    "gemma4": Window(None),
-    "gpt-oss": Window(2),
-    "granite_swa": Window(None),
-    "laguna": Window(4, dense_first=True),
-    "llama4": Window(4, size=8192, fixed=True),
-    "maple": Window(None),
-    "mellum": Window(4),
-    "mimo2": Window(None),
-    "muse-glimmer": Window(4),
-    "olmo2": Window(4),
-    "plamo3": Window(8),
-    "smallthinker": Window(4, dense_first=True, size=4096, fixed=True),
-    "spark2_5": Window(None),
-    "step35": Window(None),
+    "afmoe": WindowPattern(4),
+    "cohere2": WindowPattern(4),
+    "cohere2moe": WindowPattern(4, dense_first=True),
+    "exaone-moe": WindowPattern(4, size=128),
+    "exaone4": WindowPattern(4, size=4096),
+    "gemma2": WindowPattern(2, size=4096),
+    "gemma3": WindowPattern(6),
+    "gemma3n": WindowPattern(5),
+    "gemma4": WindowPattern(None),
+    "gpt-oss": WindowPattern(2),
+    "granite_swa": WindowPattern(None),
+    "laguna": WindowPattern(4, dense_first=True),
+    "llama4": WindowPattern(4, size=8192, fixed=True),
+    "maple": WindowPattern(None),
+    "mellum": WindowPattern(4),
+    "mimo2": WindowPattern(None),
+    "muse-glimmer": WindowPattern(4),
+    "olmo2": WindowPattern(4),
+    "plamo3": WindowPattern(8),
+    "smallthinker": WindowPattern(4, dense_first=True, size=4096, fixed=True),
+    "spark2_5": WindowPattern(None),
+    "step35": WindowPattern(None),
 }
 SIZE_NEEDED = frozenset(("smallthinker",))
 """Architectures that have a window only if the file has its size, although that number is not used."""
@@ -108,7 +108,7 @@ IK_LLAMA_LATENT_MODE = 3
 """Default of ``-mla`` in ik_llama.cpp: gpt_params in common/common.h."""
 
 
-class Layer(NamedTuple):
+class LayerCache(NamedTuple):
     """Cache of one layer."""
 
     key: int = 0
@@ -119,7 +119,7 @@ class Layer(NamedTuple):
     """Bytes of the state for each parallel request."""
 
 
-class Settings(NamedTuple):
+class CacheSettings(NamedTuple):
     """Settings of llama-server that change the cache."""
 
     context: int
@@ -156,7 +156,7 @@ class Settings(NamedTuple):
 
 def is_known_build(build: int) -> bool:
     """Return whether a build is no newer than the measured builds: the caches of newer builds may differ."""
-    return build <= MEASURED
+    return build <= NEWEST_MEASURED
 
 
 def pad(number: int, multiple: int) -> int:
@@ -254,7 +254,7 @@ def is_latent(summary: ModelSummary) -> bool:
     return summary.architecture in LATENT and bool(summary.number("attention.key_length_mla"))
 
 
-def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[Layer]:
+def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
     """Return the cache of each layer.
 
     :param flash: whether values are stored for flash attention.
@@ -273,7 +273,7 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
         values = [0] * len(values)
     last = summary.layers - next_layers(summary)
     return [
-        Layer(
+        LayerCache(
             key_of[windows[index]] * heads[index] if cached[index] else 0,
             values[index] if cached[index] else 0,
             windows[index],
@@ -283,13 +283,13 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
     ]
 
 
-def checkpointed(summary: ModelSummary, settings: Settings) -> list[bool]:
+def checkpointed(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
     """Return for each layer whether checkpoints of the context contain its cache: windows and states cannot be truncated."""
     pairs = zip(windowed(summary), recurrent_layers(summary))
     return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
 
 
-def cells(summary: ModelSummary, settings: Settings) -> tuple[int, int]:
+def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
     """Return the capacity of a layer's cache in tokens, without a window and with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     visible = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
@@ -303,7 +303,7 @@ def is_known_architecture(summary: ModelSummary) -> bool:
     return summary.architecture in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = False) -> list[int]:
+def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
     full, short = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return [
@@ -313,7 +313,7 @@ def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = Fals
     ]
 
 
-def last_tensor(summary: ModelSummary, settings: Settings) -> int:
+def last_tensor(summary: ModelSummary, settings: CacheSettings) -> int:
     """Return the bytes of the largest tensor at the end of a layer's cache: its values, or else its keys."""
     full, short = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
@@ -321,12 +321,12 @@ def last_tensor(summary: ModelSummary, settings: Settings) -> int:
     return max(int((short if layer.windowed else full) * (layer.value * value or layer.key * key)) for layer in layers)
 
 
-def latent_mode(settings: Settings) -> int:
+def latent_mode(settings: CacheSettings) -> int:
     """Return ``-mla`` of ik_llama.cpp, or its default."""
     return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
 
 
-def _latent_token(summary: ModelSummary, settings: Settings) -> tuple[float, float] | None:
+def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float, float] | None:
     """Return the bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None if it caches full heads.
 
     Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which also caches values.
@@ -344,7 +344,7 @@ def _latent_token(summary: ModelSummary, settings: Settings) -> tuple[float, flo
     return width * max(key, value), 0.0 if mode > 1 and whole else values * value
 
 
-def _ik_llama_sizes(summary: ModelSummary, settings: Settings) -> list[int]:
+def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
     """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
     alike = settings._replace(unified=True, full_window=True)
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
@@ -359,7 +359,7 @@ def _ik_llama_sizes(summary: ModelSummary, settings: Settings) -> list[int]:
     return [int(cells(plain, alike)[0] * sum(token))] * summary.layers
 
 
-def sizes(summary: ModelSummary, settings: Settings, build: int) -> tuple[list[int], bool]:
+def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:
     """Return the bytes of each layer's cache, and whether they are exact or an upper bound.
 
     :param build: number of the release.

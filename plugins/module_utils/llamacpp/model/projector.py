@@ -18,11 +18,11 @@ COMPUTE = 512 * MIB
 """Assumed size of its compute buffer: build 11063 logged 121 MiB for gemma3, and internvl computes four images at once."""
 
 
-def is_one(model: gguf.Model) -> bool:
+def is_one(model: gguf.ModelHeader) -> bool:
     return model.metadata.get("general.architecture") == ARCHITECTURE
 
 
-def summarize(model: gguf.Model) -> dict[str, Any]:
+def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     """Return the summary of a projector: ``name``, ``tensors`` (their number), ``tensor_bytes``, ``files`` and ``bytes``."""
     name = model.metadata.get("general.name")
     return {

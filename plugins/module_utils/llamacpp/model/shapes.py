@@ -55,7 +55,7 @@ class Recurrent(NamedTuple):
     values: Count
 
 
-class Window(NamedTuple):
+class WindowShape(NamedTuple):
     size: Count
     period: Count
     """Number of layers of which the last attends to everything."""
@@ -88,7 +88,7 @@ class Shape(NamedTuple):
     experts: Experts | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
-    window: Window | None = None
+    window: WindowShape | None = None
     quantisation: str = ""
     """Its only published quantisation; empty if there are several."""
 
@@ -241,5 +241,5 @@ def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
     architecture_keys = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
     general_keys = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
-    model = gguf.Model({**general_keys, **architecture_keys}, stored, [file], [])
+    model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored, [file], [])
     return header_summary.parse(header_summary.summarize(model))

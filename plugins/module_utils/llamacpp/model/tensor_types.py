@@ -30,7 +30,7 @@ class Type(NamedTuple):
         return rows * (row // self.elements * self.bytes + self.row_bytes)
 
 
-OF_BOTH = {
+SHARED_TYPES = {
     0: Type("F32", 1, 4),
     1: Type("F16", 1, 2),
     2: Type("Q4_0", 32, 18),
@@ -63,14 +63,14 @@ OF_BOTH = {
 }
 """Number → type that both forks have."""
 
-OF_MAINLINE = {
+MAINLINE_TYPES = {
     34: Type("TQ1_0", 256, 54),
     35: Type("TQ2_0", 256, 66),
     40: Type("NVFP4", 64, 36),
     42: Type("Q2_0", 64, 18),
     43: Type("F8_E4M3", 1, 1),
 }
-OF_IK_LLAMA = {
+IK_LLAMA_TYPES = {
     31: Type("Q4_0_4_4", 32, 18),
     32: Type("Q4_0_4_8", 32, 18),
     33: Type("Q4_0_8_8", 32, 18),
@@ -126,25 +126,25 @@ OF_IK_LLAMA = {
 }
 """Number → type that only one fork has, without types that never occur in files."""
 
-ALL = {**OF_BOTH, **OF_MAINLINE, **OF_IK_LLAMA}
+ALL = {**SHARED_TYPES, **MAINLINE_TYPES, **IK_LLAMA_TYPES}
 
 ONLY_OF = {
     fork: frozenset(kind.name for kind in kinds.values())
-    for fork, kinds in ((MAINLINE, OF_MAINLINE), (IK_LLAMA, OF_IK_LLAMA))
+    for fork, kinds in ((MAINLINE, MAINLINE_TYPES), (IK_LLAMA, IK_LLAMA_TYPES))
 }
 """Fork → names of the types that only it has."""
-UNREAD, UNREAD_NAME = {*range(max(OF_MAINLINE) + 1, 512)} - set(ALL), "type "
+FUTURE_NUMBERS, FUTURE_PREFIX = {*range(max(MAINLINE_TYPES) + 1, 512)} - set(ALL), "type "
 """Numbers that newer builds may assign to types, and prefix of the names of such types. Offsets in the file determine the size of their tensors."""
 
 SINCE = {"F8_E4M3": 12211}
 """Type → first reviewed build of llama.cpp that has it, unless that is the oldest supported build."""
 
 
-def unread(kinds: Collection[str]) -> list[str]:
+def unknown_types(kinds: Collection[str]) -> list[str]:
     """Return the types that no reviewed build has."""
     return sorted({*kinds} - {kind.name for kind in ALL.values()})
 
 
-def of_others(kinds: Collection[str], fork: str) -> list[str]:
+def types_of_other_forks(kinds: Collection[str], fork: str) -> list[str]:
     """Return the types that only another fork has."""
     return sorted(kind for owner, names in ONLY_OF.items() if owner != fork for kind in names & set(kinds))

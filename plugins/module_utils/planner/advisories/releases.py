@@ -60,7 +60,7 @@ def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     release = context.release
     appeared = capabilities.appearance_of(context.summary.architecture, release.fork)
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    has = appeared is None or release.build >= (appeared.having or math.inf)
+    has = appeared is None or release.build >= (appeared.oldest_with or math.inf)
     return None if has or patched else appeared
 
 
@@ -70,9 +70,9 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     appeared = _architecture(context)
     if name in OLLAMA_ARCHITECTURES and source:
         values = {"who": "only Ollama has and llama.cpp does", "variable": source.variable, "variables": None}
-    elif appeared and release.build < (appeared.having or appeared.lacking + 1):
-        who = f"build {release.build} {'does' if release.build <= appeared.lacking else 'may'}"
-        newer = f"build {appeared.having}, or a newer one," if appeared.having else "a newer build"
+    elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
+        who = f"build {release.build} {'does' if release.build <= appeared.newest_without else 'may'}"
+        newer = f"build {appeared.oldest_with}, or a newer one," if appeared.oldest_with else "a newer build"
         variables = remedies.listed(context.variables_of(release.id))
         values = {"who": who, "variable": None, "newer": newer, "variables": variables}
     else:
@@ -82,7 +82,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
 
 def unread_model(context: AdvisoryContext) -> Cases:
     """An architecture or types that no build has which was read, and a build that is newer than those."""
-    kinds = tensor_types.unread({row.type for row in context.summary.named_tensors})
+    kinds = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
     unknown = _architecture(context) and not unknown_architecture(context)
     what = [f"the architecture {context.summary.architecture}"] * bool(unknown) + [f"tensors of {one}" for one in kinds]
     release = context.release

@@ -72,7 +72,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
 def slow_load(context: AdvisoryContext) -> Cases:
     """What llama.cpp itself does to what it sends takes longest, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
-    patch = fast_load.known(release.protocol, release.mainline) and release.source in release_request.COMPILED
+    patch = fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED
     slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
     if not slow or not patch or release.loads_fast:
         return []
@@ -89,8 +89,8 @@ def uncounted(context: AdvisoryContext) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     cases: Cases = []
     for one in context.plan.auxiliary_uncounted:
-        placing = [options.of_name(name) for name in auxiliary_models.PLACING[one.role]]
-        words = [word for word in context.server.extra_args if options.of_word(word) in placing]
+        placing = [options.option_by_name(name) for name in auxiliary_models.PLACING[one.role]]
+        words = [word for word in context.server.extra_args if options.option_by_word(word) in placing]
         values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
         cases.append((context.cluster.head, values))
     return cases

@@ -44,9 +44,9 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
 
     :raises Refusal: it has none, or is compiled already.
     """
-    known = fast_load.known(release.protocol, release.mainline)
+    known = fast_load.patch_of(release.protocol, release.mainline)
     if known and release.source in release_request.COMPILED:
-        return PatchPlan(known.path, known.sha256, (fast_load.CHANGED,))
+        return PatchPlan(known.path, known.sha256, (fast_load.PATCHED_FILE,))
     cause = (
         f"has source: {release.source}, programs that are compiled already"
         if release.source not in release_request.COMPILED
@@ -344,7 +344,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
     return {
         **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
         **host.cmake_options,
-        **backends.without(host.facts.cpu.unusable or (), host.cmake_options),
+        **backends.exclusion_options(host.facts.cpu.unusable or (), host.cmake_options),
     }
 
 

@@ -101,7 +101,7 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
         check(host, {"ansible_host": given["ansible_host"], **given["variables"]})
         misspelt = limits.problem("a variable", given["unknown_variables"])
         if misspelt:
-            raise Refusal(f"{misspelt.path} {misspelt.reason} (host {host})")
+            raise Refusal(f"{misspelt.where} {misspelt.why} (host {host})")
     _check_name("the cluster", cluster)
     return {name: {**given, "facts": _facts(cluster, name, given)} for name, given in hosts.items()}
 
@@ -153,7 +153,7 @@ def check(host: str, given: Mapping[str, Any]) -> None:
     for variable, value in given.items():
         problem = limits.problem(variable, value)
         if problem:
-            raise Refusal(f"{problem.path} {problem.reason} (host {host})")
+            raise Refusal(f"{problem.where} {problem.why} (host {host})")
 
 
 def _check_name(what: str, name: str) -> None:

@@ -109,7 +109,7 @@ def _cache(load: device_load.Load, summary: ModelSummary) -> int:
     return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
-def _settings(server: Server, served: ModelSummary, release: ReleasePlan) -> kv_cache.Settings:
+def _settings(server: Server, served: ModelSummary, release: ReleasePlan) -> kv_cache.CacheSettings:
     """Of the context of the draft model. Its cache has its own types, f16 where nothing is said."""
     settings = server_settings.settings_of(server, served, release.fork)
     return settings._replace(type_k=_type(server, "draft-cache-type-k"), type_v=_type(server, "draft-cache-type-v"))

@@ -122,7 +122,7 @@ class Load:
     def __init__(
         self,
         summary: ModelSummary,
-        settings: kv_cache.Settings,
+        settings: kv_cache.CacheSettings,
         build: int,
         overrides: Sequence[tuple[str, str]] = (),
     ) -> None:
@@ -225,7 +225,7 @@ def _on_head(load: Load, units: tuple[int, ...]) -> int:
 @functools.lru_cache(maxsize=32)
 def load_of(
     summary: ModelSummary,
-    settings: kv_cache.Settings,
+    settings: kv_cache.CacheSettings,
     build: int,
     overrides: tuple[tuple[str, str], ...] = (),
 ) -> Load:

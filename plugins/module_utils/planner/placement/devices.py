@@ -204,8 +204,8 @@ def environment_of_head(
     seen = max((index + 1 for index, name in enumerate(names) if name in used), default=len(names))
     if hiding and used and seen < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(seen))))
-    elif hiding and hiding.none is not None and accelerators and uses_workers and not used:
-        environment[hiding.variable] = hiding.none
+    elif hiding and hiding.no_device is not None and accelerators and uses_workers and not used:
+        environment[hiding.variable] = hiding.no_device
     return environment
 
 

@@ -43,7 +43,7 @@ class Batches(NamedTuple):
 
 
 def at_depth(
-    case: estimate.Case, works: Sequence[cost_model.Work], settings: kv_cache.Settings, depth: int
+    case: estimate.Case, works: Sequence[cost_model.Work], settings: kv_cache.CacheSettings, depth: int
 ) -> list[cost_model.Work]:
     """The parts of the model with what a token reads, and is multiplied with, of so many tokens before it."""
     names = case.placed.buffer_of_layers()
@@ -63,7 +63,7 @@ def at_depth(
 
 @functools.lru_cache(maxsize=64)
 def _of_layers(
-    summary: ModelSummary, settings: kv_cache.Settings, build: int, depth: int
+    summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
     """Of each layer: bytes of cache that a token reads, and multiplications of its attention."""
     filled = settings._replace(context=depth, parallel=1)
@@ -123,7 +123,7 @@ def batches_of(case: estimate.Case, server: Server, works: Sequence[cost_model.W
     return Batches(batch, min(near, key=lambda one: abs(one - default)))
 
 
-def _has_room(case: estimate.Case, settings: kv_cache.Settings) -> bool:
+def _has_room(case: estimate.Case, settings: kv_cache.CacheSettings) -> bool:
     """Whether each device holds its layers with the compute buffer and windows of these pieces."""
     placed = case.placed
     load = device_load.load_of(case.summary, settings, case.release.build, ())
