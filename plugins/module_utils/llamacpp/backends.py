@@ -41,12 +41,7 @@ OFF = (
 """Options that are off in llama.cpp. RDMA is on by default if its library is installed. The user interface is not in the tree: the build would run npm
 or download it (#23156, #23377)."""
 
-IK_LLAMA_OPTIONS = {
-    **COMMON_OPTIONS,
-    "GGML_SCHED_MAX_COPIES": "1",
-    "LLAMA_BUILD_EXAMPLES": "ON",
-    "LLAMA_CURL": "OFF",
-}
+IK_LLAMA_OPTIONS = {**COMMON_OPTIONS, "GGML_SCHED_MAX_COPIES": "1", "LLAMA_BUILD_EXAMPLES": "ON", "LLAMA_CURL": "OFF"}
 """Options of every build of ik_llama.cpp, whose server and worker are examples. Only the requested targets are compiled. Flash attention for the
 processor takes longest to compile, so a build has only the kernels that the KV cache needs."""
 
@@ -317,11 +312,7 @@ def exclusion_options(unusable: Collection[str], cmake_options: Mapping[str, str
 
 
 def cmake_options(
-    backend: str,
-    architectures: list[str],
-    all_quants: bool = False,
-    fork: str = MAINLINE,
-    tls: bool = False,
+    backend: str, architectures: list[str], all_quants: bool = False, fork: str = MAINLINE, tls: bool = False
 ) -> dict[str, str]:
     """Return the cmake options of a build.
 
@@ -335,10 +326,7 @@ def cmake_options(
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
     else:
-        options = {
-            **COMMON_OPTIONS,
-            **dict.fromkeys((*OFF, *record.off), "OFF"),
-        }
+        options = {**COMMON_OPTIONS, **dict.fromkeys((*OFF, *record.off), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     form = record.architecture

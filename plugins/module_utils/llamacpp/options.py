@@ -8,6 +8,7 @@ It determines the command line, refused extra args and environment variables, mi
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -106,15 +107,15 @@ class UnknownOption(ValueError):
     """A fork has no spelling for a value of an option."""
 
 
-def _spelling(
+def _spell(
     fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted: str = ""
 ) -> Spelling:
     return Spelling(fork, _split(words), form, means, is_written, _split(unlisted))
 
 
-def _spellings(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
+def _both(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
     """Return the same spelling for llama.cpp and ik_llama.cpp."""
-    alike = _spelling(MAINLINE, words, form, means, is_written)
+    alike = _llama(words, form, means, is_written)
     return alike, alike._replace(fork=IK_LLAMA)
 
 
@@ -122,6 +123,7 @@ def _split(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
+_llama, _ik = functools.partial(_spell, MAINLINE), functools.partial(_spell, IK_LLAMA)
 PRESETS = """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec
 --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
@@ -129,123 +131,112 @@ PRESETS = """
 """Options that select an upstream model and its settings."""
 
 TABLE: tuple[Option, ...] = (
-    Option("rpc", _spellings("--rpc", form=LIST), "llama_worker_endpoints"),
-    Option("device", _spellings("--device -dev", form=LIST), "llama_worker_endpoints"),
-    Option("override-tensor", _spellings("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
-    Option("model", _spellings("--model -m"), "llama_model_path"),
-    Option("model-of-a-server", _spellings("--model-url -mu", is_written=False), "llama_model_url"),
+    Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints"),
+    Option("device", _both("--device -dev", form=LIST), "llama_worker_endpoints"),
+    Option("override-tensor", _both("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
+    Option("model", _both("--model -m"), "llama_model_path"),
+    Option("model-of-a-server", _both("--model-url -mu", is_written=False), "llama_model_url"),
     Option(
         "model-of-hugging-face",
         (
-            _spelling(MAINLINE, "--hf-repo -hf -hfr --hf-file -hff", is_written=False),
-            _spelling(IK_LLAMA, "--hf-repo -hfr --hf-file -hff", is_written=False),
+            _llama("--hf-repo -hf -hfr --hf-file -hff", is_written=False),
+            _ik("--hf-repo -hfr --hf-file -hff", is_written=False),
         ),
         "llama_model_huggingface",
     ),
     Option(
         "model-of-a-registry",
-        (
-            _spelling(MAINLINE, "--docker-repo -dr", is_written=False),
-            _spelling(MAINLINE, PRESETS, form=SWITCH, is_written=False),
-        ),
+        (_llama("--docker-repo -dr", is_written=False), _llama(PRESETS, form=SWITCH, is_written=False)),
         "llama_model_path",
     ),
-    Option("host", _spellings("--host"), "llama_server_host"),
-    Option("port", _spellings("--port"), "llama_server_port"),
+    Option("host", _both("--host"), "llama_server_host"),
+    Option("port", _both("--port"), "llama_server_port"),
     Option(
         "gpu-layers",
         (
-            _spelling(MAINLINE, "--n-gpu-layers -ngl --gpu-layers"),
-            _spelling(IK_LLAMA, "--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
+            _llama("--n-gpu-layers -ngl --gpu-layers"),
+            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
     ),
-    Option("tensor-split", _spellings("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
+    Option("tensor-split", _both("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
     Option(
         "split-mode",
-        _spellings("--split-mode -sm", is_written=False),
+        _both("--split-mode -sm", is_written=False),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
         "workers connect to each other at their port + 1000. The firewall blocks this port, so loading would hang",
     ),
-    Option("context", _spellings("--ctx-size -c"), "llama_server_context"),
-    Option("parallel", _spellings("--parallel -np"), "llama_server_parallel"),
-    Option("cache-type-k", _spellings("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
-    Option("cache-type-v", _spellings("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
+    Option("context", _both("--ctx-size -c"), "llama_server_context"),
+    Option("parallel", _both("--parallel -np"), "llama_server_parallel"),
+    Option("cache-type-k", _both("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
+    Option("cache-type-v", _both("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
     Option(
         "flash-attention",
-        (*_spellings("--flash-attn -fa"), _spelling(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off")),
+        (*_both("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, means="off")),
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _spellings("--threads -t"), "llama_server_threads", optional_above=0),
+    Option("threads", _both("--threads -t"), "llama_server_threads", optional_above=0),
     Option(
-        "prompt-cache",
-        _spellings("--cache-ram -cram"),
-        "llama_server_prompt_cache_mib",
-        implied=("0",),
-        optional_above=4096,
+        "prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
     ),
-    Option("sleep", (_spelling(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
+    Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
-        (
-            _spelling(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"),
-            _spelling(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt"),
-        ),
+        (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
         remedy="remove it: the plan sets as many as fit into the head's memory",
         optional_above=32,
     ),
     Option(
         "load-mode",
         (
-            _spelling(MAINLINE, "--load-mode -lm"),
-            _spelling(IK_LLAMA, "--no-mmap", form=SWITCH, means="none"),
-            _spelling(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
+            _llama("--load-mode -lm"),
+            _ik("--no-mmap", form=SWITCH, means="none"),
+            _ik("--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
         implied=("mmap", "auto"),
     ),
-    Option("api-key-file", _spellings("--api-key-file"), "llama_server_api_key_file"),
-    Option("api-key", _spellings("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
-    Option("tls-certificate", _spellings("--ssl-cert-file"), "llama_server_tls_certificate_file"),
-    Option("tls-key", _spellings("--ssl-key-file"), "llama_server_tls_key_file"),
+    Option("api-key-file", _both("--api-key-file"), "llama_server_api_key_file"),
+    Option("api-key", _both("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
+    Option("tls-certificate", _both("--ssl-cert-file"), "llama_server_tls_certificate_file"),
+    Option("tls-key", _both("--ssl-key-file"), "llama_server_tls_key_file"),
     Option(
         "token-of-a-registry",
-        _spellings("--hf-token -hft", is_written=False),
+        _both("--hf-token -hft", is_written=False),
         remedy="remove it: every account on the host could read the token, and llama-server reads the model from the head's disk",
         secret=True,
     ),
     Option(
         "print-and-end",
         (
-            _spelling(
-                MAINLINE,
+            _llama(
                 "-h --help --usage --version --completion-bash --list-devices --cache-list -cl",
                 form=SWITCH,
                 is_written=False,
             ),
-            _spelling(IK_LLAMA, "-h --help --usage --version", form=SWITCH, is_written=False),
+            _ik("-h --help --usage --version", form=SWITCH, is_written=False),
         ),
         remedy="remove it, because llama-server would print and exit",
     ),
     Option(
         "fit",
-        (_spelling(MAINLINE, "--fit -fit"), _spelling(IK_LLAMA, "--fit", form=SWITCH, is_written=False)),
+        (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
         remedy="remove it: llama-server would move the layers",
         optional_above=0,
     ),
-    Option("models-preset", (_spelling(MAINLINE, "--models-preset"),), "llama_models"),
-    Option("models-max", (_spelling(MAINLINE, "--models-max"),), "llama_models"),
-    Option("models-folder", (_spelling(MAINLINE, "--models-dir", is_written=False),), "llama_models"),
+    Option("models-preset", (_llama("--models-preset"),), "llama_models"),
+    Option("models-max", (_llama("--models-max"),), "llama_models"),
+    Option("models-folder", (_llama("--models-dir", is_written=False),), "llama_models"),
     Option(
         "prefix",
-        (_spelling(MAINLINE, "--api-prefix", is_written=False),),
+        (_llama("--api-prefix", is_written=False),),
         remedy="remove it: the collection queries /health without a prefix",
     ),
     Option(
         "log-verbosity",
-        (_spelling(MAINLINE, "--log-verbosity -lv --verbosity"), _spelling(IK_LLAMA, "--verbosity", is_written=False)),
+        (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
         optional_above=0,
@@ -253,161 +244,131 @@ TABLE: tuple[Option, ...] = (
     Option(
         "repack",
         (
-            _spelling(MAINLINE, "--no-repack -nr", form=SWITCH, means="off"),
-            _spelling(MAINLINE, "--repack", form=SWITCH, means="on", is_written=False),
+            _llama("--no-repack -nr", form=SWITCH, means="off"),
+            _llama("--repack", form=SWITCH, means="on", is_written=False),
         ),
         implied=("off",),
     ),
     Option(
         "log-disable",
-        _spellings("--log-disable", form=SWITCH),
+        _both("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
-    Option("metrics", _spellings("--metrics", form=SWITCH), optional_above=0),
-    Option("override-kv", _spellings("--override-kv"), memory=UNPLANNED_MEMORY),
-    Option("embeddings", _spellings("--embedding --embeddings", form=SWITCH), memory="every_output"),
-    Option(
-        "reranking",
-        (*_spellings("--reranking", form=SWITCH), _spelling(MAINLINE, "--rerank", form=SWITCH)),
-        memory="every_output",
-    ),
-    Option("full-window", (_spelling(MAINLINE, "--swa-full", form=SWITCH),), memory="full_window"),
+    Option("metrics", _both("--metrics", form=SWITCH), optional_above=0),
+    Option("override-kv", _both("--override-kv"), memory=UNPLANNED_MEMORY),
+    Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
+    Option("reranking", (*_both("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
+    Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
         (
-            _spelling(MAINLINE, "--kv-unified -kvu", form=SWITCH, means="on"),
-            _spelling(MAINLINE, "--no-kv-unified -no-kvu", form=SWITCH, means="off"),
+            _llama("--kv-unified -kvu", form=SWITCH, means="on"),
+            _llama("--no-kv-unified -no-kvu", form=SWITCH, means="off"),
         ),
         memory="unified",
     ),
-    Option("micro-batch", _spellings("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
-    Option("batch", _spellings("--batch-size -b"), "llama_server_batch", silent=("2048",)),
+    Option("micro-batch", _both("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
+    Option("batch", _both("--batch-size -b"), "llama_server_batch", silent=("2048",)),
     Option(
         "experts-on-the-processor",
-        (*_spellings("--cpu-moe -cmoe", form=SWITCH), *_spellings("--n-cpu-moe -ncmoe")),
+        (*_both("--cpu-moe -cmoe", form=SWITCH), *_both("--n-cpu-moe -ncmoe")),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         r"the first ten layers: the plan then accounts for them",
     ),
     Option(
         "feed-forward-on-the-processor",
-        (_spelling(MAINLINE, "--n-cpu-ffn -ncffn"),),
+        (_llama("--n-cpu-ffn -ncffn"),),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for the first ten layers: "
         r"the plan then accounts for them",
     ),
     Option(
         "kv-offload",
-        (
-            _spelling(MAINLINE, "--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH),
-            _spelling(IK_LLAMA, "--no-kv-offload -nkvo", form=SWITCH),
-        ),
+        (_llama("--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH), _ik("--no-kv-offload -nkvo", form=SWITCH)),
         memory=UNPLANNED_MEMORY,
     ),
-    Option("slots-with-a-cache-of-their-own", (_spelling(MAINLINE, "--kv-unified-per-slot"),), memory=UNPLANNED_MEMORY),
+    Option("slots-with-a-cache-of-their-own", (_llama("--kv-unified-per-slot"),), memory=UNPLANNED_MEMORY),
     Option(
         "experts-cache",
-        (_spelling(MAINLINE, "--moe-cache-mib", is_written=False)._replace(since=11549),),
+        (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
         remedy="remove it: llama-server would copy experts of the processor to device memory that the plan does not reserve",
     ),
-    Option("lazy-mode", (_spelling(MAINLINE, "--lazy-mode -lzm"),), memory=UNPLANNED_MEMORY),
-    Option("adapter", (*_spellings("--lora"), *_spellings("--lora-scaled")), memory=UNPLANNED_MEMORY, adds="adapters"),
+    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=UNPLANNED_MEMORY),
+    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=UNPLANNED_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
-            _spelling(MAINLINE, "--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
-            _spelling(IK_LLAMA, "--model-draft -md"),
+            _llama("--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
+            _ik("--model-draft -md"),
         ),
         memory=UNPLANNED_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         SPECULATION,
-        (_spelling(MAINLINE, "--spec-type"), _spelling(IK_LLAMA, "--spec-type", is_written=False)),
+        (_llama("--spec-type"), _ik("--spec-type", is_written=False)),
         memory=UNPLANNED_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         "projector",
-        (_spelling(MAINLINE, "--mmproj --mmproj-url -mm -mmu"), _spelling(IK_LLAMA, "--mmproj --mmproj-url")),
+        (_llama("--mmproj --mmproj-url -mm -mmu"), _ik("--mmproj --mmproj-url")),
         memory=UNPLANNED_MEMORY,
         adds="the projector",
     ),
-    Option("draft-sampling", (_spelling(MAINLINE, "--spec-draft-sampling")._replace(since=11434),)),
-    Option(
-        "draft-micro-batch",
-        (_spelling(MAINLINE, "--spec-draft-n-ubatch")._replace(since=11669),),
-        memory=UNPLANNED_MEMORY,
-    ),
-    Option(
-        "draft-device",
-        (*_spellings("--device-draft -devd"), _spelling(MAINLINE, "--spec-draft-device", is_written=False)),
-    ),
+    Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(since=11434),)),
+    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=UNPLANNED_MEMORY),
+    Option("draft-device", (*_both("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
         (
-            _spelling(MAINLINE, "--gpu-layers-draft -ngld --n-gpu-layers-draft"),
-            _spelling(MAINLINE, "--spec-draft-ngl", is_written=False),
-            _spelling(IK_LLAMA, "--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
+            _llama("--gpu-layers-draft -ngld --n-gpu-layers-draft"),
+            _llama("--spec-draft-ngl", is_written=False),
+            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
         ),
     ),
     Option(
         "draft-tensors",
         (
-            _spelling(MAINLINE, "--override-tensor-draft -otd --spec-draft-override-tensor", form=LIST),
-            _spelling(MAINLINE, "--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
-            _spelling(MAINLINE, "--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
+            _llama("--override-tensor-draft -otd --spec-draft-override-tensor", form=LIST),
+            _llama("--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
+            _llama("--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
         ),
     ),
     Option(
         "draft-cache-type-k",
-        (
-            _spelling(MAINLINE, "--cache-type-k-draft -ctkd --spec-draft-type-k"),
-            _spelling(IK_LLAMA, "--cache-type-k-draft -ctkd"),
-        ),
+        (_llama("--cache-type-k-draft -ctkd --spec-draft-type-k"), _ik("--cache-type-k-draft -ctkd")),
     ),
     Option(
         "draft-cache-type-v",
-        (
-            _spelling(MAINLINE, "--cache-type-v-draft -ctvd --spec-draft-type-v"),
-            _spelling(IK_LLAMA, "--cache-type-v-draft -ctvd"),
-        ),
+        (_llama("--cache-type-v-draft -ctvd --spec-draft-type-v"), _ik("--cache-type-v-draft -ctvd")),
     ),
     Option(
         "projector-offload",
         (
-            *_spellings("--no-mmproj-offload", form=SWITCH, means="off"),
-            _spelling(MAINLINE, "--mmproj-offload", form=SWITCH, means="on", is_written=False),
+            *_both("--no-mmproj-offload", form=SWITCH, means="off"),
+            _llama("--mmproj-offload", form=SWITCH, means="on", is_written=False),
         ),
     ),
-    Option("projector-device", (_spelling(MAINLINE, "--mmproj-device -mmdev", is_written=False),)),
-    Option("latent-attention", (_spelling(IK_LLAMA, "--mla-use -mla"),), memory="latent_attention"),
-    Option("attention-batch", (_spelling(IK_LLAMA, "--attention-max-batch -amb"),), memory="attention_batch"),
-    Option(
-        "address",
-        (*_spellings("-H --host"), _spelling(IK_LLAMA, "--Host", is_written=False)),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("projector-device", (_llama("--mmproj-device -mmdev", is_written=False),)),
+    Option("latent-attention", (_ik("--mla-use -mla"),), memory="latent_attention"),
+    Option("attention-batch", (_ik("--attention-max-batch -amb"),), memory="attention_batch"),
+    Option("address", (*_both("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER),
     Option(
         "worker-port",
-        (*_spellings("-p --port"), _spelling(IK_LLAMA, "-P --Port", is_written=False)),
+        (*_both("-p --port"), _ik("-P --Port", is_written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
-    Option(
-        "worker-device",
-        (_spelling(MAINLINE, "-d --device"), _spelling(IK_LLAMA, "-d -dev --device")),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("worker-device", (_llama("-d --device"), _ik("-d -dev --device")), "llama_worker_endpoints", program=WORKER),
     Option(
         "processor",
-        (_spelling(IK_LLAMA, "-cpu", form=SWITCH, means="CPU"),),
+        (_ik("-cpu", form=SWITCH, means="CPU"),),
         "llama_worker_endpoints",
         implied=("CPU",),
         program=WORKER,
     ),
-    Option("worker-threads", _spellings("-t --threads"), "llama_worker_endpoints", program=WORKER),
-    Option("tensor-cache", _spellings("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
+    Option("worker-threads", _both("-t --threads"), "llama_worker_endpoints", program=WORKER),
+    Option("tensor-cache", _both("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
 )
 
 ALIASES = """
