@@ -167,7 +167,7 @@ def test_a_long_text_is_read_in_no_time():
 
 def test_a_secret_among_the_arguments(local):
     words = dict.fromkeys(("--api-key", "--api_key"), "set llama_server_api_key_file instead")
-    words |= dict.fromkeys(("--hf_token", "-hft"), "every account of the host could read the token")
+    words |= dict.fromkeys(("--hf_token", "-hft"), "every account on the host could read the token")
     for word, instead in words.items():
         for arguments in ([f"{word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
             local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments

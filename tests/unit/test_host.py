@@ -202,14 +202,16 @@ def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monk
 
 def test_places_follow_the_scope():
     system = {"prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "units": "/etc/systemd/system"}
-    assert names.places("system", "systemd", {"HOME": "/home/u"}) == system
+    assert names.installation_folders("system", "systemd", {"HOME": "/home/u"}) == system
     for manager, units in (
         ("systemd_user", ".config/systemd/user"),
         ("supervisor", ".local/share/llamacpp/supervisor/services"),
         ("launchd", "Library/LaunchAgents"),
     ):
-        assert names.places("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
-    assert Path(names.places("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path("/home/u/.cache")
+        assert names.installation_folders("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
+    assert Path(names.installation_folders("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path(
+        "/home/u/.cache"
+    )
 
 
 def test_only_definitions_of_this_collection_are_ours(tmp_path):

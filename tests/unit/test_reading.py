@@ -21,11 +21,11 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     (tmp_path / "link").symlink_to(secret)
     (tmp_path / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    assert reading.read_bytes(secret, 4) == b"root"
-    assert reading.read_bytes(tmp_path / "link", 9, follow=True) == b"root's"
+    assert reading.read_start(secret, 4) == b"root"
+    assert reading.read_start(tmp_path / "link", 9, follow=True) == b"root's"
     for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
-            reading.read_bytes(tmp_path / name, 9, follow)
+            reading.read_start(tmp_path / name, 9, follow)
 
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}

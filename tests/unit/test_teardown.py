@@ -67,7 +67,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
     """All paths of a plan below its prefix, but models."""
     for name in ("head", "worker1"):
         pair.hosts[name]["facts"].update(
-            service_manager=manager, units=names.places("system", manager, {"HOME": "/"})["units"]
+            service_manager=manager, units=names.installation_folders("system", manager, {"HOME": "/"})["units"]
         )
     made = complete(pair.plan())
     prefix = "/opt/llamacpp/"

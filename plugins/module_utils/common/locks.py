@@ -42,7 +42,7 @@ def open_file(path: Path) -> int:
 
 
 def take(lock: int, seconds: float = 0) -> bool:
-    """Lock an open file until this process and its heirs close it. Return False if others hold it longer than ``seconds``."""
+    """Lock an open file until this process and its children close it. Return False if others hold it longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:

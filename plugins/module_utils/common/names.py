@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import ser
 CLUSTER_GROUP = "llama_cluster"
 """Default of llama_cluster_group, the group of a cluster's hosts."""
 NAME = "llamacpp"
-"""Prefix of all names that the collection gives. A host belongs to one cluster."""
+"""Prefix of all names that the collection gives."""
 SERVER, WORKERS = f"{NAME}-server", f"{NAME}-worker-"
 """Service of the head, and prefix of the workers' services."""
 ACCOUNT, BUILD_ACCOUNT = NAME, f"{NAME}-build"
@@ -132,7 +132,7 @@ def service(part: str) -> str:
 
 
 def is_head(name: str) -> bool:
-    """Return whether a service is the head's; all other services are workers."""
+    """Return whether a service is the head's."""
     return name == SERVER
 
 
@@ -164,7 +164,7 @@ def distribution(os_release: str) -> dict[str, Any]:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def installation_folders(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the folders of the installation, of the cache, which outlives it, and of service definitions.
 
     :param environment: environment of the connecting user, with ``HOME``.

@@ -38,7 +38,7 @@ def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def read_bytes(path: Path, limit: int, follow: bool = False) -> bytes:
+def read_start(path: Path, limit: int, follow: bool = False) -> bytes:
     """Return the first ``limit`` bytes of a file; see ``open_file``."""
     with open_file(path, follow) as stream:
         return stream.read(limit)
@@ -99,7 +99,7 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
     :raises OSError: the file cannot be read.
     :raises ValueError: it is larger or not valid; see ``parse``.
     """
-    data = read_bytes(path, limit + 1)
+    data = read_start(path, limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path} has more than {limit} bytes")
     return parse(data)

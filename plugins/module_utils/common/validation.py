@@ -71,14 +71,14 @@ def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
 
 
 def limit(value: float | None, minimum: int, maximum: int) -> str:
-    """Return the remedy for a number that is too small or too large; empty if it fits."""
+    """Return the remedy for a number outside limits, else empty."""
     if value is None or minimum <= value <= maximum:
         return ""
     return f"use {minimum} or more" if value < minimum else f"use {maximum} or less"
 
 
 class Text(NamedTuple):
-    """A text that matches an expression completely: one line without control characters, unless the expression begins with ``(?s)``."""
+    """A text that matches an expression: one line without control characters, unless the expression begins with ``(?s)``."""
 
     expression: str = ".*"
     longest: int = LONGEST_NAME

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 VARIABLE = "SSH_CONNECTION"
 """Variable set by sshd: address and port of the client, then of the server."""
 GENERATIONS = 16
-"""Number of ancestors that may lie between this process and sshd's shell: Ansible, and sudo, which drops the variable."""
+"""Number of ancestors to search: Ansible, and sudo, which drops the variable, lie between this process and sshd's shell."""
 
 
 def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:

@@ -71,7 +71,7 @@ def version_of(argv: list[str], ask: Ask = output) -> str | None:
 
 
 def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
-    """Return tool or library → its version, or None. The commands of a toolkit need not be in the search path."""
+    """Return tool or library → its version, or None, also for toolkits outside the search path."""
     installed_versions = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
     for toolkit in installed:
         if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(toolkit["backend"])]:
@@ -164,13 +164,12 @@ def _distribution() -> dict:
 
 
 def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
-    """Return the names of installed tools and of the distribution's packages of llama.cpp."""
+    """Return the names of tools and of the distribution's packages of llama.cpp."""
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
 def disk_gib(path: str) -> int | None:
-    """Return the size in GiB of the file system of a path, rounded down to a power of 2: some file systems shrink while they fill up, and facts
-    must be stable."""
+    """Return the GiB of the file system of a path, rounded down to a power of 2: some shrink while they fill up, and facts are stable."""
     try:
         status = os.statvfs(errors.file_system(path))
     except OSError:
@@ -252,7 +251,7 @@ def _installation(place: InstallationPaths) -> dict:
 
 
 def supervisor(prefix: str) -> dict:
-    """Return the version of the installation's supervisor, and whether it runs. No program is run from a folder without our mark."""
+    """Return the supervisor's version, and whether it runs. No program is run from a folder without our mark."""
     if not files.is_marked(Path(prefix)):
         return {"version": None, "running": False}
     return {

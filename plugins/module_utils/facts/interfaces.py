@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import ONE_HOST
 
 USB4_GENERATION = 4
-"""Value of the kernel's thunderbolt driver in ``generation`` of a USB4 router; 1 to 3 are Thunderbolt."""
+"""Value in ``generation`` of a USB4 router; 1 to 3 are Thunderbolt."""
 INFINIBAND_TYPE = 32
 """ARPHRD_INFINIBAND in ``type`` of an interface."""
 IPV4_GID = "0000:0000:0000:0000:0000:ffff:"

@@ -69,7 +69,9 @@ def place_of(requested_scope: str) -> InstallationPaths:
     effective_scope = scope(requested_scope)
     manager = service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return InstallationPaths(effective_scope, manager, **names.places(effective_scope, manager, environment))
+    return InstallationPaths(
+        effective_scope, manager, **names.installation_folders(effective_scope, manager, environment)
+    )
 
 
 def place_in(host_plan: object) -> InstallationPaths:

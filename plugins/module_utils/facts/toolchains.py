@@ -74,7 +74,7 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 
 
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
-    """Return component → its prefix next to the compiler's folder, in the compiler's version or else the newest that fits."""
+    """Return component → its prefix, in the compiler's version or else the newest that fits."""
     components = {}
     toolkit_version = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
@@ -92,7 +92,7 @@ def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str
 
 def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
     toolchains = []
-    for folder, links in _prefixes(root, toolkit.places).items():
+    for folder, links in _prefixes(root, toolkit.patterns).items():
         prefix = _on_host(root, folder)
         version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)

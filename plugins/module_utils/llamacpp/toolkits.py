@@ -40,7 +40,7 @@ class Toolkit(NamedTuple):
     """Version that a declared host is assumed to have."""
     vendor: str = ""
     """Source of the toolkit if a distribution lacks it."""
-    places: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     """Patterns of the command below the root, for toolkits that are installed side by side under different prefixes; empty for a plain tool."""
     version_file: str = ""
     """File below the prefix with a more exact version than the command prints."""
@@ -74,7 +74,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="hipconfig",
         declared="7.2",
         vendor=_AMD,
-        places=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
+        patterns=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
         version_file=".info/version",
         compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
         compiler_query="-l",
@@ -89,7 +89,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="nvcc",
         declared="12.9",
         vendor=_NVIDIA,
-        places=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
+        patterns=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
         compilers=("bin/nvcc",),
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
         minimum="11.0",
@@ -101,7 +101,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="icx",
         declared="2025.3",
         vendor=_INTEL,
-        places=("opt/intel/oneapi/compiler/*/bin/icx",),
+        patterns=("opt/intel/oneapi/compiler/*/bin/icx",),
         compilers=("bin/icx",),
         components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
         minimum="2025.0",
@@ -117,7 +117,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
     ),
 }
 """Backend → its toolkit."""
-SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKIT_OF.items() if toolkit.places}
+SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKIT_OF.items() if toolkit.patterns}
 """Toolkits of which a host may have several under different prefixes."""
 LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
     VULKAN: (

@@ -53,7 +53,7 @@ def read(scope: str, key_file: str | None) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     with suppress(OSError):
-        keys = reading.read_bytes(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
+        keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         known = {line.strip(): "API key" for line in keys.splitlines()}
     found = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
     return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}

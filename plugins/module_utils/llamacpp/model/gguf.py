@@ -99,10 +99,6 @@ class File:
     """A file of this host, with the members that :func:`read_headers` requires of its sources."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file.
-
-        :raises OSError: it cannot be opened.
-        """
         try:
             self.stream = reading.open_file(path, follow=True)
         except reading.NotAFileError:

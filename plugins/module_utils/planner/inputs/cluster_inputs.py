@@ -509,7 +509,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         },
         "scope": scope,
         "service_manager": manager,
-        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
+        **names.installation_folders(scope, manager, {"HOME": hardware.get("home", "~")}),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
