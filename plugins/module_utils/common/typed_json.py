@@ -75,7 +75,7 @@ def fields(record: type) -> tuple[Field, ...]:
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without Annotated, and its annotations, the outermost first."""
+    """Return a type without Annotated, and its annotations."""
     notes: tuple[Any, ...] = ()
     while typing.get_origin(hint) is Annotated:
         notes += hint.__metadata__
@@ -102,7 +102,7 @@ def is_record(bare: Any) -> bool:
 
 
 def specification(record: type) -> dict[str, dict[str, Any]]:
-    """Return the argument specification for ansible-core: each field of a NamedTuple is an argument."""
+    """Return the argument specification for ansible-core."""
     spec = {}
     for field in fields(record):
         spec[field.name] = {**_type_of(field.type), "required": not field.optional}

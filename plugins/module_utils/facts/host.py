@@ -46,7 +46,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import t
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""Folders of root's programs; not all accounts have these in their search path."""
+"""Folders of root's programs, which other accounts may not have in their search path."""
 TOOLS_OF_ROOT = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""

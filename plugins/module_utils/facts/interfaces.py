@@ -27,8 +27,7 @@ PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 
 
 def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Return ``name``, ``kind`` (ethernet, thunderbolt, usb4, infiniband or wireless) and IPv4 ``addresses`` of each hardware interface with an
-    address."""
+    """Return ``name``, ``kind`` (ethernet, thunderbolt, usb4, infiniband or wireless) and IPv4 ``addresses`` of each hardware interface with an address."""
     kinds, addresses = _macos_kinds(ask) if platform.system() == "Darwin" else _linux_kinds(root), _addresses(ask)
     return [
         {"name": name, "kind": kind, "addresses": sorted(addresses[name])}

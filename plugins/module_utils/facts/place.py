@@ -110,7 +110,7 @@ def problems(place: InstallationPaths) -> list[str]:
 
 
 def not_at_boot(place: InstallationPaths, services: Iterable[str]) -> set[str]:
-    """Return the services that do not start at boot although the manager could start them."""
+    """Return the services that are not started at boot."""
     manager = service_managers.MANAGERS[place.service_manager]
     links = manager.boot_links and os.path.join(place.units, manager.boot_links)
     return {name for name in services if links and not os.path.lexists(manager.definition(links, name))}
@@ -135,7 +135,7 @@ def defined_services(manager: str, units: str) -> list[str]:
 
 
 def read_left(prefix: str, name: str) -> dict:
-    """Return the JSON object that the last run wrote to a file of an installation; empty without a file."""
+    """Return the JSON object in a file of an installation; empty without a file."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ def _on_host(root: Path, path: Path) -> str:
 
 
 def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
-    """Return the real folder of each installation → its other names. A link from /usr/bin to another folder is no installation in /usr."""
+    """Return real folder of each installation → its other names. A link from /usr/bin is no installation in /usr."""
     prefixes: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         prefix = program.parent.parent

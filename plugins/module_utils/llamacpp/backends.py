@@ -146,8 +146,7 @@ class Backend(NamedTuple):
 
 
 def cuda_architecture(capability: str) -> str:
-    """Return a compute capability for CMAKE_CUDA_ARCHITECTURES. Blackwell's consumer devices (12.0, 12.1) have instructions
-    that need the suffix ``a``."""
+    """Return a compute capability for CMAKE_CUDA_ARCHITECTURES. Blackwell's consumer devices (12.0, 12.1) have instructions that need the suffix ``a``."""
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 

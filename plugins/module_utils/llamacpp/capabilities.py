@@ -31,8 +31,7 @@ PACKAGED_SINCE = {"debian": 14}
 """Distribution → its first version whose llama.cpp package has RPC."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]
-"""First build → RPC protocol, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450
-(#26610)."""
+"""First build → RPC protocol, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450 (#26610)."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
 MAX_BACKENDS = 16
