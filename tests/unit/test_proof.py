@@ -293,7 +293,7 @@ def test_remedies_are_settings_that_the_planned_command_line_does_not_have(
     work = planned.work_of(typed(served.accepted()))
     assert [one.setting.replace("llama_server_", "") for one in work.remedies] == settings
     for remedy in work.remedies:
-        said = zip(map(options.option_by_word, remedy.words[::2]), remedy.words[1::2])
+        said = zip(map(options.by_word, remedy.words[::2]), remedy.words[1::2])
         assert remedy.setting.replace("'", "") == ", ".join(f"{option.variable}: {value}" for option, value in said)
 
 

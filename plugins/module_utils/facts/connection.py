@@ -28,11 +28,7 @@ def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output
     except (ValueError, IndexError):
         return None
     if isinstance(reached, ipaddress.IPv6Address):
-        return (
-            str(reached.ipv4_mapped)
-            if reached.ipv4_mapped
-            else _ipv4_of_interface(reached, ask(["ip", "-o", "address"]))
-        )
+        return str(reached.ipv4_mapped) if reached.ipv4_mapped else _first_ipv4(reached, ask(["ip", "-o", "address"]))
     return str(reached)
 
 
@@ -57,7 +53,7 @@ def _inherited_variable(root: Path, process: int) -> str:
     return ""
 
 
-def _ipv4_of_interface(reached: ipaddress.IPv6Address, listing: str) -> str | None:
+def _first_ipv4(reached: ipaddress.IPv6Address, listing: str) -> str | None:
     """Return the first IPv4 address of the interface with this IPv6 address.
 
     :param listing: output of ``ip -o address``.

@@ -76,16 +76,12 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
     """Return component → its prefix, in the compiler's version or else the newest that fits."""
     components = {}
-    toolkit_version = versions.numbers(folder.name)
+    current = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
         installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        fitting = [
-            path for path in installed if not same_major or versions.numbers(path.name)[:1] == toolkit_version[:1]
-        ]
+        fitting = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
         if fitting:
-            best = max(
-                fitting, key=lambda path: (versions.numbers(path.name) == toolkit_version, versions.numbers(path.name))
-            )
+            best = max(fitting, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
             components[name] = _on_host(root, best)
     return components
 

@@ -21,7 +21,7 @@ SERVER, WORKER = "llama-server", "rpc-server"
 VALUE, LIST, SWITCH = "value", "list", "switch"
 """Forms: an option with a value, with comma-separated values, or without a value."""
 
-UNPLANNED_MEMORY = "unplanned"
+EXTRA_MEMORY = "unplanned"
 """Mark of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
 """Name of the option for the method of speculation."""
@@ -59,7 +59,7 @@ class Option(NamedTuple):
     """An option of one program.
 
     :param variable: variable that sets it; None if the plan decides.
-    :param memory: field of kv_cache.CacheSettings that it changes, UNPLANNED_MEMORY, or empty.
+    :param memory: field of kv_cache.CacheSettings that it changes, EXTRA_MEMORY, or empty.
     :param silent: values that are never written.
     :param implied: values that may be omitted if no spelling can express them.
     :param remedy: alternative to the option, if no variable sets it.
@@ -255,7 +255,7 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("metrics", _both("--metrics", form=SWITCH), optional_above=0),
-    Option("override-kv", _both("--override-kv"), memory=UNPLANNED_MEMORY),
+    Option("override-kv", _both("--override-kv"), memory=EXTRA_MEMORY),
     Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
     Option("reranking", (*_both("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
     Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
@@ -284,39 +284,39 @@ TABLE: tuple[Option, ...] = (
     Option(
         "kv-offload",
         (_llama("--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH), _ik("--no-kv-offload -nkvo", form=SWITCH)),
-        memory=UNPLANNED_MEMORY,
+        memory=EXTRA_MEMORY,
     ),
-    Option("slots-with-a-cache-of-their-own", (_llama("--kv-unified-per-slot"),), memory=UNPLANNED_MEMORY),
+    Option("slots-with-a-cache-of-their-own", (_llama("--kv-unified-per-slot"),), memory=EXTRA_MEMORY),
     Option(
         "experts-cache",
         (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
         remedy="remove it: llama-server would copy experts of the processor to device memory that the plan does not reserve",
     ),
-    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=UNPLANNED_MEMORY),
-    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=UNPLANNED_MEMORY, adds="adapters"),
+    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
+    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
             _llama("--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
             _ik("--model-draft -md"),
         ),
-        memory=UNPLANNED_MEMORY,
+        memory=EXTRA_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         SPECULATION,
         (_llama("--spec-type"), _ik("--spec-type", is_written=False)),
-        memory=UNPLANNED_MEMORY,
+        memory=EXTRA_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         "projector",
         (_llama("--mmproj --mmproj-url -mm -mmu"), _ik("--mmproj --mmproj-url")),
-        memory=UNPLANNED_MEMORY,
+        memory=EXTRA_MEMORY,
         adds="the projector",
     ),
     Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(since=11434),)),
-    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=UNPLANNED_MEMORY),
+    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=EXTRA_MEMORY),
     Option("draft-device", (*_both("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
@@ -404,19 +404,19 @@ def normalize(word: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def option_by_name(name: str) -> Option:
+def by_name(name: str) -> Option:
     """Return the option with this name in the table."""
     return _OPTIONS[name]
 
 
-def option_by_word(word: str) -> Option | None:
+def by_word(word: str) -> Option | None:
     """Return the option of llama-server in an argument, for either fork."""
     return _SERVER.get(normalize(word))
 
 
 def identity(word: str) -> str:
     """Return an identity that all words of an option of llama.cpp's llama-server share, including its negations."""
-    name, option = normalize(word), option_by_word(word)
+    name, option = normalize(word), by_word(word)
     for spelling in option.spelled(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.means else spelling.words[0]
@@ -463,7 +463,7 @@ def pairs(arguments: Iterable[str]) -> list[list[str]]:
 
 def meaning(word: str) -> str:
     """Return the value that a switch of llama-server stands for."""
-    option = option_by_word(word)
+    option = by_word(word)
     spellings = option.spellings if option else ()
     return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
 
@@ -510,7 +510,7 @@ def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
 
 def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]:
     """Return planned word that a build's llama-server lacks → a synonym that it has, or nothing if the option only tunes. Words of options with
-    UNPLANNED_MEMORY are not synonyms.
+    EXTRA_MEMORY are not synonyms.
 
     :param help_options: result of capabilities.parse_help.
     """
@@ -521,7 +521,7 @@ def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]
             if (
                 option.program == SERVER
                 and spelling.is_written
-                and option.memory != UNPLANNED_MEMORY
+                and option.memory != EXTRA_MEMORY
                 and word not in help_options
             ):
                 synonyms = [synonym for synonym in spelling.words if help_options.get(synonym) == takes_value]
@@ -532,7 +532,7 @@ def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]
 
 def may_be_left_out(word: str, values: Sequence[str]) -> bool:
     """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
-    option = option_by_word(word)
+    option = by_word(word)
     numbers = [int(value) for value in values if value.isdigit()]
     return (
         option is not None
@@ -555,5 +555,5 @@ def listed(program: str, fork: str, build: int) -> dict[str, bool]:
 
 def unlisted(word: str, fork: str) -> bool:
     """Return whether llama-server of this fork accepts a word that its help does not list."""
-    option = option_by_word(word)
+    option = by_word(word)
     return option is not None and any(word in spelling.unlisted for spelling in option.spelled(fork))

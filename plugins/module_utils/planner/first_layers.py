@@ -119,7 +119,7 @@ def _remedies(plan: Plan) -> Iterator[Remedy]:
     for values in REMEDIES:
         settings, words = [], []
         for name, value in values.items():
-            option = options.option_by_name(name)
+            option = options.by_name(name)
             if [str(value)] != given.get(name, [*option.silent]):
                 settings.append(f"{option.variable}: {value!r}")
                 words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
@@ -152,5 +152,5 @@ def _argv(plan: Plan, entries: Sequence[DevicePlacement], layers: int) -> tuple[
 
 def _name_of(word: str) -> str:
     """Of an option that the table does not have it is the word itself."""
-    option = options.option_by_word(word)
+    option = options.by_word(word)
     return option.name if option else options.normalize(word)

@@ -209,7 +209,7 @@ def _unknown(name: str, value: object, release: ReleasePlan) -> str:
     """Why a setting cannot be said to this release."""
     known = options.supported_values(name, release.fork)
     ways = f"use {' or '.join(known)}" if known else "leave it out"
-    return f"{options.option_by_name(name).variable} is {value}, which {release.ref} does not know: {ways}"
+    return f"{options.by_name(name).variable} is {value}, which {release.ref} does not know: {ways}"
 
 
 def _readable(serving: Serving, name: str) -> str | None:

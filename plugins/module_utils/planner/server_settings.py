@@ -101,7 +101,7 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Field of kv_cache.CacheSettings → the further argument that sets it, and the one after it. The last one counts."""
     given = {}
     for word, following in zip(arguments, [*arguments[1:], ""]):
-        option = options.option_by_word(word)
+        option = options.by_word(word)
         if option and option.memory:
             given[option.memory] = (word, following)
     return given
@@ -110,9 +110,7 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
 def given_option(server: Server, name: str) -> tuple[str, str] | None:
     """The word by which an operator gives an option, and what follows it; None where it is not given. llama-server takes the last one."""
     pairs = [*zip(server.extra_args, [*server.extra_args[1:], ""])]
-    return next(
-        (pair for pair in reversed(pairs) if options.option_by_word(pair[0]) == options.option_by_name(name)), None
-    )
+    return next((pair for pair in reversed(pairs) if options.by_word(pair[0]) == options.by_name(name)), None)
 
 
 def without_kv_offload(server: Server) -> str:
@@ -149,7 +147,7 @@ def _unplanned(server: Server, drafts: bool) -> list[options.Option]:
     given = [
         option
         for word in server.extra_args
-        if (option := options.option_by_word(word)) and option.memory == options.UNPLANNED_MEMORY
+        if (option := options.by_word(word)) and option.memory == options.EXTRA_MEMORY
     ]
     return [option for option in given if not (drafts and option.name == options.SPECULATION)]
 
@@ -174,12 +172,8 @@ def size_of_auxiliary(model: Model, role: str) -> str:
 def check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuses options for an auxiliary model that a variable gives already."""
     for source in request.sources():
-        option = (
-            options.option_by_name(model_source.AUXILIARY[source.role])
-            if source.role in model_source.AUXILIARY
-            else None
-        )
-        words = [word for word in server.extra_args if option and options.option_by_word(word) == option]
+        option = options.by_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
+        words = [word for word in server.extra_args if option and options.by_word(word) == option]
         if words:
             raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
@@ -250,14 +244,14 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     """Refuses what the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         name = re.split(r"[\s=]", word, maxsplit=1)[0]
-        option = options.option_by_word(name)
+        option = options.by_word(name)
         if option and option.secret:
             raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
             )
-    given = {word: option for word in arguments if (option := options.option_by_word(word))}
+    given = {word: option for word in arguments if (option := options.by_word(word))}
     for word, option in given.items():
         if option.owned:
             raise Refusal(

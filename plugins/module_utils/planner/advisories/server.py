@@ -89,8 +89,8 @@ def uncounted(context: AdvisoryContext) -> Cases:
     """Models beside the one that is served of which nobody knows where they will be, or how large they are."""
     cases: Cases = []
     for one in context.plan.auxiliary_uncounted:
-        placing = [options.option_by_name(name) for name in auxiliary_models.PLACING[one.role]]
-        words = [word for word in context.server.extra_args if options.option_by_word(word) in placing]
+        placing = [options.by_name(name) for name in auxiliary_models.PLACING[one.role]]
+        words = [word for word in context.server.extra_args if options.by_word(word) in placing]
         values = {"variable": f"llama_model_{one.role}", "why": one.reason, "word": " and ".join(words) or None}
         cases.append((context.cluster.head, values))
     return cases

@@ -53,9 +53,7 @@ def of_plan(case: estimate.Case, server: Server, works: Sequence[cost_model.Work
     :param works: estimate.works_of the case; empty where the model does not fit.
     """
     release, placed, facts = case.release, case.placed, case.hosts[case.head].facts
-    known = {
-        name for name in ("prompt-cache", "context-checkpoints") if options.option_by_name(name).spelled(release.fork)
-    }
+    known = {name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)}
     generates = server_settings.generates(server, case.summary)
     room = _free_mib(placed, facts, case.head) // 2 // STEP_MIB * STEP_MIB
     size = checkpoint_bytes(placed.load, server)
