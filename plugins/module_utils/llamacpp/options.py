@@ -533,12 +533,9 @@ def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]
 def may_be_left_out(word: str, values: Sequence[str]) -> bool:
     """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
     option = by_word(word)
+    minimum = option.optional_above if option else None
     numbers = [int(value) for value in values if value.isdigit()]
-    return (
-        option is not None
-        and option.optional_above is not None
-        and min(numbers, default=option.optional_above) >= option.optional_above
-    )
+    return minimum is not None and min(numbers, default=minimum) >= minimum
 
 
 def listed(program: str, fork: str, build: int) -> dict[str, bool]:
