@@ -225,15 +225,15 @@ def described_type(hint: object, definitions: dict[str, dict]) -> dict:
         limits = typing.get_args(bare)
     if type(limits) is tuple:
         return {"enum": list(limits)}
-    if isinstance(limits, Number) and limits.least == limits.most:
-        return {"const": limits.least}
+    if isinstance(limits, Number) and limits.minimum == limits.maximum:
+        return {"const": limits.minimum}
     kind = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(bare)
     described: dict = {"type": kind} if kind else {}
     if isinstance(limits, Text) and limits.expression not in (".*", "(?s).*"):
         described["pattern"] = f"^{limits.expression}$"
     if isinstance(limits, Number):
-        described["minimum"] = limits.least
-        described.update({"maximum": limits.most} if limits.most < LARGEST else {})
+        described["minimum"] = limits.minimum
+        described.update({"maximum": limits.maximum} if limits.maximum < LARGEST else {})
     return described
 
 

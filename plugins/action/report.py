@@ -49,7 +49,7 @@ def _read(variable: str, path: str | None, record: type, without_hosts: type | N
         return None
     shown = f"{variable} is {validation.show(path)}"
     try:
-        text = reading.read(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
+        text = reading.read_start(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
         if len(text) > LARGEST_FILE:
             raise ValueError(f"it has more than {LARGEST_FILE} bytes")
         data = reading.parse(text)

@@ -83,7 +83,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job, results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 
 
 def main():
@@ -100,7 +100,7 @@ def main():
         supports_check_mode=True,
     )
     params, check = module.params, module.check_mode
-    place = typed_json.parse(Place, params["host"])
+    place = typed_json.parse(InstallationPaths, params["host"])
     lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
     with errors.reported(module), lock:
         service = job.Job(place)

@@ -75,7 +75,7 @@ from contextlib import nullcontext
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
@@ -107,7 +107,7 @@ def main():
     run = planned if state == "started" else []
     wanted = services.Wanted(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.reported(module):
-        place = typed_json.parse(Place, host)
+        place = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(place)
         touched = [*(service.name for service in run), *module.params["names"]]
         with nullcontext() if module.check_mode else locks.hold_host(place.prefix):

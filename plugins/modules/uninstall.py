@@ -71,7 +71,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
@@ -128,7 +128,7 @@ def main():
         if params["unneeded"]:
             result = prune(typed_json.parse(HostPlan, params["host"]), module.check_mode)
         else:
-            place = typed_json.parse(Place, params["host"])
+            place = typed_json.parse(InstallationPaths, params["host"])
             result = uninstall(place, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 

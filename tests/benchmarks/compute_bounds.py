@@ -85,8 +85,8 @@ def reserved(options: argparse.Namespace, path: Path, name: str, setting: Settin
     return {device: int(compute) for device, _model, _context, compute in rows}
 
 
-def settings_of(setting: Setting) -> kv_cache.Settings:
-    return kv_cache.Settings(
+def settings_of(setting: Setting) -> kv_cache.CacheSettings:
+    return kv_cache.CacheSettings(
         setting.context,
         setting.parallel,
         type_k=setting.cache,

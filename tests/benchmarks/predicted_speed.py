@@ -60,9 +60,9 @@ def _summary(model: Any) -> dict[str, Any]:
 
 def _rate(machine: dict[str, Any]) -> cost_model.Rate:
     row = (
-        device_rates.of_processor(machine["processor"])
+        device_rates.processor_row(machine["processor"])
         if "processor" in machine
-        else device_rates.of_accelerator(machine["architecture"], machine["name"])
+        else device_rates.accelerator_row(machine["architecture"], machine["name"])
     )
     return cost_model.rate_of_row(row, cost_model.TABLE, machine.get("backend", "cpu"))
 
@@ -74,7 +74,7 @@ def release_of(build: int) -> ReleasePlan:
 
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
-    load = device_load.Load(model, kv_cache.Settings(512), figure["build"])
+    load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
     read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(model)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):

@@ -128,8 +128,8 @@ def _models() -> dict[str, ModelSummary]:
     return models
 
 
-def _known(name: str, backend: str) -> device_rates.Known:
-    return device_rates.of_processor(name) if backend == "cpu" else device_rates.of_accelerator("", name)
+def _known(name: str, backend: str) -> device_rates.RateRow:
+    return device_rates.processor_row(name) if backend == "cpu" else device_rates.accelerator_row("", name)
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
@@ -140,7 +140,7 @@ def _link(name: str, kind: str) -> cost_model.Link:
 
 def _works(row: dict[str, str]) -> list[cost_model.Work]:
     model, build = _models()[row["model"]], int(row["build"])
-    load = device_load.Load(model, kv_cache.Settings(512), build)
+    load = device_load.Load(model, kv_cache.CacheSettings(512), build)
     parts = list(zip(load.parts, cost_model.part_costs(load)))
     works, start, devices = [], 0, [device.split("/") for device in row["devices"].split(";")]
     for index, (name, backend, layers, *link) in enumerate(devices):

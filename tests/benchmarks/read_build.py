@@ -36,7 +36,7 @@ NEIGHBOURS = 4
 def tables(build):
     """Kind → what the tables say that a build has; of LATER all that they know."""
     appeared = [names for first, names in capabilities.APPEARED.items() if first <= build]
-    kinds = {**tensor_types.OF_BOTH, **tensor_types.OF_MAINLINE}
+    kinds = {**tensor_types.SHARED_TYPES, **tensor_types.MAINLINE_TYPES}
     own = {name for backend in backends.RECORDS for name in backends.cmake_options(backend, [], True, tls=True)}
     return {
         "architecture": {*capabilities.ARCHITECTURES, *" ".join(appeared).split()},

@@ -108,7 +108,7 @@ def write_parts(folder, count=2):
 
 
 class Source:
-    """Bytes in memory, as gguf.read takes them."""
+    """Bytes in memory, as gguf.read_headers takes them."""
 
     def __init__(self, data):
         self.data, self.size, self.closed = data, len(data), False

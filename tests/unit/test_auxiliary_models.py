@@ -231,7 +231,7 @@ def test_states_of_a_recurrent_model_that_may_be_taken_back_are_not_counted(kind
 def test_without_a_draft_model_speculation_is_not_counted():
     given = {"llama_server_extra_args": ["--spec-type", "draft-mtp"]}
     plan = cards_of(10, **given, **BUILD).plan()
-    assert plan["placement"][0]["without"] == ["what speculates (a draft model, or layers that predict further tokens)"]
+    assert plan["placement"][0]["without"] == ["speculation (a draft model, or layers that predict further tokens)"]
 
 
 # Figures that llama-server of build 11063 logged
@@ -264,6 +264,4 @@ def test_a_header_of_a_projector(tmp_path):
 def test_a_summary_of_a_projector_that_cannot_be():
     summary, said = {**PROJECTOR, "tensors": 0}, "tensors is 0"
     assert model_source.report_of({"auxiliary": {"mmproj": summary}}).problem == said
-    assert (
-        f"not as this version of the collection reads it ({said})" in with_both(cards_of(10), mmproj=summary).reason()
-    )
+    assert f"does not match this version's format ({said})" in with_both(cards_of(10), mmproj=summary).reason()

@@ -61,12 +61,12 @@ def test_a_record_is_of_a_form(record):
 @pytest.mark.parametrize("toolkit", toolkits.TOOLKIT_OF.values(), ids=lambda toolkit: toolkit.command)
 def test_a_toolkit_is_found_named_and_declared(toolkit):
     assert cluster_inputs.DECLARED["toolchain"][toolkit.command] == toolkit.declared
-    assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.places)
-    if toolkit.places:
+    assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.patterns)
+    if toolkit.patterns:
         assert toolkit.vendor
         assert toolkit.compilers
         assert toolkit.environment
-    assert {*toolkit.not_of_system, *toolkit.of_services} <= set(toolkit.environment)
+    assert {*toolkit.not_of_system, *toolkit.runtime_variables} <= set(toolkit.environment)
 
 
 def test_a_library_can_be_looked_for():

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -295,7 +295,7 @@ def started(machine):
 
 
 def job_of(machine):
-    return job.Job(typed_json.parse(Place, machine.host))
+    return job.Job(typed_json.parse(InstallationPaths, machine.host))
 
 
 def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
@@ -348,7 +348,7 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
-    place = typed_json.parse(Place, head.host)
+    place = typed_json.parse(InstallationPaths, head.host)
     assert job.cancel(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
 
 
@@ -467,7 +467,7 @@ ODD = {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[
 @pytest.mark.parametrize(
     "answer, lie, said",
     [
-        ("looked", ODD, "What head reports of the benchmark is not as this version"),
+        ("looked", ODD, "The report of head about the benchmark does not match this version"),
         ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head: it is there already"),
         ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head: No space left"),
     ],

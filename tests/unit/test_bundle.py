@@ -118,7 +118,9 @@ def test_a_known_secret_is_found_however_it_is_written(writer):
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """What a host reports whose logs and kernel have every secret."""
-    place = places.Place("user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
+    place = places.InstallationPaths(
+        "user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units"))
+    )
     for folder in (place.units, f"{place.prefix}/supervisor"):
         Path(folder).mkdir(parents=True)
     Path(place.units, "llamacpp-server.conf").write_text(names.DEFINITION_MARK)
@@ -138,7 +140,9 @@ def test_a_host_reports_no_secret(reported):
 
 @pytest.mark.parametrize("manager", ["supervisor", "launchd"])
 def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp_path, manager):
-    place = places.Place("system", manager, *(str(tmp_path / name) for name in ("prefix", "cache", "units")))
+    place = places.InstallationPaths(
+        "system", manager, *(str(tmp_path / name) for name in ("prefix", "cache", "units"))
+    )
     logs = services.manager_of(place)
     secret, path = tmp_path / "shadow", Path(logs.record.log.format(prefix=place.prefix, service="x"))
     path.parent.mkdir(parents=True)

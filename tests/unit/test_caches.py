@@ -16,7 +16,7 @@ def model(architecture, layers=6, **keys):
 
 
 def sizes(summary, build=11063, **settings):
-    return kv_cache.sizes(summary, kv_cache.Settings(**{"context": 4096, **settings}), build)
+    return kv_cache.sizes(summary, kv_cache.CacheSettings(**{"context": 4096, **settings}), build)
 
 
 def cells(summary, **settings):
@@ -107,8 +107,8 @@ def test_which_layers_have_a_window(architecture, keys, windows):
 
 
 def test_a_build_that_nobody_measured_is_a_bound():
-    assert sizes(model("llama"), kv_cache.MEASURED) == sizes(model("llama"))
-    assert sizes(model("llama"), kv_cache.MEASURED + 1) == (sizes(model("llama"))[0], False)
+    assert sizes(model("llama"), kv_cache.NEWEST_MEASURED) == sizes(model("llama"))
+    assert sizes(model("llama"), kv_cache.NEWEST_MEASURED + 1) == (sizes(model("llama"))[0], False)
 
 
 def test_an_unknown_architecture_is_a_bound():

@@ -34,7 +34,7 @@ MLA = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": LATE
 
 
 def bound(summary, **settings):
-    return compute_buffers.bound(summary, kv_cache.Settings(**{"context": 16384, **settings})) // MIB
+    return compute_buffers.bound(summary, kv_cache.CacheSettings(**{"context": 16384, **settings})) // MIB
 
 
 def test_the_bound_follows_the_settings():
@@ -83,7 +83,7 @@ def test_the_buffers_of_the_field_notes_are_within_the_bound():
 )
 def test_flash_attention_counts_where_it_is_sure(summary, wanted, more, expected):
     """Where nothing is said, newer builds use it if the backend can; each can for the usual sizes of heads, and of types that are the same."""
-    settings = kv_cache.Settings(4096, flash_attention=wanted, **more)
+    settings = kv_cache.CacheSettings(4096, flash_attention=wanted, **more)
     assert compute_buffers.uses_flash(summary, settings) is expected
 
 
@@ -145,7 +145,7 @@ def test_the_bound_is_above_what_llama_cpp_reserves_and_not_far_above(tmp_path, 
 )
 def test_a_device_of_the_heads_own_gets_copies_of_what_is_in_its_memory(tmp_path, shape, overrides, first, seen):
     """By the same script: experts moved, or layers before ``first`` on the processor, with 32768 tokens. Workers get none."""
-    load = device_load.Load(summary_of(tmp_path, shape), kv_cache.Settings(32768), 11063, overrides)
+    load = device_load.Load(summary_of(tmp_path, shape), kv_cache.CacheSettings(32768), 11063, overrides)
     own = Device("here", "cuda", "CUDA0", "CUDA0", 0, {})
     assert seen <= load.compute_on(own, first) / MIB <= 1.5 * seen
     assert load.compute_on(own._replace(worker="a worker"), first) == load.compute

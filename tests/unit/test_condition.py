@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
     for folder in ("prefix/state", "units", "cache"):
         (tmp_path / folder).mkdir(parents=True)
     folders = (str(tmp_path / name) for name in ("prefix", "cache", "units"))
-    found = places.Place("user", "supervisor", *folders)
+    found = places.InstallationPaths("user", "supervisor", *folders)
     monkeypatch.setattr(places, "place_of", lambda scope: found)
     return found
 
@@ -149,7 +149,7 @@ def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, pl
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
-    manager = services.manager_of(places.Place("system", "systemd", "/x", "/c", str(tmp_path)))
+    manager = services.manager_of(places.InstallationPaths("system", "systemd", "/x", "/c", str(tmp_path)))
     monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
     shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
     monkeypatch.setattr(services, "_run", lambda argv, may_fail=False: shown)

@@ -220,7 +220,7 @@ def test_a_download_that_does_not_end_is_named(server, models, fetch):
     models.mkdir()
     with (models / model_files.LOCK).open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(Refusal, match=rf"process {os.getpid()} on this host holds .*or end it"):
+        with pytest.raises(Refusal, match=rf"process {os.getpid()} on this host has held .*or stop it"):
             fetch(seconds=0.1)
 
 

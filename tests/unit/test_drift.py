@@ -171,7 +171,7 @@ def planned(tmp_path):
 
 
 STOPPED = (
-    Difference("manager", "supervisor", "supervisor does not run"),
+    Difference("manager", "supervisor", "supervisor is not running"),
     Difference("service", "llamacpp-worker-x", "llamacpp-worker-x is stopped"),
 )
 
@@ -277,8 +277,8 @@ SPOILED = [
     ("definition", "llamacpp-worker-x is not defined as planned", lambda p, m: p.definition().write_text("y")),
     ("definition", "is not defined as planned", lambda p, m: p.definition().write_bytes(b"\xff" + DEFINED.encode())),
     ("boot", "llamacpp-worker-x is not started at boot", lambda p, m: under_systemd(m, p)),
-    ("manager", "supervisor does not run", lambda p, m: None),
-    ("manager", "end at logout", lambda p, m: without_lingering(m, p)),
+    ("manager", "supervisor is not running", lambda p, m: None),
+    ("manager", "stop at logout", lambda p, m: without_lingering(m, p)),
     ("firewall", "a firewall that is not active are not as", lambda p, m: under_systemd(m, p, firewall=True)),
     ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=True)),
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuned=True)),
@@ -362,7 +362,7 @@ def note_start(planned):
         lambda key, other: shutil.copy2(other, key),
         lambda key, other: (key.unlink(), key.symlink_to(other)),
         lambda key, other: key.unlink(),
-        lambda key, other: (key.parent / names.READ).write_text("[]"),
+        lambda key, other: (key.parent / names.START_DIGESTS).write_text("[]"),
     ],
 )
 def test_a_file_that_was_replaced_since_the_service_read_it(running, replace):

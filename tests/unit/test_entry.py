@@ -167,7 +167,7 @@ def test_a_long_text_is_read_in_no_time():
 
 def test_a_secret_among_the_arguments(local):
     words = dict.fromkeys(("--api-key", "--api_key"), "set llama_server_api_key_file instead")
-    words |= dict.fromkeys(("--hf_token", "-hft"), "every account of the host could read the token")
+    words |= dict.fromkeys(("--hf_token", "-hft"), "every account on the host could read the token")
     for word, instead in words.items():
         for arguments in ([f"{word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
             local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
@@ -269,9 +269,7 @@ def test_a_host_may_report_anything(pair):
         for value in values:
             own[fact] = value
             reason = pair.reason()
-            assert reason.startswith(
-                f"What worker1 reports of itself is not as this version of the collection reads it ({fact}"
-            )
+            assert reason.startswith(f"The report of worker1 about itself does not match this version's format ({fact}")
             assert reason.isprintable()
             assert len(reason) < 500
         own[fact] = before
@@ -295,7 +293,7 @@ def test_answers_and_facts_of_another_shape(pair, junk):
     assert hosts_of(junk)["a"]["facts"] is None
     assert hosts_of(kept)["b"]["facts"] is None
     for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "cached": {"b": junk}}}, "b")):
-        with pytest.raises(Refusal, match=f"What {name} reports of itself is not as"):
+        with pytest.raises(Refusal, match=f"The report of {name} about itself does not match"):
             hosts_of(answer)
 
 

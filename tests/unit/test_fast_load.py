@@ -26,7 +26,7 @@ def asked(cluster, **variables):
 def test_a_patch_is_the_file_whose_checksum_is_known_and_changes_one_file(patch):
     content = Path(patch.path).read_bytes()
     assert hashlib.sha256(content).hexdigest() == patch.sha256
-    assert re.findall(r"^\+\+\+ b/(\S+)", content.decode(), re.MULTILINE) == [fast_load.CHANGED]
+    assert re.findall(r"^\+\+\+ b/(\S+)", content.decode(), re.MULTILINE) == [fast_load.PATCHED_FILE]
     assert patch.name.startswith(fast_load.PREFIX)
 
 
@@ -40,7 +40,9 @@ def test_the_patch_is_part_of_the_release_and_its_cache_is_apart(pair):
     before, after = pair.plan(), asked(pair).plan()
     assert not after["refused"]
     known = fast_load.PATCHES["7.0.0"]
-    assert after["release"]["patches"] == [{"path": known.path, "sha256": known.sha256, "files": [fast_load.CHANGED]}]
+    assert after["release"]["patches"] == [
+        {"path": known.path, "sha256": known.sha256, "files": [fast_load.PATCHED_FILE]}
+    ]
     assert after["release"]["id"] != before["release"]["id"]
     builds = [plan["hosts"]["worker1"]["builds"][0]["id"] for plan in (before, after)]
     assert builds[0] != builds[1]

@@ -60,13 +60,11 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 
 def test_an_error_without_a_path(tmp_path):
     said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
-    remedy = (
-        "Input/output error. See dmesg for what is wrong with the disk of {}, and run the playbook again when it works."
-    )
+    remedy = "Input/output error. The disk of {} fails (see dmesg): repair or replace it and run the playbook again."
     assert said == remedy.format(errors.file_system(str(tmp_path)))
     relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert relative == "bin: " + remedy.format("/")
-    assert errors.sentence(OSError("odd")) == "odd. Fix that on the host and run the playbook again."
+    assert errors.sentence(OSError("odd")) == "odd. Fix this on the host and run the playbook again."
 
 
 def test_every_module_that_runs_on_hosts_does():

@@ -44,7 +44,7 @@ def test_a_file_becomes_as_planned_whatever_was_there_and_nobody_reads_what_is_i
 
 def test_a_file_that_cannot_be_written_is_named_and_those_before_it_are_whole(call, tmp_path):
     told = call(files=[planned(tmp_path / "first", "ä"), planned(tmp_path / "none/second", "secret")])
-    assert told["msg"].startswith(f"{tmp_path}/none/second: No such file or directory. Fix that on the host")
+    assert told["msg"].startswith(f"{tmp_path}/none/second: No such file or directory. Fix this on the host")
     assert "secret" not in str(told)
     assert (tmp_path / "first").read_bytes() == "ä".encode()
 

@@ -19,13 +19,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 MEMORY = 20 * gguf.MIB
 """What no header may need more of, where the limits are an eighth of the real ones or less: counting memory is slow."""
-MAINLINE_TYPES = {**tensor_types.OF_BOTH, **tensor_types.OF_MAINLINE}
+MAINLINE_TYPES = {**tensor_types.SHARED_TYPES, **tensor_types.MAINLINE_TYPES}
 
 
 def read(data):
     source = files.Source(data)
     try:
-        return gguf.read("model.gguf", lambda name: source)
+        return gguf.read_headers("model.gguf", lambda name: source)
     finally:
         assert source.closed
 
@@ -196,7 +196,7 @@ def test_split_models_that_are_not_whole(tmp_path):
             gguf.read_path(str(path))
 
     first, second = files.write_parts(tmp_path)
-    refusal(second, "is one of 2 parts: name the first one, which ends in -00001-of-00002.gguf")
+    refusal(second, "is one of 2 parts: use the first part, whose name ends in -00001-of-00002.gguf")
     data = second.read_bytes()
     second.write_bytes(data[:100])
     refusal(first, r"has the part big-00002-of-00002.gguf, which is truncated")
@@ -220,15 +220,15 @@ def many_parts(keys, count=3):
     [
         ("MAX_KEPT_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "more than 0 MiB of metadata"),
         ("MAX_HEADER_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "its header is longer than 0 MiB"),
-        ("MAX_PARTS", 2, [], "it is one of 3 parts, at most 2 are read"),
+        ("MAX_PARTS", 2, [], "it is one of 3 parts, and the limit is 2"),
     ],
 )
 def test_limits_are_those_of_all_parts_together(monkeypatch, limit, most, keys, said):
     open_part = many_parts([*keys, ("split.tensors.count", files.I32, 0)])
-    gguf.read("m-00001-of-00003.gguf", open_part)
+    gguf.read_headers("m-00001-of-00003.gguf", open_part)
     monkeypatch.setattr(gguf, limit, most)
     with pytest.raises(gguf.GGUFError, match=said):
-        gguf.read("m-00001-of-00003.gguf", open_part)
+        gguf.read_headers("m-00001-of-00003.gguf", open_part)
 
 
 # What is wrong
@@ -252,8 +252,8 @@ def test_a_file_that_becomes_shorter(tmp_path):
     (tmp_path / "model.gguf").write_bytes(files.model())
     source = gguf.File(tmp_path / "model.gguf")
     source.size += 1
-    with pytest.raises(gguf.GGUFError, match="became shorter while it was read"):
-        gguf.read("model.gguf", lambda name: source)
+    with pytest.raises(gguf.GGUFError, match="was truncated while it was read"):
+        gguf.read_headers("model.gguf", lambda name: source)
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 63, (1 << 64) - 1])
@@ -291,15 +291,15 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a pointer of Git LFS"),
         *((page, "is a web page") for page in (b"<!DOCTYPE html><html lang='en'>", b"\n<html>x")),
         *(
-            (said, "is a server's refusal and not the file")
+            (said, "is a server's error message, not a GGUF file")
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
         (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
-        (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\) .* --lora in llama_server_extra"),
+        (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
-        (with_key("general.architecture", files.STRING, "clip"), "is a projector .* set llama_model_mmproj to it"),
-        *((with_key("split.count", *parts), "is one of .* parts: name the first one") for parts in PARTS),
-        (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, and tensor 'blk.2.scale'"),
+        (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
+        *((with_key("split.count", *parts), "is one of .* parts: use the first part") for parts in PARTS),
+        (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, but tensor 'blk.2.scale'"),
         (with_key("llama.block_count", files.U32, 1, tensors=()), "parameters is 0"),
         (with_key("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])), "vocabulary is 0"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),
@@ -309,22 +309,22 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
         (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
         (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
-        (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, its tensors end at"),
+        (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, but its tensors end at"),
         (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
         (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
-        (files.model(version=1), "version 1 is unknown, 2 and 3 are read"),
-        (files.model(version=0x03000000), "version 50331648 is unknown, 2 and 3 are read"),
+        (files.model(version=1), "version 1 is unknown; known are 2 and 3"),
+        (files.model(version=0x03000000), "version 50331648 is unknown; known are 2 and 3"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 1) + bytes(4096), "truncated"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63) + bytes(4096), "truncated"),
         (files.model(keys=[("general.architecture", files.U32, 1)]), "has no architecture"),
         (files.model(keys=files.LLAMA[:1]), "its number of layers is None"),
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (with_key("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999])), "its number of layers is 'xxx"),
-        (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, llama.cpp loads 512 at most"),
-        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers are for predicting further"),
+        (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, and llama.cpp loads at most 512"),
+        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers predict further"),
     ],
 )
 def test_what_cannot_be_planned_with(data, said):
@@ -341,20 +341,20 @@ WHOLE = files.model()
             (
                 name,
                 data,
-                "is a part of a file that was cut: join all of its parts in their order with cat, and name the",
+                "is a part of a file that was cut: join all of its parts in order with cat, and use the",
             )
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),
-        ("m.gguf", WHOLE[:-1], "fetch it whole, or join it with its other parts .cat., if it was cut$"),
+        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut, join all of its parts with cat$"),
         ("m.gguf", b"?" * 30, "is not a GGUF file$"),
         ("m-00001-of-00002.gguf", b"?" * 30, "is not a GGUF file$"),
     ],
 )
 def test_raw_parts_of_a_file_are_said_to_be_such(name, data, said):
     with pytest.raises(gguf.GGUFError, match=said):
-        gguf.read(name, lambda _name: files.Source(data))
-    assert gguf.read("m.gguf.part1of1", lambda _name: files.Source(WHOLE)).files
+        gguf.read_headers(name, lambda _name: files.Source(data))
+    assert gguf.read_headers("m.gguf.part1of1", lambda _name: files.Source(WHOLE)).files
 
 
 def test_a_type_that_nobody_read_is_as_large_as_its_place():
@@ -420,7 +420,7 @@ WORDS = struct.pack("<IQ", files.STRING, (1 << 19) - 7)
     "begin, after, said",
     [
         (files.header([], counts=(0, 1 << 40)), b"\0", "header is longer than 4 MiB"),
-        (files.header([], counts=(0, 8193)), b"\0", "has 8193 keys, at most 8192 are read"),
+        (files.header([], counts=(0, 8193)), b"\0", "has 8193 keys, and the limit is 8192"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), b"\0", "header is longer than 4 MiB"),
         (files.header([("k", files.ARRAY, WORDS)], counts=(0, 2)), files.string("x" * 50), "longer than 4 MiB"),
         (files.header([("k", files.ARRAY, struct.pack("<IQ", files.U8, 1 << 50))], counts=(0, 2)), b"\0", "4 MiB"),
@@ -433,7 +433,7 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
 
     def work():
         with pytest.raises(gguf.GGUFError, match=said):
-            gguf.read("model.gguf", lambda name: source)
+            gguf.read_headers("model.gguf", lambda name: source)
 
     assert peak(work) < MEMORY
     assert source.given <= gguf.MAX_HEADER_BYTES

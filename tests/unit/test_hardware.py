@@ -188,10 +188,10 @@ AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
 def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unusable):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"model name\t: One\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(amx, "work", lambda: True)
+    monkeypatch.setattr(amx, "tiles_work", lambda: True)
     whole = hardware.cpu(tmp_path)
     assert "unusable" not in whole
-    monkeypatch.setattr(amx, "work", lambda: work)
+    monkeypatch.setattr(amx, "tiles_work", lambda: work)
     found = hardware.cpu(tmp_path)
     assert found.get("unusable") == (["amx"] if unusable else None)
     assert found.get("amx") == (True if flags == AMX and work else None)
@@ -211,7 +211,7 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
     (tmp_path / "proc/cpuinfo").write_text(f"model name\t: One\nflags\t\t: {AMX}\n")
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/amxtileintrin.h").write_text(operand)
-    monkeypatch.setattr(amx, "work", lambda: True)
+    monkeypatch.setattr(amx, "tiles_work", lambda: True)
     answers = {"c++": "/usr/lib/amxtileintrin.h\n"}
     assert ("unusable" in hardware.cpu(tmp_path, lambda argv: answers.get(argv[0], ""))) is unusable
 
@@ -219,7 +219,7 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
-    monkeypatch.setattr(amx, "work", lambda: pytest.fail("tried"))
+    monkeypatch.setattr(amx, "tiles_work", lambda: pytest.fail("tried"))
     assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
 
 
@@ -237,14 +237,14 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
     monkeypatch.setattr(amx, "SECONDS", 1)
-    assert amx.work(program) is works
+    assert amx.tiles_work(program) is works
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
 def test_tiles_are_tried_without_harm():
     """Wherever the tests run: this process goes on, and where none are announced, none work."""
     flags = set(re.findall(r"amx_\w+", Path("/proc/cpuinfo").read_text()))
-    assert amx.work() in ([True, False] if flags >= amx.ANNOUNCED else [False])
+    assert amx.tiles_work() in ([True, False] if flags >= amx.ANNOUNCED else [False])
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")

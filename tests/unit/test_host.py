@@ -92,9 +92,9 @@ def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
             raise commands.CommandError(argv, "refused", status)
         return ""
 
-    assert firewall.of_units("/usr/bin/python3", run) is filters
+    assert firewall.units_filter_works("/usr/bin/python3", run) is filters
     assert "--property=IPAddressDeny=any" in ran[0]
-    assert firewall.of_units(None, run) is None
+    assert firewall.units_filter_works(None, run) is None
     assert len(ran) == 1
 
 
@@ -102,7 +102,7 @@ def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch)
     ran = []
     for uid in (0, 1000):
         monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
-        firewall.of_units("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
+        firewall.units_filter_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
     assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
 
 
@@ -202,14 +202,16 @@ def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monk
 
 def test_places_follow_the_scope():
     system = {"prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "units": "/etc/systemd/system"}
-    assert names.places("system", "systemd", {"HOME": "/home/u"}) == system
+    assert names.installation_folders("system", "systemd", {"HOME": "/home/u"}) == system
     for manager, units in (
         ("systemd_user", ".config/systemd/user"),
         ("supervisor", ".local/share/llamacpp/supervisor/services"),
         ("launchd", "Library/LaunchAgents"),
     ):
-        assert names.places("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
-    assert Path(names.places("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path("/home/u/.cache")
+        assert names.installation_folders("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
+    assert Path(names.installation_folders("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path(
+        "/home/u/.cache"
+    )
 
 
 def test_only_definitions_of_this_collection_are_ours(tmp_path):

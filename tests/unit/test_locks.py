@@ -58,7 +58,7 @@ def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, mo
     process = other(60)
     failed = call(module=link, prefix=str(tmp_path), links=[])
     assert re.search(
-        f"process {process.pid} on this host holds .*changes.lock for more than 0.2 s.* end it", failed["msg"]
+        f"process {process.pid} on this host has held .*changes.lock for more than 0.2 s.* stop it", failed["msg"]
     )
     assert "failed" not in call(module=link, prefix=str(tmp_path), links=[], check=True)
 

@@ -160,10 +160,10 @@ FROM = types.SimpleNamespace(url="http://x")
     ],
 )
 def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, module, given):
-    within, path, stat = reading.within, str(tmp_path / "hung"), os.stat
+    within, path, stat = reading.run_within, str(tmp_path / "hung"), os.stat
     monkeypatch.setattr(os, "stat", lambda path, *more, **named: time.sleep(0.3) or stat(path, *more, **named))
     monkeypatch.setattr(os, "open", lambda *_given, **_named: time.sleep(0.3))
-    monkeypatch.setattr(reading, "within", lambda _seconds, work: within(0.05, work))
+    monkeypatch.setattr(reading, "run_within", lambda _seconds, work: within(0.05, work))
     message = call(module=module, **given(path))["msg"]
     assert re.search(
         rf"{path}\S* on {platform.node()} could not be read within 0.05 s: check the (disk|network)", message

@@ -225,7 +225,7 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
         file.setdefault("role", "model")
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
     reason = pair.reason()
-    assert f"reports of the model (llama_model_huggingface is huggingface:{REPO}@main) is not as this" in reason
+    assert f"about the model (llama_model_huggingface is huggingface:{REPO}@main) does not match" in reason
     assert said in reason
     assert reason.isprintable()
 

@@ -8,8 +8,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 
 
 def test_places_of_the_system_and_of_a_user():
-    assert names.places("system", "systemd", {"HOME": "/root"})["prefix"] == "/opt/llamacpp"
-    place = names.places("user", "supervisor", {"HOME": "/home/me"})
+    assert names.installation_folders("system", "systemd", {"HOME": "/root"})["prefix"] == "/opt/llamacpp"
+    place = names.installation_folders("user", "supervisor", {"HOME": "/home/me"})
     assert (place["prefix"], place["cache"]) == ("/home/me/.local/share/llamacpp", "/home/me/.cache/llamacpp")
 
 

@@ -37,9 +37,9 @@ def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking)
     found = {
         option.name
         for option in options.TABLE
-        if any(spelling.written for spelling in option.spellings)
+        if any(spelling.is_written for spelling in option.spellings)
         and option.owned
-        and not any(spelling.written for spelling in option.spelled(fork))
+        and not any(spelling.is_written for spelling in option.spelled(fork))
     }
     assert found == lacking
 

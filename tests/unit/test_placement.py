@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def load(big_model):
-    return device_load.Load(header_summary.parse(big_model), kv_cache.Settings(4096), 11063)
+    return device_load.Load(header_summary.parse(big_model), kv_cache.CacheSettings(4096), 11063)
 
 
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
@@ -74,7 +74,7 @@ def row(name, layers=None, kind="F32", shape=(256,), size=1024):
 
 
 def loaded(model, build=11063, **settings):
-    return device_load.Load(header_summary.parse(model), kv_cache.Settings(**{"context": 256, **settings}), build)
+    return device_load.Load(header_summary.parse(model), kv_cache.CacheSettings(**{"context": 256, **settings}), build)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_devices_and_the_processor_share_the_model(small):
 
 def test_overrides_move_tensors_whatever_their_layer(small):
     small["tensors"] += [row("blk.*.b.weight", [0, 1, 2], size=2048)]
-    settings = kv_cache.Settings(256)
+    settings = kv_cache.CacheSettings(256)
     overrides = [(r"blk\.0\.b", "CPU"), (r"\.b\.", "two"), ("never", "one")]
     load = device_load.Load(header_summary.parse(small), settings, 11063, overrides)
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
@@ -185,7 +185,7 @@ def test_overrides_move_tensors_whatever_their_layer(small):
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
-    load = device_load.Load(header_summary.parse(small), kv_cache.Settings(256), 11063, [("token_embd", device)])
+    load = device_load.Load(header_summary.parse(small), kv_cache.CacheSettings(256), 11063, [("token_embd", device)])
     assert (load.on_head(), load.fixed("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Layout((), (), loaded(small), 0)

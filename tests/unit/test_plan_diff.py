@@ -127,6 +127,6 @@ def test_a_report_of_another_form_is_refused(pair, where, answer):
     with pytest.raises(AnsibleActionFail) as raised:
         run(plan=plan, answers=found)
     assert str(raised.value).startswith(
-        f"What worker1 reports of itself is not as this version of the collection reads it ({where}"
+        f"The report of worker1 about itself does not match this version's format ({where}"
     )
     assert str(raised.value).isprintable()

@@ -140,7 +140,7 @@ def test_mesa_reads_nothing_but_true(value, refused):
         ({"llama_server_extra_args": ["--mmproj", "/srv/p.gguf"]}, ["the projector"]),
         (
             {"llama_server_extra_args": ["-md", "/srv/d.gguf", "--lora", "/srv/a.gguf", "--spec-type", "x"]},
-            ["what speculates (a draft model, or layers that predict further tokens)", "adapters"],
+            ["speculation (a draft model, or layers that predict further tokens)", "adapters"],
         ),
     ],
 )

@@ -907,10 +907,10 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
     [
         ("dream", "a diffusion model"),
         ("llada", "a diffusion model"),
-        ("t5", "an encoder with a decoder"),
+        ("t5", "an encoder-decoder model"),
         ("eagle3", "a draft model: set llama_model_draft to it"),
         ("wavtokenizer-dec", "a vocoder"),
-        ("qwen3tts", "a model for speech"),
+        ("qwen3tts", "a speech model"),
         ("clip", "a projector"),
     ],
 )

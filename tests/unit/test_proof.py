@@ -60,7 +60,7 @@ TENSORS = (
 def noise(path):
     """Gives each byte of the tensors a value."""
     data = bytearray(path.read_bytes())
-    for place in gguf.places(str(path)).values():
+    for place in gguf.tensor_places(str(path)).values():
         data[place.offset : place.offset + place.bytes] = os.urandom(place.bytes)
     path.write_bytes(data)
 
@@ -68,7 +68,7 @@ def noise(path):
 def bytes_of(path):
     return {
         name: Path(place.path).read_bytes()[place.offset : place.offset + place.bytes]
-        for name, place in gguf.places(str(path)).items()
+        for name, place in gguf.tensor_places(str(path)).items()
     }
 
 
@@ -293,7 +293,7 @@ def test_remedies_are_settings_that_the_planned_command_line_does_not_have(
     work = planned.work_of(typed(served.accepted()))
     assert [one.setting.replace("llama_server_", "") for one in work.remedies] == settings
     for remedy in work.remedies:
-        said = zip(map(options.of_word, remedy.words[::2]), remedy.words[1::2])
+        said = zip(map(options.by_word, remedy.words[::2]), remedy.words[1::2])
         assert remedy.setting.replace("'", "") == ", ".join(f"{option.variable}: {value}" for option, value in said)
 
 

@@ -21,24 +21,24 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     (tmp_path / "link").symlink_to(secret)
     (tmp_path / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    assert reading.read(secret, 4) == b"root"
-    assert reading.read(tmp_path / "link", 9, follow=True) == b"root's"
+    assert reading.read_start(secret, 4) == b"root"
+    assert reading.read_start(tmp_path / "link", 9, follow=True) == b"root's"
     for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
-            reading.read(tmp_path / name, 9, follow)
+            reading.read_start(tmp_path / name, 9, follow)
 
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
 OTHER_READS = """
-llamacpp/words.said_to_build
+llamacpp/words.command_line_of_build
 builds/archives.members builds/archives.take builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed
 builds/option_check._lacks_tls builds/option_check.record common/files.sha256 common/files.sync common/files.text_of common/locks.holders common/locks.open_file
 common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of drift/processes.of_account
-drift/processes.started_at drift/state._is_same drift/state._redefined facts/amx.compiled_wrongly facts/connection._of_ancestors
-facts/firewall.of_host facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools
+drift/processes.started_at drift/state._is_same drift/state._redefined facts/amx.is_miscompiled facts/connection._inherited_variable
+facts/firewall.active_manager facts/hardware._render_nodes facts/hardware._mib facts/hardware._key_values facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
-facts/resources._amd_memory facts/resources.amd facts/resources.read facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
+facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_names firewall/steps.steps_of host/cache_prefill._give host/cache_prefill.missing host/discovery.interfaces_of
 host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.remove host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._amd launcher/journal.StartLog.__init__ launcher/journal.read_back
@@ -112,8 +112,8 @@ def test_an_object_is_read_up_to_its_limit(tmp_path):
 
 def test_what_is_shown_is_one_line_of_text():
     assert validation.printable("a\r\n\x1b[31mb\u2028\x00\ud800ä", 99) == r"a\r\n\x1b[31mb\u2028\x00\ud800ä"
-    assert validation.printable("x" * 9999) == "x" * validation.MOST_SHOWN
-    assert validation.printable("\x00" * 9999) == (r"\x00" * 9999)[: validation.MOST_SHOWN]
+    assert validation.printable("x" * 9999) == "x" * validation.MAX_LINE_LENGTH
+    assert validation.printable("\x00" * 9999) == (r"\x00" * 9999)[: validation.MAX_LINE_LENGTH]
     assert validation.printable("\x00" * 9999, None) == r"\x00" * 9999
 
 
@@ -209,7 +209,7 @@ def test_a_server_is_known_by_its_certificate(certify):
 
     assert ask(served(script), key="secret", certificate=expected[1]) == (
         0,
-        "it shows another certificate than the one that is configured: run site.yml, which restarts it",
+        "it presents another certificate than the configured one: run site.yml, which restarts it",
     )
     assert b"secret" not in b"".join(received)
 

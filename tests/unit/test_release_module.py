@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, smoke_test, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import said_to_build
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import command_line_of_build
 from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
@@ -189,7 +189,7 @@ def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
     told = call(module=uninstall, unneeded=True, host=host(programs))
     assert told["failed"]
-    assert "/releases/new: No such file or directory. Fix that on the host" in told["msg"]
+    assert "/releases/new: No such file or directory. Fix this on the host" in told["msg"]
 
 
 def test_a_full_disk_is_named(call, programs, small_disk):
@@ -297,7 +297,7 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
         result = call(**{**arguments, "services": [service]})
         assert result.get("failed", False) == (said is None)
         assert f"does not know {told}" in " ".join([result.get("msg", ""), *result.get("said_otherwise", ())])
-    assert said is None or said_to_build(service["process"])[1:] == said.split()
+    assert said is None or command_line_of_build(service["process"])[1:] == said.split()
     assert call(**{**printing(f"{help_of_server}{planned} X   x\n"), "services": []})["changed"] is False
 
 

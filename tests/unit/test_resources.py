@@ -28,22 +28,22 @@ def test_graphics_inside_an_amd_processor(tmp_path):
     files[f"{DRM.format(number=128)}/uevent"] = "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:c5:00.0"
     files[f"{DRM.format(number=129)}/uevent"] = "DRIVER=virtio-pci"
     (device,) = resources.amd(write(tmp_path, files))
-    assert device == resources.Device("amdgpu 0000:c5:00.0", 512, 312, 110 * 1024, 50 * 1024)
+    assert device == resources.DeviceMemory("amdgpu 0000:c5:00.0", 512, 312, 110 * 1024, 50 * 1024)
 
 
 def test_nvidia():
     listing = "143771, 140000\n[N/A], [N/A]\nNo devices were found\n"
     first, second = resources.nvidia(listing)
-    assert first == resources.Device("CUDA0", 143771, 140000)
-    assert second == resources.Device("CUDA1", None, None)
+    assert first == resources.DeviceMemory("CUDA0", 143771, 140000)
+    assert second == resources.DeviceMemory("CUDA1", None, None)
 
 
 def test_the_host(tmp_path):
     write(tmp_path, {"proc/uptime": "3601.45 9.99", "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   2097152 kB"})
-    found = resources.read(["/"], tmp_path, lambda argv: "")
+    found = resources.read_resources(["/"], tmp_path, lambda argv: "")
     assert (found.uptime_s, found.memory_free_mib, found.devices) == (3601, 2048, ())
     assert found.memory_total_mib > 0
-    bare = resources.read([], tmp_path / "none", lambda argv: "")
+    bare = resources.read_resources([], tmp_path / "none", lambda argv: "")
     assert (bare.uptime_s, bare.memory_free_mib, bare.disks) == (None, None, ())
 
 
@@ -61,5 +61,5 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(monkeypatch):
     def fail(_seconds, _work):
         raise PermissionError
 
-    monkeypatch.setattr(reading, "within", fail)
+    monkeypatch.setattr(reading, "run_within", fail)
     assert resources.disks(["/x"]) == (resources.Disk("/x", None, None),)

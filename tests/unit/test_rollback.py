@@ -171,7 +171,7 @@ def test_the_action_takes_answers_as_ansible_registers_them(kept):
     assert (found["target"]["id"], found["target"]["head"], found["target"]["uninvolved"]) == (f"{1:016x}", "head", [])
     assert set(found["hosts"]) == set(NAMES)
     answers["worker1"]["kept"]["now"]["plan"]["id"] = "../x"
-    with pytest.raises(AnsibleActionFail, match="What worker1 reports of the plans that it keeps"):
+    with pytest.raises(AnsibleActionFail, match="The report of worker1 about the plans that it keeps"):
         run(action, answers=answers, heads=["head"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
@@ -54,7 +54,7 @@ class Machine:
 
     @property
     def manager(self):
-        return services.manager_of(typed_json.parse(Place, self.host))
+        return services.manager_of(typed_json.parse(InstallationPaths, self.host))
 
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
@@ -159,7 +159,7 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     with pytest.raises(Refusal) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
-    assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
+    assert f"{WORKER} cannot start. Fix this on the host, and run the playbook again." in said
     assert f"The log of {WORKER} ends in:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES
@@ -241,7 +241,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
     monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
-    assert place.problems(machine.manager.place) == ["supervisor does not run"]
+    assert place.problems(machine.manager.place) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
         machine.apply(start=[WORKER])

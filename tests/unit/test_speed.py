@@ -91,7 +91,7 @@ def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
     path = tmp_path / "shape.gguf"
     shapes.write(path, shapes.SHAPES["DeepSeek R1"], "q8_0", filled=False)
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
-    load = device_load.Load(summary, kv_cache.Settings(512), 11063)
+    load = device_load.Load(summary, kv_cache.CacheSettings(512), 11063)
     read = {part.name: cost.read / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
     assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_COST
     assert read["blk.1.attn_q_b.weight"] == 1
@@ -126,8 +126,8 @@ RATES = {
 
 
 def test_names_as_drivers_report_them():
-    assert {names: rates.of_accelerator(*names).gb_per_s for names in RATES} == RATES
-    assert rates.of_accelerator("", "AMD graphics 1002:67df") is None
+    assert {names: rates.accelerator_row(*names).gb_per_s for names in RATES} == RATES
+    assert rates.accelerator_row("", "AMD graphics 1002:67df") is None
     processors = {
         "Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz": 68,
         "Raspberry Pi Compute Module 5 Rev 1.0, Cortex-A76": 17,
@@ -135,11 +135,11 @@ def test_names_as_drivers_report_them():
         "Raspberry Pi 4 Model B Rev 1.4, Cortex-A72": 3.6,
         "Neoverse-V1": 307,
     }
-    assert {name: rates.of_processor(name).gb_per_s for name in processors} == processors
+    assert {name: rates.processor_row(name).gb_per_s for name in processors} == processors
     assert rates.is_board("Linux", "aarch64", 64000, "Raspberry Pi 5 Model B")
     assert not rates.is_board("Linux", "aarch64", 16000, "Neoverse-V1")
-    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3050", 8192).gb_per_s == 224
-    assert rates.of_accelerator("8.6", "NVIDIA GeForce RTX 3050", 6144).gb_per_s == 168
+    assert rates.accelerator_row("8.6", "NVIDIA GeForce RTX 3050", 8192).gb_per_s == 224
+    assert rates.accelerator_row("8.6", "NVIDIA GeForce RTX 3050", 6144).gb_per_s == 168
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ EXPERTS = (("expert_count", 8), ("expert_used_count", 2))
 
 
 def load_of(summary):
-    return device_load.Load(summary, kv_cache.Settings(256), 11063)
+    return device_load.Load(summary, kv_cache.CacheSettings(256), 11063)
 
 
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():

@@ -352,8 +352,8 @@ def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, nam
     [
         (None, "it was not asked"),
         ([], "it was not asked"),
-        ({"condition": "x"}, "What head reports of its condition"),
-        ({"condition": {"a": {}}}, "What head reports of its condition"),
+        ({"condition": "x"}, "The report of head about its condition"),
+        ({"condition": {"a": {}}}, "The report of head about its condition"),
         ({"failed": True, "msg": "account llamacpp is missing"}, "account llamacpp is missing"),
     ],
 )

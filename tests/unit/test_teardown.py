@@ -58,7 +58,7 @@ def test_accounts_of_others_stay_where_the_installation_is_a_users():
 @pytest.mark.parametrize("facts", [None, {}, {**FACTS, "accounts": ["root"]}])
 def test_a_host_may_say_anything_of_itself(facts):
     arguments = {"empty": True, "facts": {"here": {"facts": FACTS}, "there": {"facts": facts}}}
-    with pytest.raises(AnsibleActionFail, match="What there reports of itself is not as"):
+    with pytest.raises(AnsibleActionFail, match="The report of there about itself does not match"):
         actions.run(plan_action, **arguments)
 
 
@@ -67,7 +67,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
     """All paths of a plan below its prefix, but models."""
     for name in ("head", "worker1"):
         pair.hosts[name]["facts"].update(
-            service_manager=manager, units=names.places("system", manager, {"HOME": "/"})["units"]
+            service_manager=manager, units=names.installation_folders("system", manager, {"HOME": "/"})["units"]
         )
     made = complete(pair.plan())
     prefix = "/opt/llamacpp/"

@@ -23,7 +23,7 @@ def content(size, seed=0):
 def give(script, data, seconds=20):
     server = Server(script)
     try:
-        with rpc_upload.Worker("127.0.0.1", server.port, len(data), seconds) as worker:
+        with rpc_upload.UploadConnection("127.0.0.1", server.port, len(data), seconds) as worker:
             worker.give(io.BytesIO(b"before" + data), 6, len(data))
         assert server.all_closed_by_client()
     finally:
@@ -50,10 +50,10 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
 @pytest.mark.parametrize(
     "script, said",
     [
-        (CacheWorker((8, 0, 0), memory=1000).script, "has no memory for its largest tensor"),
+        (CacheWorker((8, 0, 0), memory=1000).script, "does not have enough memory for its largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
-        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer as a worker"),
-        (lambda _client: None, "does not answer as a worker: timed out"),
+        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer like a worker"),
+        (lambda _client: None, "does not answer like a worker: timed out"),
     ],
 )
 def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
@@ -64,8 +64,8 @@ def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
 def test_a_model_that_becomes_shorter_meanwhile():
     server = Server(CacheWorker((8, 0, 0)).script)
     with (
-        pytest.raises(rpc_upload.TransferError, match="the model became shorter"),
-        rpc_upload.Worker("127.0.0.1", server.port, 100, 5) as worker,
+        pytest.raises(rpc_upload.TransferError, match="file was truncated meanwhile"),
+        rpc_upload.UploadConnection("127.0.0.1", server.port, 100, 5) as worker,
     ):
         worker.give(io.BytesIO(bytes(50)), 0, 100)
 

@@ -81,6 +81,6 @@ def test_what_a_host_reports_in_another_form_is_refused(change, said):
     with pytest.raises(Refusal) as raised:
         typed_json.reported("strix1", "itself", Whole, {**JSON, **change})
     assert str(raised.value) == (
-        f"What strix1 reports of itself is not as this version of the collection reads it ({said}): run it again; if it persists, treat this host as "
-        "compromised (docs/security.md)."
+        f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If this persists, treat this host "
+        "as compromised (docs/security.md)."
     )

@@ -384,7 +384,7 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
     evidence = healthy(plan)._replace(drift=now)
     result = verify(described, evidence, answers={"here": {"drift": before}})
     assert "llamacpp-server is different" in result["msg"]
-    with pytest.raises(AnsibleActionFail, match="What here reports"):
+    with pytest.raises(AnsibleActionFail, match="The report of here about"):
         verify(described, evidence._replace(drift={"services": 1}), monkeypatch)
 
 
@@ -417,7 +417,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
 
 
 def test_a_head_that_fails_or_answers_in_another_form_is_named(local, plan):
-    form, right = "What here reports of the server", healthy(plan)
+    form, right = "The report of here about the server", healthy(plan)
     contradictions = (right._replace(server=None), right._replace(health=Health(False, "no")))
     odd = (None, [], {}, {"health": {"healthy": True, "detail": "\x1b[2J"}}, *contradictions)
     for answer, said in (*((one, form) for one in odd), ({"failed": True, "msg": "no ss there\x1b[2J"}, "no ss there")):

@@ -70,7 +70,7 @@ def test_headers_are_those_of_known_files(file, name, within):
     if within:
         assert own.size == pytest.approx(known.size, rel=within)
         assert sum(own.layer_bytes[:9]) == pytest.approx(sum(known.layer_bytes[:9]), rel=within + 0.01)
-    settings = kv_cache.Settings(32768)
+    settings = kv_cache.CacheSettings(32768)
     if kv_cache.is_latent(known) == kv_cache.is_latent(own):  # that file of DeepSeek R1 is older than MLA
         assert kv_cache.sizes(own, settings, 11063) == kv_cache.sizes(known, settings, 11063)
 

@@ -74,7 +74,7 @@ def options_of(argv: Sequence[str]) -> dict[str, str]:
     """Option of llama-server, as the table calls it → its value in a command line, or what a switch stands for."""
     values = {}
     for word, following in zip(argv[1:], [*argv[2:], ""]):
-        option = options.of_word(word) if word.startswith("-") else None
+        option = options.by_word(word) if word.startswith("-") else None
         if option:
             is_switch = not following or following.startswith("-")
             values[option.name] = (options.meaning(word) if is_switch else "") or following

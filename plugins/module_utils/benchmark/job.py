@@ -17,7 +17,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 SYSTEMD = ("systemd", "systemd_user")
@@ -42,7 +42,7 @@ SIGKILL is sent to the whole unit; OnFailure does."""
 class Job:
     """The job of a benchmark on the head."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: InstallationPaths) -> None:
         systemd = place.service_manager in SYSTEMD
         scope = "--user " if place.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
@@ -91,7 +91,7 @@ def _apply(manager: services.Manager, **wanted: Any) -> None:
     services.apply(manager, services.Wanted(**wanted), check=False)
 
 
-def cancel(place: Place, touched: Collection[str], check: bool) -> list[services.Change]:
+def cancel(place: InstallationPaths, touched: Collection[str], check: bool) -> list[services.Change]:
     """Ends a benchmark on the head where the head's service is touched: at its end it would start the server, whoever stopped that.
 
     :param touched: services that are about to be stopped or started.

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs of the host, also in folders that are not in the PATH of a non-interactive login."""
+"""Programs of the host, including those outside the PATH of a non-interactive login."""
 
 from __future__ import annotations
 
@@ -29,38 +29,36 @@ SEARCH = os.pathsep.join(
         "/bin",
     ]
 )
-"""Absolute folders alone: an empty entry is the current folder, and modules run as root."""
+"""Search path of absolute folders only: an empty entry means the current folder, and modules run as root."""
 COMMAND_SECONDS = 20
 ROOT = Path("/")
 Ask = Callable[[list], str]
-"""Runs a command and returns what it prints, as commands.output does."""
+"""Function that runs a command and returns its output, like ``output``."""
 
 
 class CommandError(Refusal):
-    """A command failed. ``reason`` is why; ``status`` is None if it could not be run, or not to its end."""
+    """A command failed for ``reason``; ``status`` is None if it did not start or did not finish."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
-        super().__init__(
-            f"«{shlex.join(argv)}» failed: {reason}. Fix what it names on the host, and run the playbook again."
-        )
+        super().__init__(f"«{shlex.join(argv)}» failed: {reason}. Fix this on the host, and run the playbook again.")
         self.reason = reason
         self.status = status
 
 
 def find(program: str) -> str | None:
-    """Path of a program that is installed."""
+    """Return the path of a program, or None."""
     return shutil.which(program, path=SEARCH)
 
 
 def find_user_session() -> None:
-    """Lets systemctl --user reach the user's systemd also after a login that does not set XDG_RUNTIME_DIR."""
+    """Set XDG_RUNTIME_DIR, which systemctl --user needs, if the login did not."""
     runtime = f"/run/user/{os.geteuid()}"
     if os.path.exists(runtime + "/bus"):
         os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
 
 
 def as_account(account: str | None) -> dict[str, Any]:
-    """How subprocess runs a command as an account: ``user``, ``group`` and ``extra_groups``; empty where this process is not root's.
+    """Return ``user``, ``group`` and ``extra_groups`` with which subprocess runs a command as an account; empty unless this process is root's.
 
     :raises Refusal: there is no such account.
     """
@@ -69,16 +67,16 @@ def as_account(account: str | None) -> dict[str, Any]:
     try:
         entry = pwd.getpwnam(account)
     except KeyError:
-        raise Refusal(f"the account {account} is missing on this host: run site.yml, which makes it") from None
+        raise Refusal(f"the account {account} is missing on this host: run site.yml, which creates it") from None
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(account, entry.pw_gid)}
 
 
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:
-    """What a command prints, given ``text``. It speaks no other language, since what it prints is read.
+    """Run a command with ``text`` as input, in English, and return its output.
 
-    :param seconds: how long it may take.
-    :param may_fail: whether its status says something else than that it failed.
-    :param account: as which root runs it.
+    :param seconds: time limit.
+    :param may_fail: whether another status than 0 is no failure.
+    :param account: account as which root runs it.
     """
     program = find(argv[0])
     if not program:
@@ -104,7 +102,7 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
 
 
 def output(argv: list[str]) -> str:
-    """Output of a command; empty if it is missing or fails."""
+    """Return the output of a command; empty if it is missing or fails."""
     try:
         return run(argv, COMMAND_SECONDS)
     except CommandError:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors that end a run with a sentence for a person: what, where, and what to do."""
+"""Errors that stop a run with a sentence for a person: subject, fact, remedy."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from typing import Any
 
 
 class Refusal(ValueError):
-    """What cannot be done, or planned. The message says what, where, and what to do."""
+    """The request cannot be done or planned; the message gives subject, fact and remedy."""
 
 
 REMEDIES = {
     errno.ENOSPC: "Free some space on {mount} and run the playbook again",
     errno.EDQUOT: "Raise the quota on {mount}, or remove some files there, and run the playbook again",
-    errno.EROFS: "Find out why {mount} is mounted read-only (see dmesg), mount it writable and run the playbook again",
-    errno.EIO: "See dmesg for what is wrong with the disk of {mount}, and run the playbook again when it works",
-    errno.EACCES: "Run as an account that may do it (become), or check owner and mode of the path",
-    errno.EPERM: "Run as an account that may do it (become), or check owner and attributes of the path",
+    errno.EROFS: "{mount} is read-only (see dmesg): remount it read-write and run the playbook again",
+    errno.EIO: "The disk of {mount} fails (see dmesg): repair or replace it and run the playbook again",
+    errno.EACCES: "Run as an account that is allowed to do this (become), or check owner and mode of the path",
+    errno.EPERM: "Run as an account that is allowed to do this (become), or check owner and attributes of the path",
 }
 
 
 def file_system(path: str) -> Path:
-    """Mount point of the file system on which a path is, or would be."""
-    place = Path(os.path.realpath(path))
-    while not os.path.ismount(place) and place != place.parent:
-        place = place.parent
-    return place
+    """Return the mount point of the file system on which a path is, or would be."""
+    mount = Path(os.path.realpath(path))
+    while not os.path.ismount(mount) and mount != mount.parent:
+        mount = mount.parent
+    return mount
 
 
-def sentence(error: OSError, *places: str) -> str:
-    """What failed, where, and what to do.
+def sentence(error: OSError, *folders: str) -> str:
+    """Return a message with the path, the error and a remedy.
 
-    :param places: folders in which it was written, for an error that names no path, or only its last part.
+    :param folders: folders to name if the error names no absolute path.
     """
     paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-    whole = [path for path in paths if os.path.isabs(path)] or places or ["/"]
-    mounts = list(dict.fromkeys(file_system(path) for path in whole))
-    remedy = REMEDIES.get(error.errno or 0, "Fix that on the host and run the playbook again")
+    absolute = [path for path in paths if os.path.isabs(path)] or folders or ["/"]
+    mounts = list(dict.fromkeys(file_system(path) for path in absolute))
+    remedy = REMEDIES.get(error.errno or 0, "Fix this on the host and run the playbook again")
     remedy = remedy.format(mount=" or ".join(map(str, mounts)))
     return f"{' → '.join(paths)}{': ' * bool(paths)}{error.strerror or error}. {remedy}."
 
 
 @contextmanager
 def reported(module: Any) -> Iterator[None]:
-    """Ends a module with a sentence where its work fails.
+    """Call ``fail_json`` of a module with a sentence if the block fails.
 
-    :param module: of which ``fail_json`` is called.
+    :param module: the AnsibleModule.
     """
     try:
         yield

@@ -17,11 +17,11 @@ from typing import IO
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
 TEMPORARY = ".llamacpp-"
-"""How the names of files begin that are not whole yet."""
+"""Prefix of the names of unfinished files."""
 
 
 def text_of(path: Path) -> str:
-    """Content of a file; empty if it is missing or not readable."""
+    """Return the content of a file; empty if it is missing or not readable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -34,7 +34,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of(stream: IO[bytes]) -> str:
-    """Of what is left of a stream."""
+    """Return the hash of the rest of a stream."""
     digest = hashlib.sha256()
     while part := stream.read(1 << 20):
         digest.update(part)
@@ -42,11 +42,11 @@ def sha256_of(stream: IO[bytes]) -> str:
 
 
 def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
-    """Whoever reads the file finds the old text or the new one, whole, even after a power cut. What was read with surrogateescape goes back
-    as it was.
+    """Replace a file atomically: even after a power cut it has the old text or the new one. Text that was read with surrogateescape is written
+    back unchanged.
 
-    :param owner: number of its account; None is this process's.
-    :raises OSError: names ``target``, which is as before.
+    :param owner: uid of the owner; None keeps this process's.
+    :raises OSError: ``target`` is unchanged, and the error names it.
     """
     try:
         _replace(target, text, mode, owner)
@@ -73,23 +73,23 @@ def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
 
 
 def is_marked(folder: Path) -> bool:
-    """Whether this collection made a folder, for root or for this account: in a folder of another account the mark may be anybody's."""
+    """Return whether this collection made a folder, as root or as this account: another account could have forged the mark."""
     try:
-        places = (os.stat(folder), os.lstat(folder / names.FOLDER_MARK))
+        statuses = (os.stat(folder), os.lstat(folder / names.FOLDER_MARK))
     except OSError:
         return False
-    return all(stat.S_ISDIR(place.st_mode) and place.st_uid in (0, os.geteuid()) for place in places)
+    return all(stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid()) for status in statuses)
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the first one above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def sync(*paths: Path) -> None:
-    """Brings files, and the names in folders, to the disk. What a link leads to is left out.
+    """Flush files, and the entries of folders, to the disk. Links are skipped.
 
-    :raises OSError: names the path.
+    :raises OSError: the error names the path.
     """
     for path in paths:
         if path.is_symlink():
@@ -98,7 +98,7 @@ def sync(*paths: Path) -> None:
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # file systems of networks and virtual machines cannot do that for a folder
+            if error.errno != errno.EINVAL:  # network and shared file systems do not support this for a folder
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(handle)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that one process at a time holds. Any account that can open such a file, even only to read it, can hold it for good, so other accounts may not."""
+"""Lock files. An account that can open a lock file, even to read it, can hold the lock forever, so other accounts have no access."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class BusyError(Refusal):
 
 
 def open_file(path: Path) -> int:
-    """The file of a lock as a descriptor, closed to other accounts where its file system has modes.
+    """Open a lock file, inaccessible to other accounts if its file system has modes.
 
-    :raises OSError: it is a link, or cannot be opened, or belongs to an account that is neither this one nor the owner of its folder.
+    :raises OSError: it is a link, cannot be opened, or belongs to neither this account nor the owner of its folder.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     status = os.fstat(lock)
     if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
         os.close(lock)
         raise PermissionError(
-            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock for good", str(path)
+            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock forever", str(path)
         )
     with suppress(OSError):
         os.fchmod(lock, 0o600)
@@ -42,7 +42,7 @@ def open_file(path: Path) -> int:
 
 
 def take(lock: int, seconds: float = 0) -> bool:
-    """Locks an open file until it is closed, here and in the processes that inherit it; False where others hold it for longer than that."""
+    """Lock an open file until this process and its children close it. Return False if others hold it longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -56,7 +56,7 @@ def take(lock: int, seconds: float = 0) -> bool:
 
 @contextmanager
 def hold(path: Path, seconds: float = 0) -> Iterator[int]:
-    """Holds the lock of a file meanwhile; its descriptor.
+    """Hold the lock of a file during a block, and yield its descriptor.
 
     :raises BusyError: other processes hold it for longer than ``seconds``.
     :raises OSError: see ``open_file``.
@@ -65,7 +65,7 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     try:
         if not take(lock, seconds):
             raise BusyError(
-                f"{shown_holders(path)} on this host holds {path} for more than {seconds:g} s: wait until it ends, or end it, and run the playbook again"
+                f"{shown_holders(path)} on this host has held {path} for more than {seconds:g} s: wait until it exits, or stop it, and run the playbook again"
             )
         yield lock
     finally:
@@ -73,7 +73,7 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock now."""
+    """Return whether a process holds the lock."""
     try:
         with hold(path) if path.exists() else nullcontext():
             return False
@@ -83,10 +83,10 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def hold_host(prefix: str) -> Iterator[None]:
-    """Holds the lock of a host meanwhile: one process changes it at a time, and a run that is killed leaves its last task at work. In a folder without this
-    collection's mark there is none.
+    """Hold the lock of a host during a block, so that one process changes it at a time: the last task of a killed run continues. A folder without this
+    collection's mark has no lock.
 
-    :param prefix: of the installation.
+    :param prefix: prefix of the installation.
     :raises BusyError: another process holds it for too long.
     """
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ def hold_host(prefix: str) -> Iterator[None]:
 
 @contextmanager
 def unless_read_only() -> Iterator[None]:
-    """Goes on without what is not done on a disk that went read-only: services are stopped there all the same."""
+    """Ignore errors of a read-only disk, where services must still be stopped."""
     try:
         yield
     except OSError as error:
@@ -107,17 +107,17 @@ def unless_read_only() -> Iterator[None]:
 
 
 def holders(path: Path) -> list[int]:
-    """Processes that have the lock, as far as this account may see them (Linux; empty elsewhere)."""
-    found = []
+    """Return the processes that hold the lock and are visible to this account (Linux; empty on other systems)."""
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             for link in (process / "fd").iterdir():
                 if os.path.samefile(link, path) and "lock:" in (process / "fdinfo" / link.name).read_text():
-                    found.append(int(process.name))
+                    processes.append(int(process.name))
                     break
-    return sorted(found)
+    return sorted(processes)
 
 
 def shown_holders(path: Path) -> str:
-    """Processes that have the lock, for a message: «process 12 and process 13»."""
+    """Return the processes that hold the lock, for a message: «process 12 and process 13»."""
     return " and ".join(f"process {number}" for number in holders(path)) or "a process"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names and places that every part of the collection has to agree on."""
+"""Names and paths that all parts of the collection share."""
 
 from __future__ import annotations
 
@@ -13,77 +13,76 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 
 CLUSTER_GROUP = "llama_cluster"
-"""Group of the hosts of a cluster, where llama_cluster_group names no other one."""
+"""Default of llama_cluster_group, the group of a cluster's hosts."""
 NAME = "llamacpp"
-"""How names begin that the collection gives: a host belongs to one cluster."""
+"""Prefix of all names that the collection gives."""
 SERVER, WORKERS = f"{NAME}-server", f"{NAME}-worker-"
-"""Service of the head, and how those of workers begin."""
+"""Service of the head, and prefix of the workers' services."""
 ACCOUNT, BUILD_ACCOUNT = NAME, f"{NAME}-build"
-"""The account as which services run, and the one that compiles."""
+"""Account that runs services, and account that compiles."""
 BUILD_HOME = f"/opt/{NAME}"
-"""Home of the account that compiles."""
+"""Home of BUILD_ACCOUNT."""
 SERVICE = re.compile(rf"{SERVER}|{WORKERS}.+")
 SYSTEM = "/usr"
-"""Prefix of what the distribution brings."""
+"""Prefix of the distribution's packages."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
-"""Stands in the first lines of every definition of a service."""
+"""Mark in the first lines of every service definition."""
 FOLDER_MARK = ".llamacpp.cluster"
-"""Empty folder below the prefix. Without it what lies there is somebody else's, and is neither changed nor removed."""
+"""Empty folder below the prefix. Without it the prefix is not ours, and is neither changed nor removed."""
 NOT_OURS = ", which this collection did not make: move it away or rename it, and run the playbook again"
-"""What is said of what somebody else has under one of our names."""
+"""End of a message about a file or service with one of our names that the collection did not make."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
 PACKAGES = "packages"
-"""File below the prefix with the distribution's packages that runs have installed, a line each."""
+"""File below the prefix that lists the distribution's packages that runs installed."""
 CACHED_FACTS = "facts.json"
-"""File below the prefix of the head with the facts from which the last plan was made."""
+"""File below the head's prefix with the facts of the last plan."""
 CLUSTER_LOCK = "cluster.lock"
-"""Files below the prefix of the head: which run may change hosts, and the lock of those who read and write that."""
+"""File below the head's prefix that names the run that may change hosts."""
 CHANGES_LOCK = "changes.lock"
-"""File below the prefix of each host whose lock belongs to the process that changes services there."""
+"""Lock file below each host's prefix, held by the process that changes services."""
 BUILDS_LOCK = "builds.lock"
-"""File in the cache of each host whose lock belongs to the process that builds there, perhaps of a playbook that was killed."""
+"""Lock file in each host's cache, held by the process that builds, perhaps of a killed playbook."""
 TAKE_OVER = "llama_lease_take_over"
-"""Variable with which an operator takes the lock of a cluster from another run."""
+"""Variable with which an operator takes over the cluster lock of another run."""
 FALLBACKS = "fallbacks.json"
-"""File below the prefix of the head with what its launcher may serve on while a worker is away."""
+"""File below the head's prefix with the plans for serving while a worker is unavailable."""
 PRESETS = "models.ini"
-"""File below the prefix of the head with the command lines of models that take turns."""
+"""File below the head's prefix with the command lines of several models."""
 METRICS = "metrics.json"
-"""Files below the prefix of each host whose launchers write metrics: what they get to know for it, and who may write where these go."""
+"""File below each host's prefix with the settings of launchers that write metrics."""
 MEASURED_SPEED = "speed.json"
-"""File below the prefix of the head with the last measured speed of generation beside the planned one (plan/speed_record.py)."""
+"""File below the head's prefix with the measured and planned speeds of generation (plan/speed_record.py)."""
 VERIFIED = "verified.json"
-"""File below the prefix of the head with the result of the last verification."""
+"""File below the head's prefix with the result of the last verification."""
 PROOF = "proof.json"
-"""File below the prefix of the head with the verdicts of proofs."""
+"""File below the head's prefix with the verdicts of proofs."""
 READING = "reading.json"
-"""File below the prefix of the head with how well its models read plain text when they were verified last."""
-READ = "read.json"
-"""File below the prefix of each host: service → digest of its definition and of the files that it read when a run started it last."""
+"""File below the head's prefix with how well its models read plain text at the last verification."""
+START_DIGESTS = "read.json"
+"""File below each host's prefix with service → digest of its definition and input files at its last start."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
-"""Managers of a host's firewall that are driven."""
+"""Supported firewall managers."""
 WIREGUARD = "wireguard"
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", WIREGUARD)
 """Kinds of links between hosts."""
 MTU = range(1280, 65536)
-"""What a link may have, in bytes."""
+"""Allowed MTU of a link in bytes."""
 LOOPBACK = "127.0.0.1"
 PLAIN, STUNNEL, RDMA = "plain", "stunnel", "rdma"
-"""What ``llama_transport`` may be."""
+"""Values of ``llama_transport``."""
 KEYS = "keys"
-"""Folder below the prefix with the keys of tunnels, a file for each other host."""
+"""Folder below the prefix with the tunnel keys, one file for each peer."""
 EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
-"""Where a program listens on all addresses of its host, and the network of all hosts."""
+"""Address for listening on all interfaces, and network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
-"""File below the prefix of every host that says to which cluster it belongs."""
+"""File below every host's prefix that names its cluster."""
 PLANS = "plans"
-"""Folder below the prefix with the host's own part of the last plans."""
+"""Folder below the prefix with the host's part of recent plans."""
 MODELS = "models"
-"""Folder below the prefix of the head with models that the collection writes or fetches."""
+"""Folder below the head's prefix with models that the collection writes or downloads."""
 KNOWN_ANSWER_TIME = 2
-"""Time of change of a known-answer model in seconds, so that one that was changed since it was written is not taken for it. Counts up when the written
-file changes."""
+"""Modification time of known-answer models in seconds, by which a modified file is recognised. Increase it when the content of that file changes."""
 INSTALLED = (
     "releases",
     "runtime",
@@ -98,7 +97,7 @@ INSTALLED = (
     VERIFIED,
     PROOF,
     READING,
-    READ,
+    START_DIGESTS,
     CLUSTER_LOCK,
     CHANGES_LOCK,
     CLUSTER_RECORD,
@@ -109,12 +108,12 @@ INSTALLED = (
     KEYS,
     FOLDER_MARK,
 )
-"""What an installation has below its prefix, apart from models, which may be an operator's. It is removed in this order."""
+"""Entries of an installation below its prefix, removed in this order. Models are not listed: they may be the operator's."""
 PAGE_PORT = "llama_server_page_port"
 PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
-"""Whether a service is the head's → where its port is given."""
+"""Whether a service is the head's → setting of its port."""
 MEASURING_PORT = 50051
-"""At which iperf3 of a worker's host listens while a link is measured."""
+"""Port of iperf3 on a worker's host during a link measurement."""
 FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
@@ -128,7 +127,7 @@ FAMILIES = {
 
 
 def service(part: str) -> str:
-    """Name of a service.
+    """Return the name of a service.
 
     :param part: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
     """
@@ -136,31 +135,31 @@ def service(part: str) -> str:
 
 
 def is_head(name: str) -> bool:
-    """Whether a name is that of a head's service; all others are workers."""
+    """Return whether a service is the head's."""
     return name == SERVER
 
 
 ROLLING = ("opensuse-tumbleweed",)
-"""Distributions whose version is a date: builds would be others after every upgrade."""
+"""Rolling distributions. Their version is a date, so builds would change with every upgrade."""
 
 
 def address_of(endpoint: str) -> str:
-    """Of ``ADDRESS:PORT``."""
+    """Return the address in ``ADDRESS:PORT``."""
     return endpoint.rpartition(":")[0]
 
 
 def port_of(endpoint: str) -> int:
-    """Of ``ADDRESS:PORT``."""
+    """Return the port in ``ADDRESS:PORT``."""
     return int(endpoint.rpartition(":")[2])
 
 
-def is_loopback(place: str) -> bool:
-    """Whether an IPv4 address, or an endpoint with one, is its own host's alone."""
-    return place.startswith("127.")
+def is_loopback(address: str) -> bool:
+    """Return whether an IPv4 address or endpoint is a loopback address."""
+    return address.startswith("127.")
 
 
 def distribution(os_release: str) -> dict[str, Any]:
-    """From the text of /etc/os-release: id, version and the family whose packages it uses."""
+    """Return id, version and package family from the text of /etc/os-release."""
     values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     names = [values.get("ID", "unknown"), *values.get("ID_LIKE", "").split()]
     family = next((FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in FAMILIES), "unknown")
@@ -168,10 +167,10 @@ def distribution(os_release: str) -> dict[str, Any]:
     return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
 
 
-def places(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Where things are installed: the installation, the cache that outlives it, and the service definitions.
+def installation_folders(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the folders of the installation, of the cache, which outlives it, and of service definitions.
 
-    :param environment: of the connecting user, with ``HOME``.
+    :param environment: environment of the connecting user, with ``HOME``.
     """
     home = environment["HOME"]
     if scope == "system":

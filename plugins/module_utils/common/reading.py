@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What others wrote: read within limits, and parsed as JSON of a known form."""
+"""Read files of other accounts within limits, and parse JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DIGITS = 20
 
 
 class NotAFileError(OSError):
-    """A path leads to something else than a regular file."""
+    """The path is not a regular file."""
 
 
 def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
-    """A file to read from. Whoever owns its folder may have replaced it: nothing is waited for, and links are followed only where asked for.
+    """Open a file for reading. The owner of its folder may have replaced it, so this never blocks, and follows links only on request.
 
-    :raises OSError: it does not exist; NotAFileError where it is not a regular file.
+    :raises OSError: it does not exist; NotAFileError: it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -38,14 +38,14 @@ def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def read(path: Path, limit: int, follow: bool = False) -> bytes:
-    """The first bytes of a file; ``follow`` and errors as of ``open_file``."""
+def read_start(path: Path, limit: int, follow: bool = False) -> bytes:
+    """Return the first ``limit`` bytes of a file; see ``open_file``."""
     with open_file(path, follow) as stream:
         return stream.read(limit)
 
 
 def end_of(path: Path, size: int) -> str:
-    """The last bytes of a file as text; empty where it cannot be read, or ``open_file`` refuses it."""
+    """Return the last ``size`` bytes of a file as text; empty if it cannot be read."""
     try:
         with open_file(path) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
@@ -55,12 +55,12 @@ def end_of(path: Path, size: int) -> str:
 
 
 class TooSlowError(Exception):
-    """Work took too long; the message ends a sentence that names what is read."""
+    """The work took too long; the message ends a sentence whose subject was read."""
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives or raises. It is left behind in a thread of its own when it takes longer: looking up a name, a reply that
-    comes byte by byte, or a network mount whose server is gone, cannot be stopped otherwise.
+def run_within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Return the result of ``work``. Work that takes longer is abandoned in a thread, because name lookups, slow replies and dead network mounts
+    cannot be interrupted.
 
     :raises TooSlowError: it takes longer.
     """
@@ -83,38 +83,38 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
-    """What ``work`` gives or raises, which reads there.
+    """Return the result of ``work``, which reads this path.
 
-    :raises Refusal: it takes longer, as on a network mount whose server is gone.
+    :raises Refusal: it takes longer, as on a dead network mount.
     """
     try:
-        return within(seconds, work)
+        return run_within(seconds, work)
     except TooSlowError as error:
         raise Refusal(f"{path} on {platform.node()} {error}: check the disk or network mount that holds it") from None
 
 
 def read_object(path: Path, limit: int) -> dict[str, Any]:
-    """The JSON object that a file of at most so many bytes holds.
+    """Return the JSON object in a file of at most ``limit`` bytes.
 
-    :raises OSError: as ``read``.
-    :raises ValueError: it is larger, or as ``parse``.
+    :raises OSError: the file cannot be read.
+    :raises ValueError: it is larger or not valid; see ``parse``.
     """
-    data = read(path, limit + 1)
+    data = read_start(path, limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path} has more than {limit} bytes")
     return parse(data)
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """A JSON object, of which every part can be counted with, printed and written again.
+    """Return a JSON object whose parts can all be computed with, printed and written.
 
-    :raises ValueError: it is something else, is nested too deep for Python, or holds a number that is not finite or a string that is no text.
+    :raises ValueError: it is no object, is nested too deep for Python, or has an infinite number or an invalid string.
     """
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value

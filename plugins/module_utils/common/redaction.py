@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secrets in texts: whether a URL has one, and texts for others without those that are known and what looks like one."""
+"""Find and remove secrets in texts, both known secrets and texts that look like one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNOREC
 SECRET_ADDRESS = re.compile(
     r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
 )
-"""``user:password@proxy:3128``, as proxies are given without a scheme. Without a port it may be a name, like ``model:7b@q4``."""
+"""Pattern for a proxy without a scheme, ``user:password@proxy:3128``. Without a port it may be a name, like ``model:7b@q4``."""
 SECRET_PARAMETER = re.compile(
     r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
     r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
@@ -25,17 +25,17 @@ SECRET_PARAMETER = re.compile(
     re.IGNORECASE,
 )
 SHORTEST = 4
-"""Characters of a known secret: a shorter one is part of many words."""
+"""Minimum length of a known secret: a shorter one is part of many words."""
 NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|(?:private|preshared|access|api)[_-]?keys?"
     r"|(?:^|(?<=[\W_]))(?:pass|pwd|auth|pin(?!\w)|token)(?![a-z])",
     re.IGNORECASE,
 )
-"""What the name of a secret has in it."""
-OTHERS = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
-"""Names of files, and counts of tokens."""
-LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
-"""The rest of a line, however it is quoted. Where it begins with a quote, the next letter counts."""
+"""Pattern for the name of a secret."""
+HARMLESS_NAMES = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
+"""Lookaheads that exclude names of files, and counts of tokens."""
+REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
+"""Pattern for the rest of a line with any quoting; a leading quote is skipped."""
 PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
     ("value of Ansible Vault", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
@@ -44,30 +44,30 @@ PATTERNS = (
     ("key of stunnel", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:{NAME.pattern}){OTHERS}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{LINE}",
+        rf"(?:{NAME.pattern}){HARMLESS_NAMES}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
         re.IGNORECASE,
     ),
     (
         "password, token or key",
-        rf"--[\w-]{{0,60}}(?:key|token|pass(?:word|phrase)?|secret)[\"'\\]*[\s,][\s\"'\\]*{LINE}",
+        rf"--[\w-]{{0,60}}(?:key|token|pass(?:word|phrase)?|secret)[\"'\\]*[\s,][\s\"'\\]*{REST_OF_LINE}",
         re.IGNORECASE,
     ),
     ("API key", r"\b(?:bearer|basic(?=\s+[A-Za-z+/]*(?-i:[A-Z0-9=])))\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
 )
-"""Kind, expression and flags. No secret begins as what stands in its place does."""
+"""Kind, expression and flags. No expression matches a marker."""
 URL = re.compile(
-    r"(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}:(?:\\?/){2})(?P<user>[^\s/\"'<>\\]*@)?(?P<host>[^\s/?#\"'<>@\\]*)(?P<path>[^\s?#\"'<>]*)(?P<more>[^\s\"'<>]*)",
+    r"(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}:(?:\\?/){2})(?P<user>[^\s/\"'<>\\]*@)?(?P<host>[^\s/?#\"'<>@\\]*)(?P<path>[^\s?#\"'<>]*)(?P<query>[^\s\"'<>]*)",
     re.IGNORECASE,
 )
-SHOWN_HOSTS = re.compile(
+PUBLIC_HOSTS = re.compile(
     r"(?:[\w-]+\.)*(?:github\.com|huggingface\.co|hf\.co|modelscope\.cn|pypi\.org|pythonhosted\.org|debian\.org|ubuntu\.com)|",
     re.ASCII,
 )
-"""Whose paths name what everybody may read; and no host. That of another one may be a webhook."""
+"""Hosts with public paths, and the empty host. A path on another host may be a webhook."""
 
 
 def has_secret(text: str) -> bool:
-    """Whether a URL or an address in a text has a password or a token."""
+    """Return whether a URL or an address in a text has a password or a token."""
     if "://" not in text and "@" not in text:
         return False
     words = [word for word in text.split() if "://" in word or "@" in word]
@@ -77,21 +77,21 @@ def has_secret(text: str) -> bool:
     )
 
 
-def redact(text: str, known: Mapping[str, str] = {}) -> str:
-    """The text with ``<removed: KIND>`` in the place of each secret.
+def redact(text: str, secrets: Mapping[str, str] = {}) -> str:
+    """Return the text with ``<removed: KIND>`` in place of each secret.
 
-    :param known: secret → its kind. It is found as shells, service managers, JSON, HTML, URLs and base64 write it.
+    :param secrets: secret → its kind. It is found in the quoting of shells, service managers, JSON, HTML, URLs and base64.
     """
-    for secret in sorted(known, key=len, reverse=True):
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SHORTEST:
             for form in _longest_first(secret):
-                text = text.replace(form, marker(known[secret]))
-    text = URL.sub(_shown_url, text)
+                text = text.replace(form, marker(secrets[secret]))
+    text = URL.sub(_redacted_url, text)
     for kind, expression, flags in PATTERNS:
 
-        def mark(found: re.Match[str], kind: str = kind) -> str:
-            start, end = (place - found.start() for place in found.span("secret"))
-            return found[0][:start] + marker(kind) + found[0][end:]
+        def mark(match: re.Match[str], kind: str = kind) -> str:
+            start, end = (place - match.start() for place in match.span("secret"))
+            return match[0][:start] + marker(kind) + match[0][end:]
 
         text = re.sub(expression, mark, text, flags=flags)
     return text
@@ -101,13 +101,13 @@ def marker(kind: str) -> str:
     return f"<removed: {kind}>"
 
 
-def _shown_url(found: re.Match[str]) -> str:
-    """Scheme and host, and the path where that is no secret."""
-    shown = found["scheme"] + found["host"]
-    if found["user"] or not SHOWN_HOSTS.fullmatch(found["host"]):
-        return shown + marker("rest of a URL") * bool(found["user"] or found["path"].strip("/\\") or found["more"])
-    more = found["more"] if found["more"].startswith("#") else marker("rest of a URL") * bool(found["more"])
-    return shown + found["path"] + more
+def _redacted_url(match: re.Match[str]) -> str:
+    """Return scheme and host, and the path if it is public."""
+    url = match["scheme"] + match["host"]
+    if match["user"] or not PUBLIC_HOSTS.fullmatch(match["host"]):
+        return url + marker("rest of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
+    query = match["query"] if match["query"].startswith("#") else marker("rest of a URL") * bool(match["query"])
+    return url + match["path"] + query
 
 
 @functools.cache
@@ -116,10 +116,10 @@ def _longest_first(secret: str) -> tuple[str, ...]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """A secret as texts write it."""
+    """Yield a secret in all quotings."""
     data = secret.encode("utf-8", "surrogateescape")
     urls = [quote(data, safe=safe) for safe in ("", "/")] + [quote_plus(data)]
-    yield from [re.sub("%..", lambda found: found[0].lower(), url) for url in urls]
+    yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
     shells = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
     plain = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
     doubled = [form.replace("%", "%%") for form in plain]
@@ -128,6 +128,6 @@ def _forms(secret: str) -> Iterator[str]:
         for text in (json.dumps(form, ensure_ascii=False)[1:-1], json.dumps(form)[1:-1]):
             yield from (text, json.dumps(text)[1:-1])
     yield from (data.hex(), "".join(f"\\x{byte:02x}" if byte < 33 or byte > 126 else chr(byte) for byte in data))
-    for before in range(3):  # where it begins within three bytes
-        coded = base64.b64encode(bytes(before) + data).decode()[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]
+    for offset in range(3):  # position within a group of three bytes
+        coded = base64.b64encode(bytes(offset) + data).decode()[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
         yield from (coded, coded.replace("+", "-").replace("/", "_"))

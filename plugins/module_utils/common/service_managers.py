@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of each service manager. Its commands are in host/services.py."""
+"""Properties of each service manager. Its commands are in host/services.py."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ class ServiceManager(NamedTuple):
     """One service manager."""
 
     system: str
-    """Operating system, as platform.system() names it."""
+    """Operating system in the spelling of platform.system()."""
     folders: dict[str, str]
-    """Scope in which it runs services → folder of their definitions, with {prefix}, {config} and {home}."""
+    """Scope of its services → folder of their definitions, with {prefix}, {config} and {home}."""
     template: str
-    """Of a definition, in roles/llama_host/templates."""
+    """Template of a definition in roles/llama_host/templates."""
     ending: str
-    """Of a definition's file name, after the service's name."""
+    """Suffix of a definition's file name after the service's name."""
     boot_links: str = ""
-    """Folder below that one, with a link to each definition that is started at boot. Empty where all of them are."""
+    """Subfolder with a link to each definition that is started at boot; empty if all are."""
     mode: int = 0o600
-    """Of a definition's file."""
+    """Mode of a definition's file."""
     sign: str = "/"
-    """Path that exists where it runs."""
+    """Path that exists if it runs."""
     probe: tuple[str, ...] = ()
-    """Command that prints something where services can be run; none where the path says enough."""
+    """Command that prints something if it can run services; empty if ``sign`` is sufficient."""
     tools: tuple[str, ...] = ()
-    """What has to be installed for it, as packages.yml names tools."""
+    """Required tools by their names in packages.yml."""
     closes_ports_by: str = ""
-    """What of it closes a worker's port to all but the head, for a person. Empty where nothing does."""
+    """Name of its feature that blocks a worker's port for all but the head; empty without such a feature."""
     hands_over_keys: bool = False
-    """Whether it gives a file of root's to one service."""
+    """Whether it can pass a file that only root can read to a service."""
     hides_homes: bool = False
-    """Whether services see neither /home nor /root."""
+    """Whether services have no access to /home and /root."""
     log: str = "{prefix}/state/{service}.log"
-    """Where a service's log is, or the command that shows it."""
+    """Path of a service's log, or the command that shows it."""
     host_settings: bool = False
-    """Whether links, firewall and kernel parameters can be set on its hosts: these modules drive systemd, as root."""
+    """Whether links, firewall and kernel parameters can be set on its hosts: these modules require systemd and root."""
 
     def definition(self, units: str, service: str) -> Path:
-        """Path of a service's definition."""
+        """Return the path of a service's definition."""
         return Path(units) / (service + self.ending)
 
     def service(self, path: Path) -> str | None:
-        """Name of the service that a file in its folder defines, None for other files."""
+        """Return the name of the service that a file defines; None for other files."""
         if not path.name.endswith(self.ending) or not path.is_file():
             return None
         return path.name[: len(path.name) - len(self.ending)]
@@ -96,18 +96,18 @@ MANAGERS = {
         log="{prefix}/supervisor/{service}.log",
     ),
 }
-"""The first one that a host has runs its services. supervisor comes last: the installation brings it along."""
+"""Service managers in order of preference. supervisor comes last: the installation includes it."""
 
 
 def possible(system: str, scope: str) -> list[str]:
-    """Names of the service managers that a host may have, the usual one first."""
+    """Return the names of the service managers that a host may have, the usual one first."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 
 
 def folder(manager: str, scope: str, prefix: str, environment: Mapping[str, str]) -> str:
-    """Where the manager looks for definitions.
+    """Return the folder of the manager's definitions.
 
-    :param environment: of the connecting user, with ``HOME``.
+    :param environment: environment of the connecting user, with ``HOME``.
     """
     home = environment["HOME"]
     config = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")

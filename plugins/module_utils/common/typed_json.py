@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values with types as JSON and back: a NamedTuple is an object, a tuple an array. The types hold the limits that untrusted JSON is checked against:
-``Annotated`` with a Text, a Number, or a tuple of the texts that may be.
+"""Convert typed values to JSON and back: a NamedTuple is an object, a tuple is an array. The types carry limits for untrusted JSON: ``Annotated`` with a
+Text, a Number, or a tuple of allowed texts.
 
-Hosts evaluate the types of a record with Python 3.9, so a module that defines one writes ``Optional[int]``, and has no ``from __future__ import annotations``.
+Hosts evaluate the types of a record with Python 3.9, so a module that defines one uses ``Optional[int]`` and no ``from __future__ import annotations``.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 T = TypeVar("T")
 ABSENT = "absent"
 Absent = Annotated[Optional[T], ABSENT]
-"""Type of a field that JSON leaves out where it is None. With ``ABSENT`` any other field is left out where it has its default."""
+"""Type of a field that JSON omits if it is None. With ``ABSENT`` JSON omits any field that has its default."""
 ENTRIES = 4096
-"""Of a list or a mapping, at most."""
+"""Maximum number of entries of a list or a mapping."""
 LIMITS: dict[Any, Any] = {
     **{str: Text(longest=LONGEST), bool: bool, Any: Any},
     **{int: Number(-LARGEST), float: Number(-LARGEST, real=True)},
 }
-"""Of a value about which its type says nothing else."""
+"""Limits of a value whose type has no annotation."""
 
 
 class Mismatch(Refusal):
-    """JSON that is no value of a type: what is wrong there, as the end of a sentence."""
+    """JSON does not match a type; the message ends a sentence."""
 
-    def __init__(self, why: str, where: str = "") -> None:
-        super().__init__(f"{where.lstrip('.') or 'it'} {why}")
-        self.why, self.where = why, where
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(f"{path.lstrip('.') or 'it'} {reason}")
+        self.reason, self.path = reason, path
 
 
 class Field(NamedTuple):
@@ -52,30 +52,30 @@ class Field(NamedTuple):
 
     name: str
     type: Any
-    """As ``typing`` has it, Annotated included."""
+    """Type hint, Annotated included."""
     optional: bool
-    """Whether JSON may leave it out, or have null in its place."""
+    """Whether JSON may omit it or set it to null."""
     absent: bool
-    """Whether JSON leaves it out where it has its default."""
+    """Whether JSON omits it if it has its default."""
     default: Any = None
 
 
 @functools.cache
 def fields(record: type) -> tuple[Field, ...]:
-    """The fields of a NamedTuple class, in their order."""
+    """Return the fields of a NamedTuple class, in their order."""
     hints = typing.get_type_hints(record, include_extras=True)
-    defaults = record._field_defaults  # type: ignore[attr-defined]  # no type says «a class of NamedTuple»
-    found = []
-    for name in record._fields:  # type: ignore[attr-defined]  # the same
+    defaults = record._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
+    result = []
+    for name in record._fields:  # type: ignore[attr-defined]  # see above
         bare, notes = unwrap(hints[name])
-        found.append(
+        result.append(
             Field(name, hints[name], is_optional(bare) or name in defaults, ABSENT in notes, defaults.get(name))
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without Annotated, and its annotations, the outermost first."""
+    """Return a type without Annotated, and its annotations."""
     notes: tuple[Any, ...] = ()
     while typing.get_origin(hint) is Annotated:
         notes += hint.__metadata__
@@ -84,7 +84,7 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 UNIONS = (Union, getattr(types, "UnionType", Union))
-"""``Union[int, None]``, and ``int | None`` where Python has that."""
+"""Origins of ``Union[int, None]`` and, in newer Python, ``int | None``."""
 
 
 def is_optional(bare: Any) -> bool:
@@ -92,7 +92,7 @@ def is_optional(bare: Any) -> bool:
 
 
 def inner(bare: Any) -> Any:
-    """The type of what an Optional, a tuple or a mapping holds."""
+    """Return the type of the elements of an Optional, a tuple or a mapping."""
     arguments = [argument for argument in typing.get_args(bare) if argument is not type(None) and argument is not ...]
     return arguments[-1]
 
@@ -102,7 +102,7 @@ def is_record(bare: Any) -> bool:
 
 
 def specification(record: type) -> dict[str, dict[str, Any]]:
-    """What ansible-core has to know of arguments to read them: each field of a NamedTuple is one."""
+    """Return the argument specification for ansible-core."""
     spec = {}
     for field in fields(record):
         spec[field.name] = {**_type_of(field.type), "required": not field.optional}
@@ -123,57 +123,58 @@ def _type_of(hint: Any) -> dict[str, Any]:
 
 
 def parse(record: type[T], data: Any) -> T:
-    """The record that JSON describes. Further names are left out.
+    """Return the record that JSON describes. Unknown names are ignored.
 
-    :raises Mismatch: JSON has another form.
+    :raises Mismatch: JSON does not match.
     """
     hint: Any = record
     return typing.cast(T, _reader(hint)(data))
 
 
-def reported(host: str, of: str, record: type[T], data: Any) -> T:
-    """What a host reports: each report is taken in here, and can be shown then.
+def reported(host: str, subject: str, record: type[T], data: Any) -> T:
+    """Return a host's report as a record that is safe to show.
 
-    :param of: what the report is about, like «the server».
-    :raises Refusal: it has another form.
+    :param subject: subject of the report, like «the server».
+    :raises Refusal: it does not match.
     """
     try:
         return parse(record, data)
     except Mismatch as error:
-        raise not_as_read(host, of, error) from None
+        raise not_as_read(host, subject, error) from None
 
 
-def not_as_read(host: str, of: str, why: object) -> Refusal:
-    """:param why: where the host's report has another form, and how."""
+def not_as_read(host: str, subject: str, reason: object) -> Refusal:
+    """Return the refusal of a host's report that does not match, for ``reason``."""
     return Refusal(
-        f"What {host} reports of {of} is not as this version of the collection reads it ({why}): run it again; if it persists, treat this host as "
-        "compromised (docs/security.md)."
+        f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If this persists, treat this host "
+        "as compromised (docs/security.md)."
     )
 
 
 @functools.cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Makes a value of this type from JSON."""
+    """Return the function that makes a value of this type from JSON."""
     bare, notes = unwrap(hint)
     limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
     origin, arguments = typing.get_origin(bare), typing.get_args(bare)
     if is_record(bare):
         return _record_reader(bare)
     if is_optional(bare):
-        some = _reader(Annotated[inner(bare), limits] if limits else inner(bare))
-        return lambda data: None if data is None else some(data)
+        reader = _reader(Annotated[inner(bare), limits] if limits else inner(bare))
+        return lambda data: None if data is None else reader(data)
     if origin in UNIONS:
-        one, several = map(_reader, arguments)
-        return lambda data: (several if isinstance(data, (list, tuple)) else one)(data)
+        scalar, array = map(_reader, arguments)
+        return lambda data: (array if isinstance(data, (list, tuple)) else scalar)(data)
     if origin is tuple:
         entry = _reader(inner(bare))
         return lambda data: tuple(
-            _read(f"[{index}]", entry, part) for index, part in enumerate(_checked(data, (list, tuple)))
+            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_checked(data, (list, tuple)))
         )
     if origin in (dict, Mapping):
         name_of, value = map(_reader, arguments)
         return lambda data: {
-            _read("", name_of, name): _read(f".{name}", value, part) for name, part in _checked(data, Mapping).items()
+            _read_part("", name_of, name): _read_part(f".{name}", value, part)
+            for name, part in _checked(data, Mapping).items()
         }
     return functools.partial(_leaf, arguments if origin is typing.Literal else limits or LIMITS[bare])
 
@@ -181,30 +182,30 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 def _record_reader(record: Any) -> Callable[[Any], Any]:
     readers = [(field, _reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record)]
 
-    def read(data: Any) -> Any:
+    def read_record(data: Any) -> Any:
         values = []
         for field, reader, nullable in readers:
-            given = _checked(data, Mapping).get(field.name)
-            if given is None and field.optional and not (nullable and field.name in data):
+            value = _checked(data, Mapping).get(field.name)
+            if value is None and field.optional and not (nullable and field.name in data):
                 values.append(field.default)
             elif field.name not in data:
                 raise Mismatch("is missing", f".{field.name}")
             else:
-                values.append(_read(f".{field.name}", reader, given))
+                values.append(_read_part(f".{field.name}", reader, value))
         return record(*values)
 
-    return read
+    return read_record
 
 
-def _read(where: str, reader: Callable[[Any], Any], data: Any) -> Any:
+def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
     try:
         return reader(data)
     except Mismatch as error:
-        raise Mismatch(error.why, where + error.where) from None
+        raise Mismatch(error.reason, path + error.path) from None
 
 
 def _checked(data: Any, kind: Any) -> Any:
-    """A list or a mapping."""
+    """Return a list or a mapping that is not too long."""
     if not isinstance(data, kind):
         raise Mismatch(f"is {show(data)}")
     if len(data) > ENTRIES:
@@ -225,7 +226,7 @@ def _fits(value: Any, limits: Any) -> bool:
         return isinstance(value, bool)
     if isinstance(limits, Number):
         kinds = (int, float) if limits.real else (int,)
-        return isinstance(value, kinds) and not isinstance(value, bool) and limits.least <= value <= limits.most
+        return isinstance(value, kinds) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
     if not isinstance(limits, Text):
         return isinstance(value, (str, bool)) and value in limits
     if not isinstance(value, str) or len(value) > limits.longest or not re.fullmatch(limits.expression, value):
@@ -234,7 +235,7 @@ def _fits(value: Any, limits: Any) -> bool:
 
 
 def dump(value: Any) -> Any:
-    """A record, or whatever holds some, as JSON."""
+    """Return a record, or a collection of records, as JSON."""
     if is_record(type(value)):
         record: Any = type(value)
         return {

@@ -1,26 +1,24 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of memory, files and time, for people; a copy is installed beside the launcher."""
+"""Units of memory, files and time, for people. A copy is installed next to the launcher."""
 
 from __future__ import annotations
 
 MIB = 1024 * 1024
 GB, MB = 1_000_000_000, 1_000_000
-
-
 DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(size: float) -> str:
-    """Bytes for a person: «1.2 GB», «80 MB», «1.5 MB»."""
+    """Return a number of bytes for people: «1.2 GB», «80 MB», «1.5 MB»."""
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: «3 d 4 h», «12 min», «45 s»."""
+    """Return a duration in at most two units: «3 d 4 h», «12 min», «45 s»."""
     if seconds is None:
         return ""
     whole = int(seconds)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Version numbers, as programs print them."""
+"""Version numbers in the output of programs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def first(text: str) -> str | None:
-    """The first version number in a text, or a line that is only a number."""
+    """Return the first version number in a text, or a line that is only a number."""
     match = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
     return match.group(0) if match else None

@@ -1,14 +1,14 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether programs may use the tiles of Intel's AMX, which a processor may announce where the kernel or the hypervisor does not let them.
+"""Check whether programs can use the tiles of Intel's AMX: a kernel or hypervisor may refuse what the processor announces.
 
-llama.cpp asks the kernel for permission (ggml_amx_init) and uses plain vectors where it is refused. Some virtual machines grant it, and the
-first tile instruction ends the program with SIGILL all the same. So another process does here what llama.cpp does: it asks, configures tiles
-in another thread, and multiplies with them after other threads have run.
+llama.cpp asks the kernel for permission (ggml_amx_init) and uses plain vectors if it is refused. Some virtual machines grant it, but the first
+tile instruction crashes with SIGILL. So a child process repeats the steps of llama.cpp: it asks, configures tiles in another thread, and multiplies
+after other threads have run.
 
-Some versions of GCC compile llama.cpp's tiles wrongly (12.2 does, 13.3 was seen to be right). Their header says that ldtilecfg reads eight bytes of the
-configuration, so the optimiser drops what is written to the others, and llama-server ends with SIGSEGV (GCC bug 114098).
+Some versions of GCC miscompile llama.cpp's tiles (12.2 does, 13.3 does not). Their header says that ldtilecfg reads only eight bytes of the
+configuration, so the optimiser drops writes to the rest, and llama-server crashes with SIGSEGV (GCC bug 114098).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 ANNOUNCED = {"amx_tile", "amx_int8"}
-"""Flags of /proc/cpuinfo of a processor for which llama.cpp is compiled with AMX."""
+"""Flags of /proc/cpuinfo with which llama.cpp is compiled with AMX."""
 SECONDS = 20
 HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
-"""The compiler's header for tiles, and what a wrong one has in it."""
+"""The compiler's header for tiles, and the text by which a faulty one is recognised."""
 
 PROGRAM = """
 import ctypes, mmap, struct, sys, threading, time
@@ -58,8 +58,8 @@ for thread in threads:
 """
 
 
-def work(program: str = PROGRAM) -> bool:
-    """Whether a process of its own can multiply with tiles to the end."""
+def tiles_work(program: str = PROGRAM) -> bool:
+    """Return whether a child process can multiply with tiles."""
     try:
         commands.run([sys.executable, "-c", program], SECONDS)
     except commands.CommandError:
@@ -67,15 +67,15 @@ def work(program: str = PROGRAM) -> bool:
     return True
 
 
-def compiled_wrongly(root: Path, ask: commands.Ask) -> bool:
-    """Whether the host's compiler has the wrong header."""
+def is_miscompiled(root: Path, ask: commands.Ask) -> bool:
+    """Return whether the host's compiler has the faulty header."""
     header = ask(["c++", f"-print-file-name={HEADER}"]).strip()
     return WRONG_OPERAND in text_of(root / header.lstrip("/"))
 
 
 def unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
-    """Whether the processor announces AMX and programs cannot use it.
+    """Return whether the processor announces AMX but programs cannot use it.
 
-    :param flags: what /proc/cpuinfo says of the processor.
+    :param flags: flags of the processor in /proc/cpuinfo.
     """
-    return set(flags) >= ANNOUNCED and (compiled_wrongly(root, ask) or not work())
+    return set(flags) >= ANNOUNCED and (is_miscompiled(root, ask) or not tiles_work())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What filters on a host: a firewall manager, and systemd for its units."""
+"""Packet filters of a host: its firewall manager, and systemd's filter for units."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 MANAGERS = names.FIREWALLS
-"""Units of systemd, in the order in which they are looked for: two of them may be active."""
+"""Units of systemd, in order of preference: two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
 TRY_SECONDS = 30
-"""It takes 50 ms, but without a result a plan may be refused, and a host can be busy."""
+"""Time limit of the trial. It usually takes 50 ms, but a host can be busy, and without a result the planner may refuse a plan."""
 REFUSED = 77
 SEND = f"""import socket, sys
 try:
@@ -25,14 +25,14 @@ try:
 except PermissionError:
     sys.exit({REFUSED})
 """
-"""Ends with REFUSED where the kernel does not let it send: unlike a connection, a datagram fails at once."""
+"""Program that exits with REFUSED if the kernel does not let it send: unlike a connection, a datagram fails at once."""
 
 
 def manager(active: Collection[str], ufw_settings: str) -> str | None:
-    """The manager that filters. ufw is an active unit even where it is switched off.
+    """Return the manager that filters packets. The unit of ufw is active even if ufw is switched off.
 
-    :param active: those of MANAGERS that systemd reports as active.
-    :param ufw_settings: text of UFW_SETTINGS.
+    :param active: units in MANAGERS that systemd reports as active.
+    :param ufw_settings: content of UFW_SETTINGS.
     """
     for name in MANAGERS:
         enabled = name != "ufw" or re.search(r"^ENABLED=[\"']?yes", ufw_settings, re.MULTILINE)
@@ -41,26 +41,28 @@ def manager(active: Collection[str], ufw_settings: str) -> str | None:
     return None
 
 
-def active_units(units: Collection[str], printed: str) -> set[str]:
-    """The units that are active.
+def active_units(units: Collection[str], states: str) -> set[str]:
+    """Return the units that are active.
 
-    :param printed: what ``systemctl is-active UNITS`` prints, a line for each.
+    :param states: output of ``systemctl is-active UNITS``, a line for each unit.
     """
-    return {name for name, state in zip(units, printed.split()) if state in ("active", "reloading")}
+    return {name for name, state in zip(units, states.split()) if state in ("active", "reloading")}
 
 
-def of_host() -> str | None:
-    """The manager that filters on this host."""
+def active_manager() -> str | None:
+    """Return the manager that filters packets on this host."""
     try:
-        printed = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
+        states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
     except commands.CommandError:
         return None
-    return manager(active_units(MANAGERS, printed), text_of(Path(UFW_SETTINGS)))
+    return manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
 
 
-def of_units(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
-    """Whether IPAddressDeny of a unit takes effect here, or None where root or systemd-run is missing. Without BPF for control groups, as in
-    many containers, systemd logs a warning and starts the unit all the same. So a unit tries; that takes 50 ms."""
+def units_filter_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+    """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
+
+    Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this starts a unit that
+    tries to send."""
     if interpreter is None:
         return None
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processor, memory and accelerators of a host, read on it: from the kernel where that is possible, else from vendors' tools.
+"""Processor, memory and accelerators of this host, from the kernel if possible, else from vendors' tools.
 
-An accelerator is ``backend``, ``name`` (for people), ``architecture`` (what to compile for; empty where that is not known or
-not needed), ``memory_mib`` (0 where it is not known) and ``unified`` (whether that is the host's own memory).
+An accelerator has ``backend``, ``name`` (for people), ``architecture`` (target of compilation; empty if unknown or not needed), ``memory_mib``
+(0 if unknown) and ``unified`` (whether it uses the host's memory).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
-UNKNOWN = {"N/A", "Not Supported"}
-"""What nvidia-smi prints, in brackets or without, for what a device does not have: memory of its own, for instance."""
+MISSING_VALUES = {"N/A", "Not Supported"}
+"""Values that nvidia-smi prints, with or without brackets, for a missing property, such as dedicated memory."""
 
 UNIFIED_GFX = {
     "gfx902",
@@ -43,29 +43,29 @@ UNIFIED_GFX = {
     "gfx1152",
     "gfx1153",
 }
-"""AMD processors whose graphics use the host's memory, for kernels that do not report it in the KFD topology (before 6.10)."""
+"""AMD processors with integrated graphics. Kernels before 6.10 do not report these in the KFD topology."""
 
 LOCAL_HEAPS = {"1", "2"}
-"""Types of a memory bank in the KFD topology that count as the device's own: visible to the processor, and not."""
+"""Heap types of dedicated memory in the KFD topology: visible to the processor, and invisible."""
 
 INTEL_DRIVERS = {"i915", "xe"}
 INTEL_INTEGRATED = "0000:00:02.0"
-"""Where graphics inside an Intel processor always are on the PCI bus."""
+"""PCI address of graphics inside any Intel processor."""
 
 
 def _mib(path: Path) -> int | None:
-    """Of a file that holds a number of bytes."""
+    """Return the MiB of a file that holds a number of bytes."""
     text = text_of(path).strip()
     return int(text) // MIB if text.isdigit() else None
 
 
-def _words(path: Path) -> dict[str, str]:
-    """Of a file with a name and a value on each line."""
+def _key_values(path: Path) -> dict[str, str]:
+    """Return name → value of a file with one such pair on each line."""
     return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
 
 
 def glibc() -> str | None:
-    """Its version; empty where the system has another C library, None on a Mac."""
+    """Return the version of glibc; empty with another C library, None on a Mac."""
     if sys.platform == "darwin":
         return None
     try:
@@ -75,7 +75,7 @@ def glibc() -> str | None:
 
 
 def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
-    """The newest CUDA that the host's NVIDIA driver runs, as 13.0; None where it does not say."""
+    """Return the newest CUDA that the host's NVIDIA driver supports, such as 13.0; None if unknown."""
     number = ctypes.c_int(0)
     try:
         failed = load("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
@@ -92,7 +92,7 @@ INSTRUCTIONS = (
     "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
     "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
 )
-"""How flags of /proc/cpuinfo begin that stand for instructions which compilers use. Others come with kernels, microcode and hypervisors."""
+"""Prefixes of the flags in /proc/cpuinfo that name instructions used by compilers. Other flags depend on kernel, microcode and hypervisor."""
 
 
 ARM_CORES = {
@@ -112,11 +112,11 @@ ARM_CORES = {
     **{"0x41 0xd84": "Neoverse-V3", "0x41 0xd85": "Cortex-X925", "0x41 0xd87": "Cortex-A725"},
     **{"0x51 0x001": "Oryon", "0xc0 0xac3": "AmpereOne", "0xc0 0xac4": "AmpereOne"},
 }
-"""Implementer and part of a core, as /proc/cpuinfo has them, which names no model of ARM processors → its name."""
+"""Implementer and part of an ARM core in /proc/cpuinfo → its name, which /proc/cpuinfo lacks."""
 
 
 def arm_model(cpuinfo: str, board: str) -> str:
-    """The board and the kinds of its cores; empty where neither is known.
+    """Return the names of the board and its kinds of cores; empty if both are unknown.
 
     :param board: ``model`` of the device tree.
     """
@@ -127,34 +127,35 @@ def arm_model(cpuinfo: str, board: str) -> str:
 
 
 def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
-    """``cores`` are those that the system schedules on, threads of a core counted each; ``features_id`` is the same for processors
-    that run the same programs. ``amx`` is true where programs use AMX; ``unusable`` is ``["amx"]`` where it is announced and they cannot.
-    Elsewhere these two are missing. ``avx512`` says whether an x86 processor has AVX-512, and is missing of others."""
+    """Return the facts of the processor.
+
+    ``cores`` counts hardware threads. ``features_id`` is equal for processors that run the same programs. ``amx`` is true if programs can use AMX,
+    ``unusable`` is ``["amx"]`` if it is announced but unusable; otherwise both are absent. ``avx512`` exists for x86 only."""
     if sys.platform == "darwin":
         model, features, board = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
     else:
         text = text_of(root / "proc/cpuinfo")
-        named = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+        model_name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
         flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-        model = named.group(1) if named else platform.machine()
-        board = "" if named else arm_model(text, text_of(root / "proc/device-tree/model"))
+        model = model_name.group(1) if model_name else platform.machine()
+        board = "" if model_name else arm_model(text, text_of(root / "proc/device-tree/model"))
         features = flags.group(1) if flags else ""
-    used = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
-    unusable = ["amx"] if tiles.unusable(used, root, ask) else []
-    used = [feature for feature in used if not feature.startswith(tuple(unusable))]
-    identity = hashlib.sha256(" ".join([model, *sorted(used)]).encode()).hexdigest()[:12]
+    instructions = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
+    unusable = ["amx"] if tiles.unusable(instructions, root, ask) else []
+    instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable))]
+    identity = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
     facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
-    amx = {"amx": True} if set(used) >= tiles.ANNOUNCED else {}
-    vectors = {"avx512": "avx512f" in used} if "sse2" in used else {}
+    amx = {"amx": True} if set(instructions) >= tiles.ANNOUNCED else {}
+    vectors = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
     return {**facts, **amx, **vectors, **({"unusable": unusable} if unusable else {})}
 
 
 def _is_known(field: str) -> bool:
-    return field.strip("[]") not in UNKNOWN
+    return field.strip("[]") not in MISSING_VALUES
 
 
 def nvidia(listing: str, memory: int) -> list[dict]:
-    """From what NVIDIA_QUERY prints. A device without memory of its own (GB10) uses the host's, ``memory`` MiB."""
+    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's, ``memory`` MiB."""
     devices = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -177,7 +178,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
 
 
 def nvidia_without_tools(root: Path) -> list[dict]:
-    """From the driver's files, which contain neither compute capability nor memory."""
+    """Return the devices in the driver's files, which lack compute capability and memory."""
     devices = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
@@ -188,17 +189,17 @@ def nvidia_without_tools(root: Path) -> list[dict]:
 
 
 def amd(root: Path) -> dict[str, dict]:
-    """Name of the render node → device, in the order of the KFD topology, which is the one in which HIP counts them."""
+    """Return render node → device in the order of the KFD topology, in which HIP numbers devices."""
     devices = {}
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     for properties in sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name)):
-        values = _words(properties)
+        values = _key_values(properties)
         version = int(values.get("gfx_target_version", 0))
         if not version:
             continue
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         render = f"renderD{values.get('drm_render_minor', '').strip()}"
-        banks = [_words(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
+        banks = [_key_values(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         local = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
         integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
@@ -213,42 +214,42 @@ def amd(root: Path) -> dict[str, dict]:
 
 
 def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
-    """Size in MiB, and whether that is the host's memory.
+    """Return the size in MiB, and whether that is the host's memory.
 
-    Of graphics inside a processor, programs get whichever is larger: what the firmware has set aside, or what the kernel may lend
-    them (GTT). Kernels from 6.10 on count the latter as the device's own, so that it has more than its video memory.
+    Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may lend (GTT). Linux 6.10 and
+    newer report GTT as dedicated memory, so the device has more than its video memory.
 
-    :param local: MiB that the KFD topology counts as the device's own; 0 where it has none.
+    :param local: MiB of dedicated memory in the KFD topology; 0 without it.
     :param integrated: whether the device is known to be part of a processor.
     """
-    own, lent = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
-    if own is not None and local > own:
-        return lent or local, True
-    if (integrated or own == 0) and (lent or 0) > (own or 0):
-        return lent or 0, True
-    return own or local, False
+    vram, gtt = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
+    if vram is not None and local > vram:
+        return gtt or local, True
+    if (integrated or vram == 0) and (gtt or 0) > (vram or 0):
+        return gtt or 0, True
+    return vram or local, False
 
 
-def _drm(root: Path) -> list[tuple[str, str, dict]]:
-    """PCI address, name and description of each render node, in the order of the addresses."""
+def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
+    """Return PCI address, name and uevent of each render node, in the order of the addresses."""
     nodes = []
     for node in root.glob("sys/class/drm/renderD*"):
         lines = text_of(node / "device/uevent").splitlines()
-        described = dict(line.split("=", 1) for line in lines if "=" in line)
-        nodes.append((described.get("PCI_SLOT_NAME", ""), node.name, described))
+        event = dict(line.split("=", 1) for line in lines if "=" in line)
+        nodes.append((event.get("PCI_SLOT_NAME", ""), node.name, event))
     return sorted(nodes, key=lambda entry: entry[:2])
 
 
 def intel(root: Path, memory: int) -> dict[str, dict]:
-    """Name of the render node → device, discrete ones first, as SYCL counts them: the one with the most execution units is the first.
-    The kernel does not report the memory of a discrete one; an integrated one lends half of the host's."""
+    """Return render node → device, discrete devices first, as SYCL orders them by execution units.
+    The kernel does not report the memory of a discrete device. An integrated device uses half of the host's memory."""
     devices = []
-    for slot, name, described in _drm(root):
-        if described.get("DRIVER") in INTEL_DRIVERS:
+    for slot, name, event in _render_nodes(root):
+        if event.get("DRIVER") in INTEL_DRIVERS:
             integrated = slot == INTEL_INTEGRATED
             device = {
                 "backend": words.SYCL,
-                "name": f"Intel graphics {described.get('PCI_ID', slot).lower()}",
+                "name": f"Intel graphics {event.get('PCI_ID', slot).lower()}",
                 "architecture": "",
                 "memory_mib": memory // 2 if integrated else 0,
                 "unified": integrated,
@@ -257,26 +258,26 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
-def vulkan(root: Path, nvidia_devices: list[dict], others: dict[str, dict]) -> list[dict]:
-    """Devices with a Vulkan driver, discrete ones first, as the Vulkan loader lists them. Integrated ones are left out beside
-    discrete ones, since llama.cpp leaves them out there too, at least in older builds.
+def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict]) -> list[dict]:
+    """Return the devices with a Vulkan driver in the order of the Vulkan loader. Integrated devices are omitted if there are discrete ones, as
+    in llama.cpp, at least in older builds.
 
-    :param others: render node → device of AMD or Intel, as their own backends drive it.
+    :param amd_and_intel: render node → device of AMD or Intel, as HIP or SYCL drives it.
     """
     devices = list(nvidia_devices)
-    for slot, name, described in _drm(root):
-        if name in others:
-            devices.append(others[name])
-        elif described.get("DRIVER") == words.AMDGPU:
+    for slot, name, event in _render_nodes(root):
+        if name in amd_and_intel:
+            devices.append(amd_and_intel[name])
+        elif event.get("DRIVER") == words.AMDGPU:
             size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
-            label = described.get("PCI_ID", slot).lower()
+            label = event.get("PCI_ID", slot).lower()
             devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
     discrete = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 
 
 def apple(memory: int, ask: Ask) -> list[dict]:
-    """Graphics of Apple's own processors: what the system lets them lock, or else three quarters of the memory."""
+    """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
     limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
     return [
         {
@@ -290,12 +291,12 @@ def apple(memory: int, ask: Ask) -> list[dict]:
 
 
 def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Every device once for each backend that could drive it.
+    """Return every device once for each backend that could drive it.
 
     :param memory: MiB of the host.
     """
     if platform.system() == "Darwin":
         return apple(memory, ask) if platform.machine() == "arm64" else []
-    from_nvidia = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
-    others = {**amd(root), **intel(root, memory)}
-    return [*from_nvidia, *others.values(), *vulkan(root, from_nvidia, others)]
+    nvidia_devices = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
+    amd_and_intel = {**amd(root), **intel(root, memory)}
+    return [*nvidia_devices, *amd_and_intel.values(), *vulkan(root, nvidia_devices, amd_and_intel)]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has and what runs on it, read on that host."""
+"""Facts of this host: hardware, tools, accounts and the installation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     toolchains,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
-    Place,
+    InstallationPaths,
     defined_services,
     lingers,
     place_of,
@@ -46,13 +46,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import t
 
 MINIMUM_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Folders of root's programs, which other accounts may not have in their search path."""
 TOOLS_OF_ROOT = ("useradd", "setfacl", "curl")
-"""Where root's programs are; not all accounts have these in their search path."""
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
 LINK_BYTES, RECORD_BYTES = 64 * 1024, 256 * 1024
-"""What is read at most of one link's measurement, and of the cluster to which it belongs."""
+"""Largest size of a link's measurement, and of a cluster record."""
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -66,21 +66,21 @@ VERSION_ARGUMENTS = {
 
 
 def version_of(argv: list[str], ask: Ask = output) -> str | None:
-    """The first version number that a command prints, or None if it is missing or fails."""
+    """Return the first version number that a command prints; None if it is missing or fails."""
     return versions.first(ask(argv))
 
 
 def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
-    """Tool or library → its version, or None. A toolkit counts also where its commands are not in the search path."""
-    found = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
+    """Return tool or library → its version, or None, also for toolkits outside the search path."""
+    installed_versions = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
     for toolkit in installed:
-        if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not found[toolkits.command(toolkit["backend"])]:
-            found[toolkits.command(toolkit["backend"])] = toolkit["version"]
-    return {**found, **toolchains.libraries(installed, root)}
+        if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(toolkit["backend"])]:
+            installed_versions[toolkits.command(toolkit["backend"])] = toolkit["version"]
+    return {**installed_versions, **toolchains.libraries(installed, root)}
 
 
 def readable_by_all(path: str) -> bool:
-    """Whether every account may run the program: each folder above it is open, and so is what links lead to."""
+    """Return whether every account may run the program: its folders are open, and so are the targets of links."""
     for name in (path, os.path.realpath(path)):
         for part in [Path(name), *Path(name).parents]:
             if not part.exists() or not part.stat().st_mode & stat.S_IXOTH:
@@ -89,7 +89,7 @@ def readable_by_all(path: str) -> bool:
 
 
 def python(scope: str) -> str | None:
-    """An interpreter that the services can use."""
+    """Return an interpreter that the services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
         if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
             continue
@@ -100,9 +100,10 @@ def python(scope: str) -> str | None:
 
 
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
-    """From what ``apt-cache policy`` says of the packages of llama.cpp: names of those that are installed, and upstream's version
-    of the main one that is installed, or else offered, or None; ``listed`` is false where the host has no list of packages.
+    """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
+    offered, or None. ``listed`` is false if the host has no list of packages.
 
+    :param policy: output of ``apt-cache policy`` for these packages.
     :param lists: folder of apt's lists of packages.
     """
     entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
@@ -130,25 +131,25 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
 
 
 def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
-    """Whether a tool that has no version is there."""
+    """Return ``installed`` for a tool that is present, without asking for its version."""
     return "installed" if shutil.which(name, path=folders) else None
 
 
 def measured_links(prefix: str) -> dict:
-    """Host → what was last measured of its link to this head; empty elsewhere."""
+    """Return host → last measurement of its link to this head; empty on a worker."""
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            found = reading.read_object(path, LINK_BYTES)
-            numbers = {key: found.get(key) for key in ("mbit_per_second", "round_trip_ms")}
+            record = reading.read_object(path, LINK_BYTES)
+            numbers = {key: record.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
-            detail = validation.printable(found.get("detail", ""))
-            links[path.stem] = {**numbers, "detail": detail, "requested": found.get("requested") is True}
+            detail = validation.printable(record.get("detail", ""))
+            links[path.stem] = {**numbers, "detail": detail, "requested": record.get("requested") is True}
     return links
 
 
 def cluster_of(prefix: str) -> str | None:
-    """The cluster to which this host belongs; None where that is not known."""
+    """Return the cluster to which this host belongs; None if unknown."""
     with suppress(OSError, ValueError):
         return str(reading.read_object(Path(prefix, names.CLUSTER_RECORD), RECORD_BYTES)["cluster"])
     return None
@@ -163,56 +164,55 @@ def _distribution() -> dict:
 
 
 def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
-    """Names of tools, and of the distribution's packages of llama.cpp."""
+    """Return the names of tools and of the distribution's packages of llama.cpp."""
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
 
 def disk_gib(path: str) -> int | None:
-    """The largest power of 2 that is not more than the GiB of the file system on which a path is, or would be. Some file systems are
-    smaller when they are fuller; so it says the same for long."""
+    """Return the GiB of the file system of a path, rounded down to a power of 2: some shrink while they fill up, and facts are stable."""
     try:
-        known = os.statvfs(errors.file_system(path))
+        status = os.statvfs(errors.file_system(path))
     except OSError:
         return None
-    size = known.f_blocks * known.f_frsize >> 30
+    size = status.f_blocks * status.f_frsize >> 30
     return 1 << size.bit_length() - 1 if size else 0
 
 
 def facts(
-    wanted_scope: str,
+    scope: str,
     catalogue: dict | None = None,
 ) -> dict:
-    """Everything that planning needs to know of this host. Stable: nothing here changes with the load.
+    """Return all facts that planning needs. They are stable: none changes with the load.
 
-    :param catalogue: distribution family → its packages of llama.cpp, to look for them.
+    :param catalogue: distribution family → its packages of llama.cpp.
     """
-    place = place_of(wanted_scope)
-    wanted_scope, manager = place.scope, place.service_manager
-    record = service_managers.MANAGERS[manager]
+    place = place_of(scope)
+    scope, manager = place.scope, place.service_manager
+    service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    interpreter = python(wanted_scope)
-    installed = toolchains.find()
+    interpreter = python(scope)
+    found_toolchains = toolchains.find()
     memory = hardware.memory_mib()
-    everywhere = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
+    folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
-        **toolchain(installed),
+        **toolchain(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
         **{name: tool_of_root(name) for name in TOOLS_OF_ROOT},
-        names.STUNNEL: tool_of_root(names.STUNNEL, everywhere),
+        names.STUNNEL: tool_of_root(names.STUNNEL, folders),
     }
-    distributed = _distribution()
-    packages = _packaged(catalogue or {}, distributed["family"])
+    distribution = _distribution()
+    packages = _packaged(catalogue or {}, distribution["family"])
     devices = hardware.accelerators(memory)
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
-        "distribution": distributed,
+        "distribution": distribution,
         "packaged": packages,
         "cpu": hardware.cpu(),
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
-        "toolchains": installed,
+        "toolchains": found_toolchains,
         "tools": _installed(tools, packages),
         "user": user,
         "uid": os.geteuid(),
@@ -222,9 +222,9 @@ def facts(
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place.prefix + "/lingering")},
-        "firewall": firewall.of_host() if record.host_settings else None,
-        "units_filter": firewall.of_units(interpreter) if record.closes_ports_by else None,
-        "host_settings": record.host_settings,
+        "firewall": firewall.active_manager() if service_manager.host_settings else None,
+        "units_filter": firewall.units_filter_works(interpreter) if service_manager.closes_ports_by else None,
+        "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc(),
         "newest_cuda": hardware.newest_cuda(),
@@ -237,8 +237,8 @@ def facts(
     }
 
 
-def _installation(place: Place) -> dict:
-    """What is known of the installation on this host."""
+def _installation(place: InstallationPaths) -> dict:
+    """Return the facts of the installation on this host."""
     return {
         "installed": files.is_marked(Path(place.prefix)),
         "cluster": cluster_of(place.prefix),
@@ -251,7 +251,7 @@ def _installation(place: Place) -> dict:
 
 
 def supervisor(prefix: str) -> dict:
-    """Version of the installation's own supervisor, and whether it runs. In somebody else's folder no program is run."""
+    """Return the supervisor's version, and whether it runs. No program is run from a folder without our mark."""
     if not files.is_marked(Path(prefix)):
         return {"version": None, "running": False}
     return {

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the installation is on a host, and what runs its services there: all that changing a service needs to know of the host."""
+"""Paths of the installation on a host, and the service manager that runs its services."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 
 FACTS_BYTES = 64 * 1024 * 1024
-"""What is read at most of the facts of all hosts."""
+"""Largest size of a file with the facts of all hosts."""
 
 
-class Place(NamedTuple):
-    """Where a cluster is installed on a host, and what runs its services."""
+class InstallationPaths(NamedTuple):
+    """Paths of the installation on a host, and its service manager."""
 
     scope: str
     service_manager: str
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
-    """Name of the one that runs services of this scope here."""
+    """Return the name of the service manager that runs services of this scope here."""
     if scope == "user":
         commands.find_user_session()
     managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
@@ -53,10 +53,10 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     )
 
 
-def scope(wanted: str) -> str:
-    """``auto`` becomes ``system`` where the connecting user is or may become root, else ``user``."""
-    if wanted != "auto":
-        return wanted
+def scope(requested_scope: str) -> str:
+    """Return ``system`` for ``auto`` if the connecting user is or may become root, else ``user``."""
+    if requested_scope != "auto":
+        return requested_scope
     may_become_root = os.geteuid() == 0 or (
         bool(shutil.which("sudo"))
         and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
@@ -64,22 +64,23 @@ def scope(wanted: str) -> str:
     return "system" if may_become_root else "user"
 
 
-def place_of(wanted_scope: str) -> Place:
-    """The place of the installation here, whether it is there or not."""
-    found_scope = scope(wanted_scope)
-    manager = service_manager(found_scope)
+def place_of(requested_scope: str) -> InstallationPaths:
+    """Return the paths of the installation here, whether it exists or not."""
+    effective_scope = scope(requested_scope)
+    manager = service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return Place(found_scope, manager, **names.places(found_scope, manager, environment))
+    return InstallationPaths(
+        effective_scope, manager, **names.installation_folders(effective_scope, manager, environment)
+    )
 
 
-def place_in(planned: object) -> Place:
-    """The place that a host's part of a plan has."""
-    return Place(*(getattr(planned, name) for name in Place._fields))
+def place_in(host_plan: object) -> InstallationPaths:
+    """Return the paths in a host's part of a plan."""
+    return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Whether the installation's own supervisor runs. One that stands still takes no connection, and is not waited for. In a folder without our
-    mark no program is run, so nothing counts there."""
+    """Return whether the installation's supervisor runs, without waiting for one that hangs. A folder without our mark never counts."""
     if not files.is_marked(Path(prefix)):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
@@ -94,29 +95,29 @@ def supervisor_runs(prefix: str) -> bool:
 
 
 def lingers(user: str) -> bool:
-    """Whether services of a user go on without a login."""
+    """Return whether the services of a user continue without a login."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
 
-def problems(place: Place) -> list[str]:
-    """Why the service manager itself cannot run services, a sentence each."""
+def problems(place: InstallationPaths) -> list[str]:
+    """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     if place.service_manager == "systemd_user" and not lingers(user):
-        return [f"services of {user} end at logout"]
+        return [f"services of {user} stop at logout"]
     if place.service_manager == "supervisor" and not supervisor_runs(place.prefix):
-        return ["supervisor does not run"]
+        return ["supervisor is not running"]
     return []
 
 
-def not_at_boot(place: Place, services: Iterable[str]) -> set[str]:
-    """Those that do not start at boot though the manager could start them."""
+def not_at_boot(place: InstallationPaths, services: Iterable[str]) -> set[str]:
+    """Return the services that are not started at boot."""
     manager = service_managers.MANAGERS[place.service_manager]
     links = manager.boot_links and os.path.join(place.units, manager.boot_links)
     return {name for name in services if links and not os.path.lexists(manager.definition(links, name))}
 
 
 def is_own_definition(definition: Path) -> bool:
-    """Whether this collection has written the definition of a service, and not somebody else under the same name."""
+    """Return whether this collection wrote the definition of a service."""
     if definition.is_symlink() or not definition.is_file():
         return False
     with definition.open(errors="replace") as stream:
@@ -124,7 +125,7 @@ def is_own_definition(definition: Path) -> bool:
 
 
 def defined_services(manager: str, units: str) -> list[str]:
-    """Names of services whose definition this collection has written."""
+    """Return the names of services whose definition this collection wrote."""
     services = []
     for path in Path(units).glob(f"{names.NAME}-*") if os.path.isdir(units) else []:
         service = service_managers.MANAGERS[manager].service(path)
@@ -134,7 +135,7 @@ def defined_services(manager: str, units: str) -> list[str]:
 
 
 def read_left(prefix: str, name: str) -> dict:
-    """The JSON that the last run left in a file of an installation; empty where there is none."""
+    """Return the JSON object in a file of an installation; empty without a file."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):

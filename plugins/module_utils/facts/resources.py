@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Memory and disk space that are free at this moment, from files of the kernel and one query of nvidia-smi. They change with the load, so no plan
-depends on them. What is not known is None."""
+"""Free memory and disk space, from kernel files and one query of nvidia-smi. They change with the load, so no plan depends on them. An unknown
+value is None."""
 
 import functools
 import os
@@ -20,103 +20,103 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hard
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
 DISK_SECONDS = 2.0
-"""So long a file system may take to report its size. A network mount whose server is gone takes for ever."""
+"""Time limit for a file system to report its size: a network mount without its server never answers."""
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
 
-Size = Annotated[Optional[int], Number(most=1 << 40)]
+Size = Annotated[Optional[int], Number(maximum=1 << 40)]
 
 
-class Device(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Memory of an accelerator."""
 
     name: Annotated[str, Text()]
-    """CUDA0 and so on, or driver and PCI address"""
+    """name, such as CUDA0, or driver and PCI address"""
     total_mib: Size
-    """its own memory"""
+    """dedicated memory"""
     free_mib: Size
-    """its own memory"""
+    """free dedicated memory"""
     shared_total_mib: Size = None
-    """of the host's memory, that the device may use (GTT)"""
+    """memory of the host that the device may use (GTT)"""
     shared_free_mib: Size = None
-    """of the host's memory, that the device may use (GTT)"""
+    """free memory of the host that the device may use (GTT)"""
 
 
 class Disk(NamedTuple):
     """A file system of the installation or its cache."""
 
     path: Annotated[str, Text(longest=4096)]
-    """the first of installation and cache that is on it"""
+    """path of the installation or of the cache on it"""
     total_mib: Size
-    """size; null where it does not answer"""
+    """size; null if it does not answer"""
     free_mib: Size
-    """for the account that asks; null where it does not answer"""
+    """space for this account; null if it does not answer"""
 
 
 class Resources(NamedTuple):
-    """What a host has free at this moment."""
+    """Free memory and disk space of a host."""
 
     uptime_s: Annotated[Optional[int], Number()]
-    """since the host was started"""
+    """seconds since the host booted"""
     memory_total_mib: Size
-    """of the host"""
+    """memory of the host"""
     memory_free_mib: Size
-    """what programs can still get"""
-    devices: tuple[Device, ...]
+    """memory that programs can still allocate"""
+    devices: tuple[DeviceMemory, ...]
     """accelerators that report their memory"""
     disks: tuple[Disk, ...]
     """each file system once"""
 
 
 def available_memory(meminfo: str) -> Optional[int]:
-    """MiB that Linux says programs can still get, from the text of /proc/meminfo."""
+    """Return the available memory in MiB from the text of /proc/meminfo."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
     return int(match.group(1)) // 1024 if match else None
 
 
-def nvidia(listing: str) -> Iterator[Device]:
-    """Devices from what NVIDIA_QUERY prints, in the order in which CUDA counts them."""
+def nvidia(listing: str) -> Iterator[DeviceMemory]:
+    """Yield the devices in the output of NVIDIA_QUERY, in the order of CUDA."""
     for index, line in enumerate(line for line in listing.splitlines() if line.count(",") == 1):
         total, free = (int(field) if field.strip().isdigit() else None for field in line.split(","))
-        yield Device(backends.device_name(backends.CUDA.name, index), total, free)
+        yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total, free)
 
 
 def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
-    """Total and free MiB of a memory of amdgpu, ``vram`` or ``gtt``."""
-    total, used = (text_of(device / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
-    if not (total.isdigit() and used.isdigit()):
+    """Return total and free MiB of a memory of amdgpu, ``vram`` or ``gtt``."""
+    total, usage = (text_of(device / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
+    if not (total.isdigit() and usage.isdigit()):
         return None, None
-    return int(total) // MIB, max(0, int(total) - int(used)) // MIB
+    return int(total) // MIB, max(0, int(total) - int(usage)) // MIB
 
 
-def amd(root: Path = ROOT) -> Iterator[Device]:
-    """Graphics devices of amdgpu, named by driver and PCI address, in the order of their render nodes."""
+def amd(root: Path = ROOT) -> Iterator[DeviceMemory]:
+    """Yield the graphics devices of amdgpu, named by driver and PCI address, in the order of their render nodes."""
     for device in sorted(root.glob("sys/class/drm/renderD*/device")):
         vram, gtt = _amd_memory(device, "vram"), _amd_memory(device, "gtt")
         if vram[0] is not None:
             lines = text_of(device / "uevent").splitlines()
             event = dict(line.split("=", 1) for line in lines if "=" in line)
             name = f"{event.get('DRIVER', 'graphics')} {event.get('PCI_SLOT_NAME', '')}".strip()
-            yield Device(name, *vram, *gtt)
+            yield DeviceMemory(name, *vram, *gtt)
 
 
 def uptime(root: Path = ROOT) -> Optional[int]:
-    """Seconds since the host was started (Linux)."""
+    """Return the seconds since the host booted (Linux)."""
     match = re.match(r"\d{1,10}", text_of(root / "proc/uptime"))
     return int(match.group()) if match else None
 
 
 def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
-    """File systems that hold these paths, or would."""
-    found: dict[str, Disk] = {}
+    """Return the file systems that hold these paths, or would."""
+    disks: dict[str, Disk] = {}
     for path in paths:
         try:
-            mount, stat = reading.within(DISK_SECONDS, functools.partial(_file_system, path))
+            mount, stat = reading.run_within(DISK_SECONDS, functools.partial(_file_system, path))
         except (OSError, reading.TooSlowError):
-            found.setdefault(path, Disk(path, None, None))
+            disks.setdefault(path, Disk(path, None, None))
             continue
         total, free = (blocks * stat.f_frsize // MIB for blocks in (stat.f_blocks, stat.f_bavail))
-        found.setdefault(mount, Disk(path, total, free))
-    return tuple(found.values())
+        disks.setdefault(mount, Disk(path, total, free))
+    return tuple(disks.values())
 
 
 def _file_system(path: str) -> tuple[str, os.statvfs_result]:
@@ -124,8 +124,8 @@ def _file_system(path: str) -> tuple[str, os.statvfs_result]:
     return str(mount), os.statvfs(mount)
 
 
-def read(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
-    """:param paths: folders whose disks are reported."""
+def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
+    """Return the resources of this host and the disks of these paths."""
     return Resources(
         uptime_s=uptime(root),
         memory_total_mib=hardware.memory_mib(),

@@ -69,7 +69,7 @@ def fill(worker: Worker, check_mode: bool = False) -> int:
     return size
 
 
-def missing(worker: Worker) -> list[gguf.Place]:
+def missing(worker: Worker) -> list[gguf.TensorPlace]:
     """Tensors of the worker that models on this host have and its cache does not; of tensors that are alike one.
 
     :raises Refusal: a model cannot be read.
@@ -79,7 +79,7 @@ def missing(worker: Worker) -> list[gguf.Place]:
     for path in dict.fromkeys(row.model for row in worker.prefill.tensors if os.path.exists(row.model)):
         names = names_of(row for row in worker.prefill.tensors if row.model == path)
         with _reading(path):
-            for name, place in gguf.places(path).items():
+            for name, place in gguf.tensor_places(path).items():
                 if names.get(name) == place.bytes:
                     with reading.open_file(place.path, follow=True) as stream:
                         lacking[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
@@ -126,7 +126,7 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
+def _give(worker: Worker, tensors: Sequence[gguf.TensorPlace]) -> None:
     """Gives the tensors to an instance of the worker's program on loopback, which shares its cache.
 
     :raises Refusal: it does not run, or does not take one.
@@ -144,7 +144,7 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
     largest = max(place.bytes for place in tensors)
     try:
         wait(port, process)
-        with rpc_upload.Worker(LOOPBACK, port, largest, seconds) as receiver:
+        with rpc_upload.UploadConnection(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
                 with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.give(stream, place.offset, place.bytes)
@@ -165,5 +165,5 @@ def wait(port: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > end:
             raise Refusal(f"its program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
-    if str(answer.protocol).partition(".")[0] not in rpc_upload.KNOWN:
+    if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:
         raise Refusal(f"protocol {answer.protocol} has messages that are not known")

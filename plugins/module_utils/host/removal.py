@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place, read_left
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths, read_left
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
@@ -22,7 +22,7 @@ REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
-def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove(place: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
     it is empty then.
 
@@ -65,7 +65,7 @@ def _remove(path: Path) -> None:
     commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
-def _take_metrics_back(place: Place, check: bool) -> list[str]:
+def _take_metrics_back(place: InstallationPaths, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
     told = read_left(place.prefix, names.METRICS).get("services", {})
     described = {service: one for service, one in told.items() if one["folder"]}

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import Place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 
 COMMAND_SECONDS = 120
 """Definitions give a service 30 seconds to end before it is killed."""
@@ -52,7 +52,7 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
 class Manager:
     """What the classes share. Verbs take names of services, and have nothing to do without one."""
 
-    def __init__(self, record: service_managers.ServiceManager, place: Place):
+    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
         self.record = record
         self.place = place
 
@@ -104,7 +104,7 @@ class Manager:
 class Systemd(Manager):
     """systemd, of the system or of a user."""
 
-    def __init__(self, record: service_managers.ServiceManager, place: Place):
+    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
         super().__init__(record, place)
         self.user = ["--user"] if place.scope == "user" else []
         if self.user:
@@ -173,7 +173,7 @@ class Launchd(Manager):
     """Status where a service is still ending."""
     poll_seconds = 0.2
 
-    def __init__(self, record: service_managers.ServiceManager, place: Place):
+    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
         super().__init__(record, place)
         self.domain = "system" if place.scope == "system" else f"gui/{os.geteuid()}"
 
@@ -271,7 +271,7 @@ CLASSES: dict[str, type[Manager]] = {
 # ------------------------------------------------------------------------------------------------------------- interface
 
 
-def manager_of(place: Place) -> Manager:
+def manager_of(place: InstallationPaths) -> Manager:
     """The service manager of an installation."""
     name = place.service_manager
     if name not in CLASSES:

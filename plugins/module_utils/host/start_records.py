@@ -49,7 +49,7 @@ def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> b
 def read(prefix: str) -> dict[str, Any]:
     """Service → digest of what a run started it by last."""
     try:
-        return read_object(Path(prefix, names.READ), READ_BYTES)
+        return read_object(Path(prefix, names.START_DIGESTS), READ_BYTES)
     except (OSError, ValueError):
         return {}
 
@@ -61,4 +61,4 @@ def write(prefix: str, started: Mapping[str, str]) -> None:
     :raises OSError: names the file.
     """
     if started:
-        replace_file(Path(prefix, names.READ), json.dumps({**read(prefix), **started}) + "\n", 0o600)
+        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read(prefix), **started}) + "\n", 0o600)

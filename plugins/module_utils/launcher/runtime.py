@@ -207,7 +207,7 @@ class Start:
         """Runs llama-server until it ends."""
         record, settings = self.record, self.settings
         record.set(serving.LOADING, chosen.without)
-        argv = words.said_to_build(chosen.argv)
+        argv = words.command_line_of_build(chosen.argv)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)

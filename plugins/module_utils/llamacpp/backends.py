@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of each backend of llama.cpp, one record each: how it is built, and how its devices are named, seen and filled.
-What compiles for it is in toolkits.py, which every host gets.
+"""One record for each backend of llama.cpp: build options, names of devices, and properties of their memory.
+The toolkits that compile for a backend are in toolkits.py, which every host gets.
 
-Nothing else names a backend, but for what reads the devices of a vendor (facts/hardware.py, memory.py, host.py) and the traps of one
-backend (planner/advisories, planner/placement/devices.py). What most of them have alike is a default.
+Other modules name a backend only to read a vendor's devices (facts/hardware.py, memory.py, host.py) or to work around its faults
+(planner/advisories, planner/placement/devices.py). Properties that most backends share are defaults.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMON_OPTIONS = {
     "GGML_RPC": "ON",
     "LLAMA_BUILD_TESTS": "OFF",
 }
-"""BLAS is off because a worker would offer it as a device, which aborts on most models."""
+"""Options of every build of llama.cpp. BLAS is off because a worker would offer it as a device, which aborts on most models."""
 
 OFF = (
     "GGML_RPC_RDMA",
@@ -38,62 +38,55 @@ OFF = (
     "LLAMA_OPENSSL",
     "LLAMA_USE_PREBUILT_UI",
 )
-"""What is switched off in llama.cpp. RDMA follows an installed library unless it is set. The user interface is not in the tree: npm builds it, or it is
-downloaded, while everything else is compiled (#23156, #23377)."""
+"""Options that are off in llama.cpp. RDMA is on by default if its library is installed. The user interface is not in the tree: the build would run npm
+or download it (#23156, #23377)."""
 
-IK_LLAMA_OPTIONS = {
-    **COMMON_OPTIONS,
-    "GGML_SCHED_MAX_COPIES": "1",
-    "LLAMA_BUILD_EXAMPLES": "ON",
-    "LLAMA_CURL": "OFF",
-}
-"""Of ik_llama.cpp: its server and its worker are examples. Only the targets that are asked for are compiled, and of its flash attention
-for the processor, which takes longer than everything else, only what the KV cache needs."""
+IK_LLAMA_OPTIONS = {**COMMON_OPTIONS, "GGML_SCHED_MAX_COPIES": "1", "LLAMA_BUILD_EXAMPLES": "ON", "LLAMA_CURL": "OFF"}
+"""Options of every build of ik_llama.cpp, whose server and worker are examples. Only the requested targets are compiled. Flash attention for the
+processor takes longest to compile, so a build has only the kernels that the KV cache needs."""
 
 RDMA = "GGML_RPC_RDMA"
-"""With which RPC moves from TCP to RDMA after the handshake (#20590)."""
+"""Option with which RPC moves from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
-"""What a service opens for it, as systemd's DeviceAllow takes it; the kernel lets every account open them."""
+"""Devices that a service opens for RDMA, for systemd's DeviceAllow. The kernel lets every account open them."""
 TLS_OPTIONS = {MAINLINE: ("LLAMA_OPENSSL",), IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
-"""Fork → what has llama-server speak TLS. Of ik_llama.cpp both are set, since its trees of January to March 2026 forget the second one (its #1451)."""
+"""Fork → options that enable TLS in llama-server. ik_llama.cpp of January to March 2026 needs both (its #1451)."""
 
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
-"""Types of the KV cache for which flash attention is always compiled, as long as keys and values have the same."""
+"""Types of the KV cache with flash attention in every build, if keys and values have the same type."""
 
 NEW_TYPES = frozenset({"F8_E4M3"})
-"""Types of tensors that are newer than the trees that were read."""
+"""Types of tensors that are newer than the trees that were reviewed."""
 TERNARY = frozenset({"TQ1_0", "TQ2_0"})
 
 MATRIX_ROW_PADDING = 512
-"""Some backends' kernels for quantised tensors read rows of a multiple of so many elements: the last row is longer where it is not one."""
+"""Elements to a multiple of which some backends pad the last row of a quantised tensor."""
 
 AMX_OFF = "-U__AMX_INT8__"
-"""Keeps AMX out of a build. All of it stands behind this macro, which -march=native defines whatever the GGML_AMX_… options say; -mno-amx-int8
-is no option of compilers before GCC 11 and Clang 11, nor of those for a GPU."""
-
-
+"""Compiler flag that excludes AMX from a build. -march=native defines this macro whatever the GGML_AMX_… options are. Compilers before GCC 11 and
+Clang 11, and those for GPUs, do not know -mno-amx-int8."""
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
-"""Option of Mesa's Vulkan driver for AMD, of its configuration and of the environment, that shows all of a memory that is the host's too as the
-device's own. It is ``true`` or ``false``; anything else is ignored (parseValue in src/util/xmlconfig.c)."""
+"""Option of Mesa's Vulkan driver for AMD, in its configuration or the environment, that reports all shared memory as the device's. Only ``true`` and
+``false`` have an effect (parseValue in src/util/xmlconfig.c)."""
 
 
 class Form(NamedTuple):
-    """How the architecture of a device is written, and how cmake receives it."""
+    """Spelling of a device's architecture, and the cmake option for it."""
 
     expression: str
     example: str
     title: str
-    """What it is called."""
+    """Name for people."""
     remedy: str
-    """What makes it known where it is missing."""
+    """Remedy for an unknown architecture."""
     option: str
-    """Of cmake, that takes it."""
+    """Option of cmake."""
     target: Callable[[str], str]
-    """The architecture as the option takes it."""
+    """Function that spells the architecture for that option."""
     since: Mapping[str, str]
-    """Architecture → first toolkit that compiles for it."""
+    """Architecture → oldest toolkit that compiles for it."""
     left_out: tuple[tuple[str, str], ...]
-    """From which toolkit on, architectures below which one are no longer compiled for."""
+    """Toolkit, and the oldest architecture that it and newer ones compile for."""
 
 
 class Visible(NamedTuple):
@@ -101,61 +94,59 @@ class Visible(NamedTuple):
 
     variable: str
     devices: str
-    """Its value, around the numbers of devices with commas."""
-    none: str | None
-    """Its value for no device; None where no such value is known."""
-    counted: bool
-    """Whether it may hide devices from llama-server: programs take memory of those that they see and do not use (518 MiB of each, with CUDA),
-    and count them as we do."""
+    """Its value, with a placeholder for the comma-separated numbers of devices."""
+    no_device: str | None
+    """Its value for no device; None if unknown."""
+    hides_devices: bool
+    """Whether it may hide devices from llama-server. Programs take memory of visible devices that they do not use (518 MiB each with CUDA), and
+    number devices as we do."""
 
 
 class Backend(NamedTuple):
-    """Everything that is known of one."""
+    """Properties of a backend."""
 
     name: str
     preference: int
-    """``auto`` takes the lowest of those that are possible."""
+    """Rank for ``auto``, which takes the lowest that is possible."""
     device: str
-    """Name under which a worker offers its devices, as ``-d`` takes it, around a number."""
+    """Name of a worker's devices for ``-d``, with a placeholder for their number."""
     alignment: int = 32
-    """Bytes that tensors are aligned to in a buffer."""
+    """Alignment of tensors in a buffer in bytes."""
     in_ik_llama: bool = True
-    """Whether ik_llama.cpp has it in a form that can be linked into programs that stand alone."""
+    """Whether ik_llama.cpp has it in a form that can be linked statically."""
     options: Mapping[str, str] = {}
-    """Of cmake, in every build for it."""
+    """Options of cmake in every build for it."""
     off: tuple[str, ...] = ()
-    """What is switched off beside OFF: it follows an installed library, which a host that gets the build may not have, or is a git tag that cmake
-    would fetch while it configures."""
+    """Further options that are off: their default depends on an installed library, which another host may lack, or makes cmake fetch a git tag."""
     off_in_ik_llama: tuple[str, ...] = ()
     all_quants: str = ""
-    """Option that has flash attention compiled for every pair of types of the KV cache; empty where there is none."""
+    """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: Form | None = None
-    """None where programs are compiled for all devices alike."""
+    """Architecture to compile for; None if programs run on all devices."""
     any_vendor: bool = False
-    """Whether it drives devices that backends of their vendors drive, too."""
+    """Whether it drives devices that their vendors' backends also drive."""
     device_files: tuple[str, ...] = ()
-    """What systemd must let a service open, as DeviceAllow takes it."""
+    """Devices that a service opens, for systemd's DeviceAllow."""
     kernel_driver: str = ""
-    """Of its devices, where that is one; its parameters decide how much memory these lend."""
+    """Kernel driver whose parameters limit the memory of its devices; empty if there are several."""
     visible: Visible | None = None
     bus_order: tuple[str, str] | None = None
-    """Variable and value that have it count devices as we do where they differ."""
+    """Variable and value that make it number devices in the order of the bus, as we do."""
     environment: Mapping[str, str] = {}
-    """Of services."""
+    """Environment of services."""
     pads_rows: bool = False
-    """Whether MATRIX_ROW_PADDING holds for it."""
+    """Whether MATRIX_ROW_PADDING applies."""
     no_kernels: frozenset[str] = frozenset()
-    """Types of tensors with which it does not multiply, or is not known to: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. A
-    worker is not asked: ggml-rpc says that it computes everything."""
+    """Types of tensors that it cannot multiply, or may not: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
+    workers because ggml-rpc claims to compute everything."""
     maps_weights: bool = False
-    """Whether it keeps weights in mapped pages of the file, in a buffer of another size than that of its tensors."""
+    """Whether it maps weights from the file, in a buffer that is larger than its tensors."""
     largest_buffer: int = 0
-    """Bytes above which it divides what is allocated together; 0 is no limit."""
+    """Size in bytes above which it splits an allocation into several buffers; 0 is no limit."""
 
 
 def cuda_architecture(capability: str) -> str:
-    """A compute capability as CMAKE_CUDA_ARCHITECTURES takes it. Blackwell's consumer devices (12.0, 12.1) have instructions
-    that are compiled for one of them alone (``a``)."""
+    """Return a compute capability for CMAKE_CUDA_ARCHITECTURES. Blackwell's consumer devices (12.0, 12.1) have instructions that need the suffix ``a``."""
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
@@ -255,90 +246,86 @@ SYCL = Backend(
     device_files=("char-drm",),
     visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
     no_kernels=TERNARY | NEW_TYPES,
-    # Without it a device does not report its free memory.
+    # Required for a device to report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
     pads_rows=True,
 )
-"""Of Intel's graphics, by Level Zero. Read in the tree of build 11063; it has not been run."""
+"""Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
 
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
-"""Those with devices, in the order in which ``auto`` takes them."""
+"""Backends with devices, in the order of ``auto``."""
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 
 
 def device_name(backend: str, index: int) -> str:
-    """The name under which a worker offers the device, as its ``-d`` takes it."""
+    """Return the name of a worker's device for ``-d``."""
     return RECORDS[backend].device.format(index)
 
 
 def device_files(backend: str) -> list[str]:
-    """Devices that a worker of this backend opens, as systemd's DeviceAllow takes them."""
+    """Return the devices that a worker of this backend opens, for systemd's DeviceAllow."""
     return list(RECORDS[backend].device_files)
 
 
 def hiding(backend: str) -> Visible | None:
-    """How devices of this backend are hidden from llama-server; None where they need not be."""
+    """Return the variable that hides devices of this backend from llama-server; None if they need not be hidden."""
     visible = RECORDS[backend].visible
-    return visible if visible and visible.counted else None
+    return visible if visible and visible.hides_devices else None
 
 
-def service_environment(backend: str, of_build: Mapping[str, str], compiled: bool) -> dict[str, str]:
-    """What programs of a build need when they run.
+def service_environment(backend: str, build_environment: Mapping[str, str], compiled: bool) -> dict[str, str]:
+    """Return the environment in which programs of a build run.
 
-    :param of_build: environment in which they were compiled, or that compiled programs need.
+    :param build_environment: environment of the compilation, or of compiled programs.
     """
-    own = toolkits.TOOLKIT_OF.get(backend)
-    inherited = tuple(of_build) if not compiled else own.of_services if own else ()
-    return {**RECORDS[backend].environment, **{name: of_build[name] for name in inherited if name in of_build}}
+    toolkit = toolkits.TOOLKIT_OF.get(backend)
+    variables = tuple(build_environment) if not compiled else toolkit.runtime_variables if toolkit else ()
+    return {
+        **RECORDS[backend].environment,
+        **{name: build_environment[name] for name in variables if name in build_environment},
+    }
 
 
 def needs_all_quants(type_k: str, type_v: str, fork: str = MAINLINE) -> bool:
-    """Whether flash attention on these types of the KV cache needs kernels that are not compiled unless asked for."""
+    """Return whether flash attention with these KV cache types needs kernels that are not compiled by default."""
     compiled = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == IK_LLAMA else set())
     return type_k != type_v or type_k not in compiled
 
 
 def is_on(value: str) -> bool:
-    """Whether cmake takes the value of an option for true."""
+    """Return whether cmake treats the value of an option as true."""
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
 
-def without(unusable: Collection[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Options that leave out of the programs what the host's processor announces and programs cannot use.
+def exclusion_options(unusable: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
+    """Return options that exclude instructions which the processor announces but programs cannot use.
 
-    :param unusable: what the facts say of the processor.
-    :param given: the operator's own options. Their flags come after ours, so that they win; whoever sets GGML_AMX_INT8 decides alone.
+    :param unusable: unusable instructions of the processor in its facts.
+    :param cmake_options: the operator's options. Their flags follow ours and override them; if GGML_AMX_INT8 is set, nothing is excluded.
     """
-    if "amx" not in unusable or "GGML_AMX_INT8" in given:
+    if "amx" not in unusable or "GGML_AMX_INT8" in cmake_options:
         return {}
-    return {name: f"{AMX_OFF} {given.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
+    return {name: f"{AMX_OFF} {cmake_options.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
 
 
 def cmake_options(
-    backend: str,
-    architectures: list[str],
-    all_quants: bool = False,
-    fork: str = MAINLINE,
-    tls: bool = False,
+    backend: str, architectures: list[str], all_quants: bool = False, fork: str = MAINLINE, tls: bool = False
 ) -> dict[str, str]:
-    """Options for a build.
+    """Return the cmake options of a build.
 
-    :param architectures: of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
-    :param all_quants: whether flash attention is compiled for every pair of types of the KV cache.
-    :param fork: whose tree it is.
-    :param tls: whether llama-server speaks TLS.
+    :param architectures: architectures of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
+    :param all_quants: whether flash attention is compiled for every pair of KV cache types.
+    :param fork: fork of the source tree.
+    :param tls: whether llama-server supports TLS.
     """
     record = RECORDS[backend]
     if fork == IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
     else:
-        options = {
-            **COMMON_OPTIONS,
-            **dict.fromkeys((*OFF, *record.off), "OFF"),
-        }
+        options = {**COMMON_OPTIONS, **dict.fromkeys((*OFF, *record.off), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     form = record.architecture

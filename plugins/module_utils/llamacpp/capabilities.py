@@ -1,10 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a release of llama.cpp understands: names of programs, flags, protocol. The one place for each of them.
+"""Capabilities of releases of llama.cpp: names of programs, options, protocol, and architectures.
 
-One window of builds is planned for: from OLDEST on. Options themselves are in the table of options, what the programs list in their help is compared with
-it before they serve.
+Builds from OLDEST on are supported. Options are in the table of options, which is compared with the help of the programs before they serve.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 FORKS = {MAINLINE: "https://github.com/ggml-org/llama.cpp", IK_LLAMA: "https://github.com/ikawrakow/ik_llama.cpp"}
-"""What ``llama_release`` may name as ``fork`` → its repository."""
+"""Value of ``fork`` in ``llama_release`` → its repository."""
 
 OLDEST = {MAINLINE: 11063, IK_LLAMA: 4840}
-"""Fork → oldest build that is planned for: the newest whose sources were read. Of llama.cpp it is the default release, and moves up with it. ik_llama.cpp
-counts the commits of its own history; this one is 8337e4cd of 15 August 2026."""
+"""Fork → oldest supported build: the newest whose sources were reviewed. For llama.cpp it is the default release, and moves up with it. ik_llama.cpp
+counts its own commits; this is 8337e4cd of 15 August 2026."""
 
 PYPI_TREES: dict[str, dict[str, Any]] = {"0.3.36": {"build": 11063, "commit": "0c1e570"}}
-"""llama-cpp-python release → the llama.cpp tree that it carries."""
+"""Release of llama-cpp-python → the llama.cpp tree in it."""
 
 PACKAGED_TREES = {"0.7.0": 11669}
-"""Version of a distribution's package → the build of llama.cpp that it is, oldest first."""
+"""Version of a distribution's package → its build of llama.cpp, oldest first."""
 PACKAGED_SINCE = {"debian": 14}
-"""Distribution → its first version with a package of llama.cpp that has RPC, as far as that is known."""
+"""Distribution → its first version whose llama.cpp package has RPC."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]
-"""First build → RPC protocol, None where it is not known. Read in the trees of 11063 and 11434 and the programs of 11669 and 11739; 8.0.0 began with 11450
-(#26610)."""
+"""First build → RPC protocol, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450 (#26610)."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
 MAX_BACKENDS = 16
-"""Of one llama-server: each device has one, and the processor (GGML_SCHED_MAX_BACKENDS of ggml-backend.cpp, an assertion; the same in ik_llama.cpp)."""
+"""Maximum number of backends of one llama-server, one for each device and one for the processor (an assertion on GGML_SCHED_MAX_BACKENDS in
+ggml-backend.cpp and in ik_llama.cpp)."""
 MAX_DEVICES = MAX_BACKENDS - 1
-"""Beside the processor. ``--tensor-split`` takes no more either: fewer shares than llama_max_devices (arg.cpp), which is 16 (#13293)."""
+"""Maximum number of devices without the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
 
 BUFFER = "RPC0[{endpoint}]"
-"""How the log names a worker's buffers."""
+"""Name of a worker's buffers in the log."""
 
 _ARCHITECTURES = """
 afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bert bitnet bloom chameleon chatglm clip codeshell cogvlm
@@ -57,7 +56,7 @@ qwen35moe qwen3moe qwen3next qwen3tts qwen3vl qwen3vlmoe qwen4exp refact rnd1 rw
 stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
 """
 ARCHITECTURES = frozenset(_ARCHITECTURES.split())
-"""Architectures of models that the oldest build of llama.cpp loads: LLM_ARCH_NAMES in llama-arch.cpp."""
+"""Architectures that the oldest build of llama.cpp loads: LLM_ARCH_NAMES in llama-arch.cpp."""
 
 APPEARED = {
     11434: "clef",
@@ -66,11 +65,11 @@ APPEARED = {
     11739: "beam kolibri1 muse-spark",
     12211: "clover_moe deepseek41 flint kimi-k31 lfm3 limite metis16 mistral-large4 ricursive sensenova_u1 xing4_0",
 }
-"""Newer build of llama.cpp that was read → architectures that it has and the one read before it does not. 11434 is a tree, the others are programs:
+"""Newer reviewed build of llama.cpp → architectures that the reviewed build before it lacks. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
 NEWEST = {MAINLINE: max(APPEARED), IK_LLAMA: OLDEST[IK_LLAMA]}
-"""Fork → newest build of which architectures and types were read."""
-_OF_IK_LLAMA = """
+"""Fork → newest build whose architectures and types were reviewed."""
+_IK_LLAMA_ARCHITECTURES = """
 arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
 deepseek4 dflash dflash-draft dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 gemma3 gemma4 gemma4-assistant gemma4_mtp glm-dsa glm4 glm4moe gpt-oss gpt2
 gptj gptneox granite granitemoe grok hunyuan-moe internlm2 jais jina-bert-v2 laguna llama llama4 mamba mellum mimo2 minicpm minimax-m2 minimax-m3 mistral3
@@ -80,31 +79,31 @@ qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 
 
 
 class Appearance(NamedTuple):
-    """Of something new, between two builds that were read: the last that lacks it, and the first that has it."""
+    """Two reviewed builds between which something new appeared: the last without it, and the first with it."""
 
-    lacking: int
-    having: int | None
+    newest_without: int
+    oldest_with: int | None
 
 
 def appearance_of(architecture: str, fork: str) -> Appearance | None:
-    """When an architecture of models appeared; None where all builds of the window have it."""
-    if architecture in (ARCHITECTURES if fork == MAINLINE else _OF_IK_LLAMA.split()):
+    """Return when an architecture appeared; None if all supported builds have it."""
+    if architecture in (ARCHITECTURES if fork == MAINLINE else _IK_LLAMA_ARCHITECTURES.split()):
         return None
-    lacking = OLDEST[fork]
+    newest_without = OLDEST[fork]
     for build, names in APPEARED.items() if fork == MAINLINE else ():
         if architecture in names.split():
-            return Appearance(lacking, build)
-        lacking = build
+            return Appearance(newest_without, build)
+        newest_without = build
     return Appearance(NEWEST[fork], None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
 DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER}
-"""How ``--device`` names a worker."""
+"""Name of a worker for ``--device``."""
 
 
 def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
-    """RPC protocol of a build, where its number says it."""
+    """Return the RPC protocol of a build; None if unknown."""
     if fork == IK_LLAMA:
         return IK_LLAMA_PROTOCOL
     return next((protocol for first, protocol in reversed(PROTOCOLS) if first <= build), None)
@@ -112,37 +111,37 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
 
 WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
 HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
-"""What stands before an explanation in a help: names of an option, with values. Explanations are further to the right."""
+"""Pattern for an option in a help text: its names with values. Explanations are further to the right."""
 REMOVED = "argument has been removed"
 
 
 def parse_help(text: str) -> dict[str, bool]:
-    """Option → whether a value follows it, from what a program prints when asked for help."""
-    known: dict[str, bool] = {}
+    """Return option → whether it takes a value, from a program's help text."""
+    help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
         heading = HEADING.match(entry)
         if heading and REMOVED not in " ".join(entry.split()):
-            known.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
-    return known
+            help_options.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
+    return help_options
 
 
-def unknown_options(program: str, argv: Sequence[str], known: Mapping[str, bool], fork: str) -> list[str]:
-    """Options of a command line that a program would not take, and switches with the value that follows them.
+def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str, bool], fork: str) -> list[str]:
+    """Return the options of a command line that a program would reject, and switches that a value follows.
 
     :param program: options.SERVER or options.WORKER.
-    :param argv: command line without the program itself.
-    :param known: of ``parse_help``.
+    :param argv: command line without the program.
+    :param help_options: result of ``parse_help``.
     """
-    unknown, switch = [], ""
+    rejected, switch = [], ""
     arguments = iter(argv)
     for argument in arguments:
         if not WORD.match(argument):
-            unknown += [f"{switch} {argument}"] if switch else []
+            rejected += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
-        if word not in known and not (program == options.SERVER and options.unlisted(word, fork)):
-            unknown.append(argument)
-        if known.get(word):
+        if word not in help_options and not (program == options.SERVER and options.unlisted(word, fork)):
+            rejected.append(argument)
+        if help_options.get(word):
             next(arguments, None)
-        switch = argument if known.get(word) is False and fork in options.LISTS_ALL else ""
-    return unknown
+        switch = argument if help_options.get(word) is False and fork in options.LISTS_ALL else ""
+    return rejected

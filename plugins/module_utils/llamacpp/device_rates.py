@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast devices are, where nothing was measured: by their names and architectures.
+"""Speeds of devices by name and architecture, for devices without a measurement.
 
-Bandwidth (GB/s, 1e9) and 16-bit rate (TFLOPS, of matrix units where there are some, accumulated in 32 bits) are the vendors', of the usual
-memory where boards of a name differ. What llama.cpp reaches of both, and what it takes for each node of a graph besides reading, is
-the same for a whole family. docs/performance.md has predictions beside measured figures.
+Bandwidth (GB/s, 1e9) and 16-bit rate (TFLOPS with 32-bit accumulation, of matrix units if present) are the vendors' figures, for the most common
+memory if boards of a name differ. The share of both that llama.cpp reaches, and its overhead for each node of a graph, are properties of a family.
+docs/performance.md compares predictions with measurements.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """What llama.cpp reaches on devices of one kind."""
+    """Performance of llama.cpp on devices of one kind."""
 
     share: float
-    """Of the bandwidth, in generation."""
+    """Share of the bandwidth that generation reaches."""
     node_us: float
-    """Microseconds for each node of the graph besides reading."""
+    """Overhead in microseconds for each node of the graph."""
     prompt_share: float
-    """Of the 16-bit rate, in prompts."""
+    """Share of the 16-bit rate that prompts reach."""
     source: str
     factor: float = 1.3
-    """The speed is that of the table times or through this: so it was in 89 % of the measurements of owners whose figures a fit had not seen."""
+    """Uncertainty factor of the speed. 89 % of the measurements that no fit had used lie within it."""
 
 
 FITTED = "fitted with docs/performance.md"
@@ -60,25 +60,25 @@ FAMILIES = {
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
     "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
 }
-"""A family, or one with a backend or the architecture of a model behind it, which counts first."""
+"""Family, or family with a backend or the architecture of a model, which has precedence."""
 
 
 def family_of(name: str, backend: str, architecture: str = "") -> str:
-    """The row's name in FAMILIES.
+    """Return the key in FAMILIES.
 
-    :param architecture: of the model.
+    :param architecture: architecture of the model.
     """
     names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
-    return next((one for one in names if one in FAMILIES), name)
+    return next((key for key in names if key in FAMILIES), name)
 
 
 class TypeCost(NamedTuple):
-    """How much longer than a weight of 16 bits one of a type takes, besides its bytes."""
+    """Time factors of a type's weights against 16-bit weights, for the same number of bytes."""
 
-    read: float
-    """So many times as long in generation."""
-    multiplied: float
-    """The same in prompts."""
+    generation_factor: float
+    """Factor in generation."""
+    prompt_factor: float
+    """Factor in prompts."""
 
 
 TYPES = (
@@ -95,7 +95,7 @@ def cost_of_type(name: str) -> TypeCost:
     return next((cost for pattern, cost in TYPES if re.match(pattern, name)), OTHER_TYPE)
 
 
-class Known(NamedTuple):
+class RateRow(NamedTuple):
     """A row of a table: expression for the name or the architecture, bandwidth, 16-bit rate, family."""
 
     pattern: str
@@ -103,249 +103,249 @@ class Known(NamedTuple):
     tflops: float
     family: str
     least_mib: int = 0
-    """Of the device's memory, where boards of one name differ in it."""
+    """Minimum memory of the device, if boards of one name differ."""
     spread: float = 1.0
-    """At least by which the speed may be off."""
+    """Minimum uncertainty factor of the speed."""
 
 
 AMD = (
-    Known(r"gfx1151|80[56]0S|Strix Halo", 256, 59, "strix"),
-    Known(r"gfx115[023]|8[89]0M", 120, 24, "igpu"),
-    Known(r"gfx1103|7[48]0M", 90, 17, "igpu"),
-    Known(r"gfx103[56]|680M|610M", 75, 7, "igpu"),
-    Known(r"gfx1033|VANGOGH", 88, 3, "igpu"),
-    Known(r"gfx90[29c]|RAVEN2?|RENOIR", 51, 3.5, "igpu"),
-    Known(r"gfx1013|BC-?250", 448, 19, "gcn"),
-    Known(r"7900 XTX", 960, 123, "rdna"),
-    Known(r"7900 XT", 800, 103, "rdna"),
-    Known(r"7900 GRE", 576, 92, "rdna"),
-    Known(r"W7900", 864, 123, "rdna"),
-    Known(r"W7800(?! 48GB)", 576, 90, "rdna"),
-    Known(r"gfx1100", 864, 110, "rdna"),
-    Known(r"7700 XT", 432, 70, "rdna"),
-    Known(r"gfx1101|7800 XT", 624, 75, "rdna"),
-    Known(r"gfx1102|7600", 288, 43, "rdna"),
-    Known(r"gfx1200|9060 XT", 320, 103, "rdna"),
-    Known(r"gfx1201|9070|R9700", 640, 195, "rdna"),
-    Known(r"gfx900|Vega (?:56|64)|MI25", 484, 25, "gcn"),
-    Known(r"gfx906|MI[56]0|Radeon VII", 1024, 27, "gcn"),
-    Known(r"gfx908|MI100", 1229, 185, "cdna"),
-    Known(r"gfx90a|MI2[15]0", 1638, 181, "cdna"),
-    Known(r"gfx942|MI300", 5300, 1307, "cdna"),
-    Known(r"gfx950|MI35[05]", 8000, 2300, "cdna"),
-    Known(r"gfx1030|6[89][05]0", 512, 41, "rdna2"),
-    Known(r"gfx1031|67[05]0", 384, 26, "rdna2"),
-    Known(r"gfx1032|66[05]0", 256, 18, "rdna2"),
-    Known(r"gfx1010|5700", 448, 20, "gcn"),
-    Known(r"RX 5[78]0|gfx803", 256, 6, "gcn"),
+    RateRow(r"gfx1151|80[56]0S|Strix Halo", 256, 59, "strix"),
+    RateRow(r"gfx115[023]|8[89]0M", 120, 24, "igpu"),
+    RateRow(r"gfx1103|7[48]0M", 90, 17, "igpu"),
+    RateRow(r"gfx103[56]|680M|610M", 75, 7, "igpu"),
+    RateRow(r"gfx1033|VANGOGH", 88, 3, "igpu"),
+    RateRow(r"gfx90[29c]|RAVEN2?|RENOIR", 51, 3.5, "igpu"),
+    RateRow(r"gfx1013|BC-?250", 448, 19, "gcn"),
+    RateRow(r"7900 XTX", 960, 123, "rdna"),
+    RateRow(r"7900 XT", 800, 103, "rdna"),
+    RateRow(r"7900 GRE", 576, 92, "rdna"),
+    RateRow(r"W7900", 864, 123, "rdna"),
+    RateRow(r"W7800(?! 48GB)", 576, 90, "rdna"),
+    RateRow(r"gfx1100", 864, 110, "rdna"),
+    RateRow(r"7700 XT", 432, 70, "rdna"),
+    RateRow(r"gfx1101|7800 XT", 624, 75, "rdna"),
+    RateRow(r"gfx1102|7600", 288, 43, "rdna"),
+    RateRow(r"gfx1200|9060 XT", 320, 103, "rdna"),
+    RateRow(r"gfx1201|9070|R9700", 640, 195, "rdna"),
+    RateRow(r"gfx900|Vega (?:56|64)|MI25", 484, 25, "gcn"),
+    RateRow(r"gfx906|MI[56]0|Radeon VII", 1024, 27, "gcn"),
+    RateRow(r"gfx908|MI100", 1229, 185, "cdna"),
+    RateRow(r"gfx90a|MI2[15]0", 1638, 181, "cdna"),
+    RateRow(r"gfx942|MI300", 5300, 1307, "cdna"),
+    RateRow(r"gfx950|MI35[05]", 8000, 2300, "cdna"),
+    RateRow(r"gfx1030|6[89][05]0", 512, 41, "rdna2"),
+    RateRow(r"gfx1031|67[05]0", 384, 26, "rdna2"),
+    RateRow(r"gfx1032|66[05]0", 256, 18, "rdna2"),
+    RateRow(r"gfx1010|5700", 448, 20, "gcn"),
+    RateRow(r"RX 5[78]0|gfx803", 256, 6, "gcn"),
 )
 NVIDIA = (
-    Known(r"GB10", 273, 62, "spark"),
-    Known(r"GH200", 4000, 989, "datacenter"),
-    Known(r"G?B[23]00", 8000, 2250, "datacenter"),
-    Known(r"H200", 4800, 989, "datacenter"),
-    Known(r"H100 PCIe", 2000, 756, "datacenter"),
-    Known(r"H[18]00", 3350, 989, "datacenter"),
-    Known(r"H20", 4000, 148, "datacenter"),
-    Known(r"A[18]00-SXM4-80GB", 2039, 312, "datacenter"),
-    Known(r"A[18]00.* 80GB", 1935, 312, "datacenter"),
-    Known(r"A[18]00", 1555, 312, "datacenter"),
-    Known(r"A40", 696, 75, "nvidia"),
-    Known(r"A30", 933, 165, "nvidia"),
-    Known(r"A10G?", 600, 62, "nvidia"),
-    Known(r"A2", 200, 9, "nvidia"),
-    Known(r"L40S?", 864, 181, "nvidia"),
-    Known(r"L4", 300, 60, "nvidia"),
-    Known(r"T4", 320, 24, "turing"),
-    Known(r"V100", 900, 112, "volta"),
-    Known(r"TITAN V", 653, 110, "volta"),
-    Known(r"TITAN RTX", 672, 65, "turing"),
-    Known(r"TITAN Xp", 547, 12, "pascal"),
-    Known(r"P100", 732, 21, "pascal"),
-    Known(r"P40", 347, 12, "pascal"),
-    Known(r"P4", 192, 5.5, "pascal"),
-    Known(r"M40", 288, 7, "pascal"),
-    Known(r"P6000", 432, 12, "pascal"),
-    Known(r"PRO 6000 Blackwell", 1792, 250, "nvidia"),
-    Known(r"PRO 5000 Blackwell", 1344, 150, "nvidia"),
-    Known(r"PRO 4500 Blackwell", 896, 110, "nvidia"),
-    Known(r"PRO 4000 Blackwell", 672, 95, "nvidia"),
-    Known(r"RTX 6000 Ada", 960, 182, "nvidia"),
-    Known(r"RTX 5000 Ada", 576, 130, "nvidia"),
-    Known(r"RTX 4500 Ada", 432, 79, "nvidia"),
-    Known(r"RTX 4000 (?:SFF )?Ada", 360, 53, "nvidia"),
-    Known(r"RTX 2000 Ada", 224, 24, "nvidia"),
-    Known(r"RTX A6000", 768, 77, "nvidia"),
-    Known(r"RTX A5000", 768, 56, "nvidia"),
-    Known(r"RTX A4500", 640, 47, "nvidia"),
-    Known(r"RTX A4000", 448, 38, "nvidia"),
-    Known(r"RTX A2000", 288, 16, "nvidia"),
-    Known(r"Quadro RTX [68]000", 672, 65, "turing"),
-    Known(r"Quadro RTX 5000", 448, 45, "turing"),
-    Known(r"Quadro RTX 4000", 416, 29, "turing"),
-    Known(r"5090 Laptop", 896, 120, "nvidia"),
-    Known(r"5080 Laptop", 896, 90, "nvidia"),
-    Known(r"5070 Ti Laptop", 672, 70, "nvidia"),
-    Known(r"50[67]0 Laptop", 384, 50, "nvidia"),
-    Known(r"4090 Laptop", 576, 80, "nvidia"),
-    Known(r"4080 Laptop", 432, 60, "nvidia"),
-    Known(r"40[5-7]0 Laptop", 256, 35, "nvidia"),
-    Known(r"30[78]0(?: Ti)? Laptop", 448, 35, "nvidia"),
-    Known(r"3060 Laptop", 336, 22, "nvidia"),
-    Known(r"RTX 5090", 1792, 209, "nvidia"),
-    Known(r"RTX 5080", 960, 112, "nvidia"),
-    Known(r"RTX 5070 Ti", 896, 88, "nvidia"),
-    Known(r"RTX 5070", 672, 62, "nvidia"),
-    Known(r"RTX 5060(?: Ti)?", 448, 47, "nvidia"),
-    Known(r"RTX 5050", 320, 26, "nvidia"),
-    Known(r"RTX 4090", 1008, 165, "nvidia"),
-    Known(r"RTX 4080(?: SUPER)?", 730, 100, "nvidia"),
-    Known(r"RTX 4070 Ti SUPER", 672, 88, "nvidia"),
-    Known(r"RTX 4070(?: Ti| SUPER)?", 504, 72, "nvidia"),
-    Known(r"RTX 4060(?: Ti)?", 280, 37, "nvidia"),
-    Known(r"RTX 3090(?: Ti)?", 936, 71, "nvidia"),
-    Known(r"RTX 3080 Ti", 912, 68, "nvidia"),
-    Known(r"RTX 3080", 760, 60, "nvidia"),
-    Known(r"RTX 3070 Ti", 608, 43, "nvidia"),
-    Known(r"RTX 3070|RTX 3060 Ti", 448, 37, "nvidia"),
-    Known(r"RTX 3060", 360, 25, "nvidia"),
-    Known(r"RTX 3050", 224, 18, "nvidia", 7000),
-    Known(r"RTX 3050", 168, 14, "nvidia"),
-    Known(r"RTX 2080 Ti", 616, 54, "turing"),
-    Known(r"RTX 2080 SUPER", 496, 40, "turing"),
-    Known(r"RTX 20[678]0.* Max-Q", 384, 22, "turing"),
-    Known(r"RTX 20[78]0(?: SUPER)?|RTX 2060 SUPER", 448, 33, "turing"),
-    Known(r"RTX 2060", 336, 26, "turing"),
-    Known(r"GTX 1660 SUPER", 336, 10, "pascal"),
-    Known(r"GTX 1660 Ti", 288, 11, "pascal"),
-    Known(r"GTX 16[56]0", 192, 9, "pascal"),
-    Known(r"T1200|T1000", 192, 3.8, "pascal"),
-    Known(r"T[56]00", 160, 3, "pascal"),
-    Known(r"GTX 9[78]0 Ti|GTX TITAN X", 336, 6, "pascal"),
-    Known(r"GTX 9[78]0", 224, 4.5, "pascal"),
-    Known(r"GTX 1050(?: Ti)?", 112, 2.1, "pascal"),
-    Known(r"GTX 1080 Ti", 484, 11, "pascal"),
-    Known(r"GTX 1080", 320, 9, "pascal"),
-    Known(r"GTX 1070", 256, 6.5, "pascal"),
-    Known(r"GTX 1060", 192, 4.4, "pascal"),
-    Known(r"Thor", 273, 125, "jetson"),
-    Known(r"AGX Orin", 205, 43, "jetson"),
-    Known(r"Orin NX", 102, 25, "jetson"),
-    Known(r"Orin", 205, 43, "jetson", 20000),
-    Known(r"Orin", 102, 25, "jetson", 10000),
-    Known(r"Orin(?: Nano)?", 68, 17, "jetson"),
-    Known(r"AGX Xavier", 137, 11, "jetson"),
-    Known(r"Xavier", 137, 11, "jetson", 20000),
-    Known(r"Xavier", 60, 7, "jetson"),
-    Known(r"Tegra X1|Jetson Nano", 25.6, 0.5, "jetson"),
+    RateRow(r"GB10", 273, 62, "spark"),
+    RateRow(r"GH200", 4000, 989, "datacenter"),
+    RateRow(r"G?B[23]00", 8000, 2250, "datacenter"),
+    RateRow(r"H200", 4800, 989, "datacenter"),
+    RateRow(r"H100 PCIe", 2000, 756, "datacenter"),
+    RateRow(r"H[18]00", 3350, 989, "datacenter"),
+    RateRow(r"H20", 4000, 148, "datacenter"),
+    RateRow(r"A[18]00-SXM4-80GB", 2039, 312, "datacenter"),
+    RateRow(r"A[18]00.* 80GB", 1935, 312, "datacenter"),
+    RateRow(r"A[18]00", 1555, 312, "datacenter"),
+    RateRow(r"A40", 696, 75, "nvidia"),
+    RateRow(r"A30", 933, 165, "nvidia"),
+    RateRow(r"A10G?", 600, 62, "nvidia"),
+    RateRow(r"A2", 200, 9, "nvidia"),
+    RateRow(r"L40S?", 864, 181, "nvidia"),
+    RateRow(r"L4", 300, 60, "nvidia"),
+    RateRow(r"T4", 320, 24, "turing"),
+    RateRow(r"V100", 900, 112, "volta"),
+    RateRow(r"TITAN V", 653, 110, "volta"),
+    RateRow(r"TITAN RTX", 672, 65, "turing"),
+    RateRow(r"TITAN Xp", 547, 12, "pascal"),
+    RateRow(r"P100", 732, 21, "pascal"),
+    RateRow(r"P40", 347, 12, "pascal"),
+    RateRow(r"P4", 192, 5.5, "pascal"),
+    RateRow(r"M40", 288, 7, "pascal"),
+    RateRow(r"P6000", 432, 12, "pascal"),
+    RateRow(r"PRO 6000 Blackwell", 1792, 250, "nvidia"),
+    RateRow(r"PRO 5000 Blackwell", 1344, 150, "nvidia"),
+    RateRow(r"PRO 4500 Blackwell", 896, 110, "nvidia"),
+    RateRow(r"PRO 4000 Blackwell", 672, 95, "nvidia"),
+    RateRow(r"RTX 6000 Ada", 960, 182, "nvidia"),
+    RateRow(r"RTX 5000 Ada", 576, 130, "nvidia"),
+    RateRow(r"RTX 4500 Ada", 432, 79, "nvidia"),
+    RateRow(r"RTX 4000 (?:SFF )?Ada", 360, 53, "nvidia"),
+    RateRow(r"RTX 2000 Ada", 224, 24, "nvidia"),
+    RateRow(r"RTX A6000", 768, 77, "nvidia"),
+    RateRow(r"RTX A5000", 768, 56, "nvidia"),
+    RateRow(r"RTX A4500", 640, 47, "nvidia"),
+    RateRow(r"RTX A4000", 448, 38, "nvidia"),
+    RateRow(r"RTX A2000", 288, 16, "nvidia"),
+    RateRow(r"Quadro RTX [68]000", 672, 65, "turing"),
+    RateRow(r"Quadro RTX 5000", 448, 45, "turing"),
+    RateRow(r"Quadro RTX 4000", 416, 29, "turing"),
+    RateRow(r"5090 Laptop", 896, 120, "nvidia"),
+    RateRow(r"5080 Laptop", 896, 90, "nvidia"),
+    RateRow(r"5070 Ti Laptop", 672, 70, "nvidia"),
+    RateRow(r"50[67]0 Laptop", 384, 50, "nvidia"),
+    RateRow(r"4090 Laptop", 576, 80, "nvidia"),
+    RateRow(r"4080 Laptop", 432, 60, "nvidia"),
+    RateRow(r"40[5-7]0 Laptop", 256, 35, "nvidia"),
+    RateRow(r"30[78]0(?: Ti)? Laptop", 448, 35, "nvidia"),
+    RateRow(r"3060 Laptop", 336, 22, "nvidia"),
+    RateRow(r"RTX 5090", 1792, 209, "nvidia"),
+    RateRow(r"RTX 5080", 960, 112, "nvidia"),
+    RateRow(r"RTX 5070 Ti", 896, 88, "nvidia"),
+    RateRow(r"RTX 5070", 672, 62, "nvidia"),
+    RateRow(r"RTX 5060(?: Ti)?", 448, 47, "nvidia"),
+    RateRow(r"RTX 5050", 320, 26, "nvidia"),
+    RateRow(r"RTX 4090", 1008, 165, "nvidia"),
+    RateRow(r"RTX 4080(?: SUPER)?", 730, 100, "nvidia"),
+    RateRow(r"RTX 4070 Ti SUPER", 672, 88, "nvidia"),
+    RateRow(r"RTX 4070(?: Ti| SUPER)?", 504, 72, "nvidia"),
+    RateRow(r"RTX 4060(?: Ti)?", 280, 37, "nvidia"),
+    RateRow(r"RTX 3090(?: Ti)?", 936, 71, "nvidia"),
+    RateRow(r"RTX 3080 Ti", 912, 68, "nvidia"),
+    RateRow(r"RTX 3080", 760, 60, "nvidia"),
+    RateRow(r"RTX 3070 Ti", 608, 43, "nvidia"),
+    RateRow(r"RTX 3070|RTX 3060 Ti", 448, 37, "nvidia"),
+    RateRow(r"RTX 3060", 360, 25, "nvidia"),
+    RateRow(r"RTX 3050", 224, 18, "nvidia", 7000),
+    RateRow(r"RTX 3050", 168, 14, "nvidia"),
+    RateRow(r"RTX 2080 Ti", 616, 54, "turing"),
+    RateRow(r"RTX 2080 SUPER", 496, 40, "turing"),
+    RateRow(r"RTX 20[678]0.* Max-Q", 384, 22, "turing"),
+    RateRow(r"RTX 20[78]0(?: SUPER)?|RTX 2060 SUPER", 448, 33, "turing"),
+    RateRow(r"RTX 2060", 336, 26, "turing"),
+    RateRow(r"GTX 1660 SUPER", 336, 10, "pascal"),
+    RateRow(r"GTX 1660 Ti", 288, 11, "pascal"),
+    RateRow(r"GTX 16[56]0", 192, 9, "pascal"),
+    RateRow(r"T1200|T1000", 192, 3.8, "pascal"),
+    RateRow(r"T[56]00", 160, 3, "pascal"),
+    RateRow(r"GTX 9[78]0 Ti|GTX TITAN X", 336, 6, "pascal"),
+    RateRow(r"GTX 9[78]0", 224, 4.5, "pascal"),
+    RateRow(r"GTX 1050(?: Ti)?", 112, 2.1, "pascal"),
+    RateRow(r"GTX 1080 Ti", 484, 11, "pascal"),
+    RateRow(r"GTX 1080", 320, 9, "pascal"),
+    RateRow(r"GTX 1070", 256, 6.5, "pascal"),
+    RateRow(r"GTX 1060", 192, 4.4, "pascal"),
+    RateRow(r"Thor", 273, 125, "jetson"),
+    RateRow(r"AGX Orin", 205, 43, "jetson"),
+    RateRow(r"Orin NX", 102, 25, "jetson"),
+    RateRow(r"Orin", 205, 43, "jetson", 20000),
+    RateRow(r"Orin", 102, 25, "jetson", 10000),
+    RateRow(r"Orin(?: Nano)?", 68, 17, "jetson"),
+    RateRow(r"AGX Xavier", 137, 11, "jetson"),
+    RateRow(r"Xavier", 137, 11, "jetson", 20000),
+    RateRow(r"Xavier", 60, 7, "jetson"),
+    RateRow(r"Tegra X1|Jetson Nano", 25.6, 0.5, "jetson"),
 )
 APPLE = (
-    Known(r"M1 Ultra", 800, 21, "apple"),
-    Known(r"M1 Max", 400, 10.6, "apple"),
-    Known(r"M1 Pro", 200, 5.3, "apple"),
-    Known(r"M1", 68, 2.0, "apple"),
-    Known(r"M2 Ultra", 800, 27.2, "apple"),
-    Known(r"M2 Max", 400, 13.6, "apple"),
-    Known(r"M2 Pro", 200, 6.8, "apple"),
-    Known(r"M2", 100, 3.6, "apple"),
-    Known(r"M3 Ultra", 819, 28, "apple"),
-    Known(r"M3 Max", 400, 14.2, "apple"),
-    Known(r"M3 Pro", 150, 6.4, "apple"),
-    Known(r"M3", 100, 3.6, "apple"),
-    Known(r"M4 Max", 546, 18.4, "apple"),
-    Known(r"M4 Pro", 273, 8.2, "apple"),
-    Known(r"M4", 120, 4.3, "apple"),
-    Known(r"M5 Max", 614, 56, "apple"),
-    Known(r"M5 Pro", 307, 28, "apple"),
-    Known(r"M5", 153, 14, "apple"),
+    RateRow(r"M1 Ultra", 800, 21, "apple"),
+    RateRow(r"M1 Max", 400, 10.6, "apple"),
+    RateRow(r"M1 Pro", 200, 5.3, "apple"),
+    RateRow(r"M1", 68, 2.0, "apple"),
+    RateRow(r"M2 Ultra", 800, 27.2, "apple"),
+    RateRow(r"M2 Max", 400, 13.6, "apple"),
+    RateRow(r"M2 Pro", 200, 6.8, "apple"),
+    RateRow(r"M2", 100, 3.6, "apple"),
+    RateRow(r"M3 Ultra", 819, 28, "apple"),
+    RateRow(r"M3 Max", 400, 14.2, "apple"),
+    RateRow(r"M3 Pro", 150, 6.4, "apple"),
+    RateRow(r"M3", 100, 3.6, "apple"),
+    RateRow(r"M4 Max", 546, 18.4, "apple"),
+    RateRow(r"M4 Pro", 273, 8.2, "apple"),
+    RateRow(r"M4", 120, 4.3, "apple"),
+    RateRow(r"M5 Max", 614, 56, "apple"),
+    RateRow(r"M5 Pro", 307, 28, "apple"),
+    RateRow(r"M5", 153, 14, "apple"),
 )
 INTEL = (
-    Known(r"A770|8086:56a0", 560, 138, "intel"),
-    Known(r"A750|8086:56a1", 512, 120, "intel"),
-    Known(r"A380|8086:56a5", 186, 32, "intel"),
-    Known(r"B580|8086:e20b", 456, 98, "intel"),
-    Known(r"B570|8086:e20c", 380, 80, "intel"),
-    Known(r"B60|8086:e211", 456, 98, "intel"),
-    Known(r"B50|8086:e212", 224, 71, "intel"),
+    RateRow(r"A770|8086:56a0", 560, 138, "intel"),
+    RateRow(r"A750|8086:56a1", 512, 120, "intel"),
+    RateRow(r"A380|8086:56a5", 186, 32, "intel"),
+    RateRow(r"B580|8086:e20b", 456, 98, "intel"),
+    RateRow(r"B570|8086:e20c", 380, 80, "intel"),
+    RateRow(r"B60|8086:e211", 456, 98, "intel"),
+    RateRow(r"B50|8086:e212", 224, 71, "intel"),
 )
 ACCELERATORS = (*AMD, *NVIDIA, *APPLE, *INTEL)
 """The first row that fits counts, so longer names stand before shorter ones."""
 
 PROCESSORS = (
     *(row._replace(tflops=3.0, family="apple-processor") for row in APPLE),
-    Known(r"RYZEN AI MAX|Strix Halo", 128, 2.0, "processor"),
-    Known(r"Ryzen AI", 120, 1.0, "processor"),
-    Known(r"Ryzen Threadripper PRO [35]9\d5WX", 205, 3.0, "processor"),
-    Known(r"Ryzen Threadripper PRO [79]9\d5WX", 333, 4.0, "processor"),
-    Known(r"Ryzen Threadripper [79]", 166, 3.0, "processor"),
-    Known(r"Ryzen Threadripper", 102, 4.0, "processor"),
-    Known(r"EPYC 7\d\d1", 171, 1.5, "server"),
-    Known(r"EPYC 7\w{3}", 205, 3.0, "server"),
-    Known(r"EPYC 8\w{3}", 230, 3.0, "server"),
-    Known(r"EPYC 9\w\w4", 461, 4.5, "server"),
-    Known(r"EPYC 9\w\w5", 576, 6.0, "server"),
-    Known(r"Ryzen \d (?:PRO )?[789]\d{3}", 83, 1.0, "processor"),
-    Known(r"Ryzen \d (?:PRO )?[1-5]\d{3}", 51, 0.8, "processor"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]1\d\d", 128, 1.5, "server"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]2\d\d", 141, 1.5, "server"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]3\d\d", 205, 2.5, "server"),
-    Known(r"Xeon.* (?:Gold|Platinum|Silver|Bronze) [3-8][45]\d\d", 307, 4.0, "server"),
-    Known(r"Xeon.* 69\d\d", 614, 8.0, "server"),
-    Known(r"Core\(TM\) Ultra|(?:1[2-5])th Gen", 83, 1.0, "processor"),
-    Known(r"Core\(TM\) i\d-1[2-5]\d{3}", 83, 1.0, "processor"),
-    Known(r"Core\(TM\) i\d-(?:[6-9]|1[01])\d{3}", 43, 0.9, "processor"),
-    Known(r"Xeon.* E5-\d{4} v[34]", 68, 0.9, "processor"),
-    Known(r"Neoverse-V2|Neoverse-V3", 537, 8.0, "server"),
-    Known(r"Neoverse-V1", 307, 4.0, "server"),
-    Known(r"Neoverse-N2", 300, 4.0, "server"),
-    Known(r"Neoverse-N1", 205, 3.0, "server"),
-    Known(r"AmpereOne", 333, 6.0, "server"),
-    Known(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
-    Known(r"Cortex-X925", 200, 2.0, "processor"),
-    Known(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
-    Known(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", spread=1.8),
-    Known(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
+    RateRow(r"RYZEN AI MAX|Strix Halo", 128, 2.0, "processor"),
+    RateRow(r"Ryzen AI", 120, 1.0, "processor"),
+    RateRow(r"Ryzen Threadripper PRO [35]9\d5WX", 205, 3.0, "processor"),
+    RateRow(r"Ryzen Threadripper PRO [79]9\d5WX", 333, 4.0, "processor"),
+    RateRow(r"Ryzen Threadripper [79]", 166, 3.0, "processor"),
+    RateRow(r"Ryzen Threadripper", 102, 4.0, "processor"),
+    RateRow(r"EPYC 7\d\d1", 171, 1.5, "server"),
+    RateRow(r"EPYC 7\w{3}", 205, 3.0, "server"),
+    RateRow(r"EPYC 8\w{3}", 230, 3.0, "server"),
+    RateRow(r"EPYC 9\w\w4", 461, 4.5, "server"),
+    RateRow(r"EPYC 9\w\w5", 576, 6.0, "server"),
+    RateRow(r"Ryzen \d (?:PRO )?[789]\d{3}", 83, 1.0, "processor"),
+    RateRow(r"Ryzen \d (?:PRO )?[1-5]\d{3}", 51, 0.8, "processor"),
+    RateRow(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]1\d\d", 128, 1.5, "server"),
+    RateRow(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]2\d\d", 141, 1.5, "server"),
+    RateRow(r"Xeon.* (?:Gold|Platinum|Silver) [4-8]3\d\d", 205, 2.5, "server"),
+    RateRow(r"Xeon.* (?:Gold|Platinum|Silver|Bronze) [3-8][45]\d\d", 307, 4.0, "server"),
+    RateRow(r"Xeon.* 69\d\d", 614, 8.0, "server"),
+    RateRow(r"Core\(TM\) Ultra|(?:1[2-5])th Gen", 83, 1.0, "processor"),
+    RateRow(r"Core\(TM\) i\d-1[2-5]\d{3}", 83, 1.0, "processor"),
+    RateRow(r"Core\(TM\) i\d-(?:[6-9]|1[01])\d{3}", 43, 0.9, "processor"),
+    RateRow(r"Xeon.* E5-\d{4} v[34]", 68, 0.9, "processor"),
+    RateRow(r"Neoverse-V2|Neoverse-V3", 537, 8.0, "server"),
+    RateRow(r"Neoverse-V1", 307, 4.0, "server"),
+    RateRow(r"Neoverse-N2", 300, 4.0, "server"),
+    RateRow(r"Neoverse-N1", 205, 3.0, "server"),
+    RateRow(r"AmpereOne", 333, 6.0, "server"),
+    RateRow(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
+    RateRow(r"Cortex-X925", 200, 2.0, "processor"),
+    RateRow(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
+    RateRow(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", spread=1.8),
+    RateRow(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
-"""Those of models whose memory channels are known, all filled with the fastest memory that the vendor names."""
+"""Processors with known memory channels, all populated with the fastest memory that the vendor specifies."""
 
 ASSUMED = {
-    "discrete": Known("", 400, 25, "rdna2"),
-    "unified": Known("", 80, 8, "igpu"),
-    "processor": Known("", 50, 0.8, "processor"),
-    "board": Known("", 17, 0.1, "board"),
-    "nvidia": Known("", 566, 61.5, "nvidia", spread=2.6),
-    "turing": Known("", 465, 37.4, "turing", spread=1.8),
-    "volta": Known("", 767, 111, "volta", spread=1.5),
-    "pascal": Known("", 281, 7.2, "pascal", spread=2.2),
-    "datacenter": Known("", 3084, 580, "datacenter", spread=2.9),
+    "discrete": RateRow("", 400, 25, "rdna2"),
+    "unified": RateRow("", 80, 8, "igpu"),
+    "processor": RateRow("", 50, 0.8, "processor"),
+    "board": RateRow("", 17, 0.1, "board"),
+    "nvidia": RateRow("", 566, 61.5, "nvidia", spread=2.6),
+    "turing": RateRow("", 465, 37.4, "turing", spread=1.8),
+    "volta": RateRow("", 767, 111, "volta", spread=1.5),
+    "pascal": RateRow("", 281, 7.2, "pascal", spread=2.2),
+    "datacenter": RateRow("", 3084, 580, "datacenter", spread=2.9),
 }
-"""Kind of a device, or family of NVIDIA's cards, that no table has → what is assumed of it: of a family the mean of its rows, and how far these are off."""
+"""Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean of its rows and their spread."""
 
 CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
 DATACENTER = ("8.0", "9.0", "10.0", "10.3")
-"""CUDA's compute capability from which on cards are of a family, and those of cards with HBM."""
+"""Lowest compute capability of each family, and capabilities of cards with HBM."""
 
 
-def assumed_card(architecture: str) -> Known:
-    """What is assumed of one with memory of its own, which no table has."""
+def assumed_card(architecture: str) -> RateRow:
+    """Return the assumed rates of an unlisted card."""
     if not re.fullmatch(r"\d+\.\d+", architecture):
         return ASSUMED["discrete"]
-    family = next(name for least, name in CAPABILITIES if float(architecture) >= least)
+    family = next(name for capability, name in CAPABILITIES if float(architecture) >= capability)
     return ASSUMED["datacenter" if architecture in DATACENTER else family]
 
 
 CORE_GB_PER_S = 5.0
-"""So much one core reads per second, threads counted each: 4 to 6 on processors with 4 to 24 cores."""
+"""Bandwidth of one hardware thread: 4 to 6 GB/s on processors with 4 to 24 cores."""
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
-"""Whether it has AVX-512, None of an ARM one → so much one core computes in prompts: with f16 153 and 64 were measured with 2 cores of EPYCs
+"""Whether a processor has AVX-512 (None for ARM) → GFLOPS of one core in prompts. Measurements on 2 cores of EPYCs gave 153 and 64 with f16
 (docs/performance.md), and quantised weights take a third longer."""
 BOARD_MIB = 17 * 1024
-"""An ARM host with Linux and no more memory than this is taken for a small board."""
+"""Largest memory of an ARM host with Linux that counts as a small board."""
 
 
 @functools.lru_cache(maxsize=256)
-def of_accelerator(architecture: str, name: str, memory_mib: int = 0) -> Known | None:
-    """The row of a device, by its name first, since that says more of the memory than the architecture does."""
+def accelerator_row(architecture: str, name: str, memory_mib: int = 0) -> RateRow | None:
+    """Return the row of a device by its name, which identifies the memory best, or else by its architecture."""
     for text in (name, architecture):
         for row in ACCELERATORS:
             if memory_mib >= row.least_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
@@ -354,17 +354,17 @@ def of_accelerator(architecture: str, name: str, memory_mib: int = 0) -> Known |
 
 
 @functools.lru_cache(maxsize=256)
-def of_processor(model: str) -> Known | None:
-    """The row of a processor, by its model's name."""
+def processor_row(model: str) -> RateRow | None:
+    """Return the row of a processor by its model's name."""
     return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)
 
 
 def is_board(system: str, architecture: str, memory_mib: int, model: str) -> bool:
-    """Whether a host is taken for a small board: its own part of the work for a worker takes longer.
+    """Return whether a host counts as a small board, on which a worker's overhead is larger.
 
-    :param model: of its processor.
+    :param model: model of its processor.
     """
-    row = of_processor(model)
+    row = processor_row(model)
     if row:
         return row.family == "board"
     return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= BOARD_MIB

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The collection's own patches of ggml-rpc for loads (``llama_build_fast_load``): which release has one, and what it does."""
+"""The collection's patches of ggml-rpc for faster loading (``llama_build_fast_load``)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
-"""On the controller, which copies them to the hosts."""
-CHANGED = "ggml/src/ggml-rpc/ggml-rpc.cpp"
+"""Folder of the patches on the controller."""
+PATCHED_FILE = "ggml/src/ggml-rpc/ggml-rpc.cpp"
 PREFIX = "fast_load-"
 CACHE_ENDING = "-fast"
-"""Of the folder of a worker's cache, whose files have another hash in their names than llama.cpp's own."""
+"""Suffix of a patched worker's cache folder: its files have another hash in their names than llama.cpp's."""
 
 
-class Known(NamedTuple):
+class FastLoadPatch(NamedTuple):
     name: str
     sha256: str
 
@@ -25,13 +25,15 @@ class Known(NamedTuple):
         return str(FOLDER / self.name)
 
 
-PATCHES = {"7.0.0": Known(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")}
-"""RPC protocol of a build of llama.cpp → its patch. That of protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
+PATCHES = {
+    "7.0.0": FastLoadPatch(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")
+}
+"""RPC protocol of a build of llama.cpp → its patch. The patch for protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 
-def known(protocol: str | None, mainline: bool) -> Known | None:
-    """The patch of a release."""
+def patch_of(protocol: str | None, mainline: bool) -> FastLoadPatch | None:
+    """Return the patch for a release, or None."""
     return PATCHES.get(protocol or "") if mainline else None
 
 

@@ -1,14 +1,14 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one table of options of llama-server and rpc-server.
+"""Table of options of llama-server and rpc-server.
 
-The command line, what is refused in further arguments and in the environment, what a fork does not have, and what is
-looked for in the programs' help all come from it.
+It determines the command line, refused extra args and environment variables, missing options of a fork, and the options that a program's help must list.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -16,57 +16,57 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 SERVER, WORKER = "llama-server", "rpc-server"
-"""Programs, by the name that a worker's program had first."""
+"""Programs; the worker's program is named as in old releases."""
 
 VALUE, LIST, SWITCH = "value", "list", "switch"
-"""An option and a value; an option and values with commas between them; an option alone."""
+"""Forms: an option with a value, with comma-separated values, or without a value."""
 
-UNPLANNED = "unplanned"
-"""With such an option devices hold something else than planned."""
+EXTRA_MEMORY = "unplanned"
+"""Mark of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
-"""The option that says how tokens are predicted."""
-SPECULATES = "what speculates (a draft model, or layers that predict further tokens)"
+"""Name of the option for the method of speculation."""
+SPECULATES = "speculation (a draft model, or layers that predict further tokens)"
 
 MEASURING = "llama-bench"
-"""The program of llama.cpp that measures."""
+"""Benchmark program of llama.cpp."""
 
 
 class Spelling(NamedTuple):
-    """How an option of one fork is written.
+    """Spelling of an option in one fork.
 
-    :param words: the first one is written, the others mean the same.
+    :param words: synonyms; the plan writes the first.
     :param form: VALUE, LIST or SWITCH.
-    :param means: of a switch, the value that it stands for.
-    :param written: whether the plan writes it.
-    :param unlisted: those of its words that the program takes and does not list in its help.
-    :param since: the oldest build that was read and has it, where that is not the oldest of the window.
+    :param means: value that a switch stands for.
+    :param is_written: whether the plan writes it.
+    :param unlisted: words that the program accepts but does not list in its help.
+    :param since: oldest reviewed build with it, unless that is the oldest supported build.
     """
 
     fork: str
     words: tuple[str, ...]
     form: str = VALUE
     means: str = ""
-    written: bool = True
+    is_written: bool = True
     unlisted: tuple[str, ...] = ()
     since: int = 0
 
     def names(self) -> Iterator[str]:
-        """Its words as the help of the program lists them."""
+        """Yield the words that the help of the program lists."""
         return (word for word in self.words if word not in self.unlisted)
 
 
 class Option(NamedTuple):
     """An option of one program.
 
-    :param variable: that sets it; None where the plan decides without one.
-    :param memory: what it changes: a field of kv_cache.Settings, UNPLANNED, or nothing.
+    :param variable: variable that sets it; None if the plan decides.
+    :param memory: field of kv_cache.CacheSettings that it changes, EXTRA_MEMORY, or empty.
     :param silent: values that are never written.
-    :param implied: values for which nothing is written where no spelling can say them.
-    :param remedy: what to do instead of giving it, where no variable sets it.
-    :param adds: what devices hold with it beside what is planned.
-    :param secret: whether its value is a secret, which neither a command line nor a definition may hold.
-    :param without: of an option that only tunes, the least that is planned where it may be left out, since llama-server's default fits into the memory then:
-        the plan gives conversations half of what is free, llama-server 8192 MiB. None where it would serve something else, or less safely.
+    :param implied: values that may be omitted if no spelling can express them.
+    :param remedy: alternative to the option, if no variable sets it.
+    :param adds: unplanned data that it adds to devices.
+    :param secret: whether its value is a secret, which neither a command line nor a definition may contain.
+    :param optional_above: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into the memory: the
+        plan reserves half of the free memory for conversations, llama-server 8192 MiB. None if omitting it would change answers or safety.
     """
 
     name: str
@@ -79,43 +79,43 @@ class Option(NamedTuple):
     program: str = SERVER
     secret: bool = False
     adds: str = ""
-    without: int | None = None
+    optional_above: int | None = None
 
     @property
     def owned(self) -> bool:
-        """Whether only the plan sets it."""
+        """Whether only the plan may set it."""
         return bool(self.variable or self.remedy)
 
     def spelled(self, fork: str) -> list[Spelling]:
-        """Its spellings in this fork."""
+        """Return its spellings in this fork."""
         return [spelling for spelling in self.spellings if spelling.fork == fork]
 
     def has(self, word: str, fork: str) -> bool:
-        """Whether this fork knows it by this word."""
+        """Return whether this word is the option in this fork."""
         return any(normalize(word) in spelling.words for spelling in self.spelled(fork))
 
     def words(self) -> set[str]:
-        """All its words, of both forks."""
+        """Return its words in both forks."""
         return {word for spelling in self.spellings for word in spelling.words}
 
     def instead(self) -> str:
-        """What to do instead of giving it."""
+        """Return the remedy for giving it."""
         return f"set {self.variable} instead" if self.variable else self.remedy
 
 
 class UnknownOption(ValueError):
-    """A fork has no way to say a value of an option."""
+    """A fork has no spelling for a value of an option."""
 
 
-def _in(
-    fork: str, words: str, form: str = VALUE, means: str = "", written: bool = True, unlisted: str = ""
+def _spell(
+    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted: str = ""
 ) -> Spelling:
-    return Spelling(fork, _split(words), form, means, written, _split(unlisted))
+    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted))
 
 
-def _both(words: str, form: str = VALUE, means: str = "", written: bool = True) -> tuple[Spelling, Spelling]:
-    """The same in llama.cpp and ik_llama.cpp."""
-    alike = _in(MAINLINE, words, form, means, written)
+def _both(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
+    """Return the same spelling for llama.cpp and ik_llama.cpp."""
+    alike = _llama(words, form, means, is_written)
     return alike, alike._replace(fork=IK_LLAMA)
 
 
@@ -123,29 +123,30 @@ def _split(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
+_llama, _ik = functools.partial(_spell, MAINLINE), functools.partial(_spell, IK_LLAMA)
 PRESETS = """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec
 --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
 """
-"""Each stands for a model of upstream's and its settings."""
+"""Options that select an upstream model and its settings."""
 
 TABLE: tuple[Option, ...] = (
     Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints"),
     Option("device", _both("--device -dev", form=LIST), "llama_worker_endpoints"),
     Option("override-tensor", _both("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
     Option("model", _both("--model -m"), "llama_model_path"),
-    Option("model-of-a-server", _both("--model-url -mu", written=False), "llama_model_url"),
+    Option("model-of-a-server", _both("--model-url -mu", is_written=False), "llama_model_url"),
     Option(
         "model-of-hugging-face",
         (
-            _in(MAINLINE, "--hf-repo -hf -hfr --hf-file -hff", written=False),
-            _in(IK_LLAMA, "--hf-repo -hfr --hf-file -hff", written=False),
+            _llama("--hf-repo -hf -hfr --hf-file -hff", is_written=False),
+            _ik("--hf-repo -hfr --hf-file -hff", is_written=False),
         ),
         "llama_model_huggingface",
     ),
     Option(
         "model-of-a-registry",
-        (_in(MAINLINE, "--docker-repo -dr", written=False), _in(MAINLINE, PRESETS, form=SWITCH, written=False)),
+        (_llama("--docker-repo -dr", is_written=False), _llama(PRESETS, form=SWITCH, is_written=False)),
         "llama_model_path",
     ),
     Option("host", _both("--host"), "llama_server_host"),
@@ -153,17 +154,17 @@ TABLE: tuple[Option, ...] = (
     Option(
         "gpu-layers",
         (
-            _in(MAINLINE, "--n-gpu-layers -ngl --gpu-layers"),
-            _in(IK_LLAMA, "--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
+            _llama("--n-gpu-layers -ngl --gpu-layers"),
+            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
     ),
     Option("tensor-split", _both("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
     Option(
         "split-mode",
-        _both("--split-mode -sm", written=False),
+        _both("--split-mode -sm", is_written=False),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
-        "workers connect to each other at their port + 1000, which the firewall closes, so that loading would hang",
+        "workers connect to each other at their port + 1000. The firewall blocks this port, so loading would hang",
     ),
     Option("context", _both("--ctx-size -c"), "llama_server_context"),
     Option("parallel", _both("--parallel -np"), "llama_server_parallel"),
@@ -171,76 +172,80 @@ TABLE: tuple[Option, ...] = (
     Option("cache-type-v", _both("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
     Option(
         "flash-attention",
-        (*_both("--flash-attn -fa"), _in(IK_LLAMA, "--no-flash-attn -no-fa", form=SWITCH, means="off")),
+        (*_both("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, means="off")),
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _both("--threads -t"), "llama_server_threads", without=0),
-    Option("prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), without=4096),
-    Option("sleep", (_in(MAINLINE, "--sleep-idle-seconds"),), "llama_server_idle_seconds"),
+    Option("threads", _both("--threads -t"), "llama_server_threads", optional_above=0),
+    Option(
+        "prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
+    ),
+    Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
-        (_in(MAINLINE, "--ctx-checkpoints -ctxcp --swa-checkpoints"), _in(IK_LLAMA, "--ctx-checkpoints -ctx-ckpt")),
-        remedy="remove it: the plan gives as many as the head's memory has room for, and counts them",
-        without=32,
+        (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
+        remedy="remove it: the plan sets as many as fit into the head's memory",
+        optional_above=32,
     ),
     Option(
         "load-mode",
         (
-            _in(MAINLINE, "--load-mode -lm"),
-            _in(IK_LLAMA, "--no-mmap", form=SWITCH, means="none"),
-            _in(IK_LLAMA, "--mlock", form=SWITCH, means="mmap+mlock"),
+            _llama("--load-mode -lm"),
+            _ik("--no-mmap", form=SWITCH, means="none"),
+            _ik("--mlock", form=SWITCH, means="mmap+mlock"),
         ),
         "llama_server_load_mode",
         implied=("mmap", "auto"),
     ),
     Option("api-key-file", _both("--api-key-file"), "llama_server_api_key_file"),
-    Option("api-key", _both("--api-key", written=False), "llama_server_api_key_file", secret=True),
+    Option("api-key", _both("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
     Option("tls-certificate", _both("--ssl-cert-file"), "llama_server_tls_certificate_file"),
     Option("tls-key", _both("--ssl-key-file"), "llama_server_tls_key_file"),
     Option(
         "token-of-a-registry",
-        _both("--hf-token -hft", written=False),
-        remedy="remove it: every account of the host could read the token, and "
-        "llama-server reads a model that is on the head already",
+        _both("--hf-token -hft", is_written=False),
+        remedy="remove it: every account on the host could read the token, and llama-server reads the model from the head's disk",
         secret=True,
     ),
     Option(
         "print-and-end",
         (
-            _in(
-                MAINLINE,
+            _llama(
                 "-h --help --usage --version --completion-bash --list-devices --cache-list -cl",
                 form=SWITCH,
-                written=False,
+                is_written=False,
             ),
-            _in(IK_LLAMA, "-h --help --usage --version", form=SWITCH, written=False),
+            _ik("-h --help --usage --version", form=SWITCH, is_written=False),
         ),
-        remedy="remove it, because llama-server would print something and end",
+        remedy="remove it, because llama-server would print and exit",
     ),
     Option(
         "fit",
-        (_in(MAINLINE, "--fit -fit"), _in(IK_LLAMA, "--fit", form=SWITCH, written=False)),
+        (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
-        remedy="remove it: it would place the layers again",
-        without=0,
+        remedy="remove it: llama-server would move the layers",
+        optional_above=0,
     ),
-    Option("models-preset", (_in(MAINLINE, "--models-preset"),), "llama_models"),
-    Option("models-max", (_in(MAINLINE, "--models-max"),), "llama_models"),
-    Option("models-folder", (_in(MAINLINE, "--models-dir", written=False),), "llama_models"),
-    Option("prefix", (_in(MAINLINE, "--api-prefix", written=False),), remedy="remove it: /health is asked without it"),
+    Option("models-preset", (_llama("--models-preset"),), "llama_models"),
+    Option("models-max", (_llama("--models-max"),), "llama_models"),
+    Option("models-folder", (_llama("--models-dir", is_written=False),), "llama_models"),
+    Option(
+        "prefix",
+        (_llama("--api-prefix", is_written=False),),
+        remedy="remove it: the collection queries /health without a prefix",
+    ),
     Option(
         "log-verbosity",
-        (_in(MAINLINE, "--log-verbosity -lv --verbosity"), _in(IK_LLAMA, "--verbosity", written=False)),
+        (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
-        without=0,
+        optional_above=0,
     ),
     Option(
         "repack",
         (
-            _in(MAINLINE, "--no-repack -nr", form=SWITCH, means="off"),
-            _in(MAINLINE, "--repack", form=SWITCH, means="on", written=False),
+            _llama("--no-repack -nr", form=SWITCH, means="off"),
+            _llama("--repack", form=SWITCH, means="on", is_written=False),
         ),
         implied=("off",),
     ),
@@ -249,20 +254,16 @@ TABLE: tuple[Option, ...] = (
         _both("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
-    Option("metrics", _both("--metrics", form=SWITCH), without=0),
-    Option("override-kv", _both("--override-kv"), memory=UNPLANNED),
+    Option("metrics", _both("--metrics", form=SWITCH), optional_above=0),
+    Option("override-kv", _both("--override-kv"), memory=EXTRA_MEMORY),
     Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
-    Option(
-        "reranking",
-        (*_both("--reranking", form=SWITCH), _in(MAINLINE, "--rerank", form=SWITCH)),
-        memory="every_output",
-    ),
-    Option("full-window", (_in(MAINLINE, "--swa-full", form=SWITCH),), memory="full_window"),
+    Option("reranking", (*_both("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
+    Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
         (
-            _in(MAINLINE, "--kv-unified -kvu", form=SWITCH, means="on"),
-            _in(MAINLINE, "--no-kv-unified -no-kvu", form=SWITCH, means="off"),
+            _llama("--kv-unified -kvu", form=SWITCH, means="on"),
+            _llama("--no-kv-unified -no-kvu", form=SWITCH, means="off"),
         ),
         memory="unified",
     ),
@@ -272,109 +273,96 @@ TABLE: tuple[Option, ...] = (
         "experts-on-the-processor",
         (*_both("--cpu-moe -cmoe", form=SWITCH), *_both("--n-cpu-moe -ncmoe")),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
-        r"those of the first ten: the plan counts these",
+        r"the first ten layers: the plan then accounts for them",
     ),
     Option(
         "feed-forward-on-the-processor",
-        (_in(MAINLINE, "--n-cpu-ffn -ncffn"),),
-        remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for those of the first ten layers: "
-        r"the plan counts these",
+        (_llama("--n-cpu-ffn -ncffn"),),
+        remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for the first ten layers: "
+        r"the plan then accounts for them",
     ),
     Option(
         "kv-offload",
-        (
-            _in(MAINLINE, "--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH),
-            _in(IK_LLAMA, "--no-kv-offload -nkvo", form=SWITCH),
-        ),
-        memory=UNPLANNED,
+        (_llama("--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH), _ik("--no-kv-offload -nkvo", form=SWITCH)),
+        memory=EXTRA_MEMORY,
     ),
-    Option("slots-with-a-cache-of-their-own", (_in(MAINLINE, "--kv-unified-per-slot"),), memory=UNPLANNED),
+    Option("slots-with-a-cache-of-their-own", (_llama("--kv-unified-per-slot"),), memory=EXTRA_MEMORY),
     Option(
         "experts-cache",
-        (_in(MAINLINE, "--moe-cache-mib", written=False)._replace(since=11549),),
-        remedy="remove it: experts that the processor computes would be copied to so much memory of devices, which the plan does not count",
+        (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
+        remedy="remove it: llama-server would copy experts of the processor to device memory that the plan does not reserve",
     ),
-    Option("lazy-mode", (_in(MAINLINE, "--lazy-mode -lzm"),), memory=UNPLANNED),
-    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=UNPLANNED, adds="adapters"),
+    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
+    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
-            _in(MAINLINE, "--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
-            _in(IK_LLAMA, "--model-draft -md"),
+            _llama("--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
+            _ik("--model-draft -md"),
         ),
-        memory=UNPLANNED,
+        memory=EXTRA_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         SPECULATION,
-        (_in(MAINLINE, "--spec-type"), _in(IK_LLAMA, "--spec-type", written=False)),
-        memory=UNPLANNED,
+        (_llama("--spec-type"), _ik("--spec-type", is_written=False)),
+        memory=EXTRA_MEMORY,
         adds=SPECULATES,
     ),
     Option(
         "projector",
-        (_in(MAINLINE, "--mmproj --mmproj-url -mm -mmu"), _in(IK_LLAMA, "--mmproj --mmproj-url")),
-        memory=UNPLANNED,
+        (_llama("--mmproj --mmproj-url -mm -mmu"), _ik("--mmproj --mmproj-url")),
+        memory=EXTRA_MEMORY,
         adds="the projector",
     ),
-    Option("draft-sampling", (_in(MAINLINE, "--spec-draft-sampling")._replace(since=11434),)),
-    Option("draft-micro-batch", (_in(MAINLINE, "--spec-draft-n-ubatch")._replace(since=11669),), memory=UNPLANNED),
-    Option("draft-device", (*_both("--device-draft -devd"), _in(MAINLINE, "--spec-draft-device", written=False))),
+    Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(since=11434),)),
+    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=EXTRA_MEMORY),
+    Option("draft-device", (*_both("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
         (
-            _in(MAINLINE, "--gpu-layers-draft -ngld --n-gpu-layers-draft"),
-            _in(MAINLINE, "--spec-draft-ngl", written=False),
-            _in(IK_LLAMA, "--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
+            _llama("--gpu-layers-draft -ngld --n-gpu-layers-draft"),
+            _llama("--spec-draft-ngl", is_written=False),
+            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
         ),
     ),
     Option(
         "draft-tensors",
         (
-            _in(MAINLINE, "--override-tensor-draft -otd --spec-draft-override-tensor", form=LIST),
-            _in(MAINLINE, "--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
-            _in(MAINLINE, "--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
+            _llama("--override-tensor-draft -otd --spec-draft-override-tensor", form=LIST),
+            _llama("--cpu-moe-draft -cmoed --spec-draft-cpu-moe", form=SWITCH),
+            _llama("--n-cpu-moe-draft -ncmoed --spec-draft-n-cpu-moe --spec-draft-ncmoe"),
         ),
     ),
     Option(
         "draft-cache-type-k",
-        (_in(MAINLINE, "--cache-type-k-draft -ctkd --spec-draft-type-k"), _in(IK_LLAMA, "--cache-type-k-draft -ctkd")),
+        (_llama("--cache-type-k-draft -ctkd --spec-draft-type-k"), _ik("--cache-type-k-draft -ctkd")),
     ),
     Option(
         "draft-cache-type-v",
-        (_in(MAINLINE, "--cache-type-v-draft -ctvd --spec-draft-type-v"), _in(IK_LLAMA, "--cache-type-v-draft -ctvd")),
+        (_llama("--cache-type-v-draft -ctvd --spec-draft-type-v"), _ik("--cache-type-v-draft -ctvd")),
     ),
     Option(
         "projector-offload",
         (
             *_both("--no-mmproj-offload", form=SWITCH, means="off"),
-            _in(MAINLINE, "--mmproj-offload", form=SWITCH, means="on", written=False),
+            _llama("--mmproj-offload", form=SWITCH, means="on", is_written=False),
         ),
     ),
-    Option("projector-device", (_in(MAINLINE, "--mmproj-device -mmdev", written=False),)),
-    Option("latent-attention", (_in(IK_LLAMA, "--mla-use -mla"),), memory="latent_attention"),
-    Option("attention-batch", (_in(IK_LLAMA, "--attention-max-batch -amb"),), memory="attention_batch"),
-    Option(
-        "address",
-        (*_both("-H --host"), _in(IK_LLAMA, "--Host", written=False)),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("projector-device", (_llama("--mmproj-device -mmdev", is_written=False),)),
+    Option("latent-attention", (_ik("--mla-use -mla"),), memory="latent_attention"),
+    Option("attention-batch", (_ik("--attention-max-batch -amb"),), memory="attention_batch"),
+    Option("address", (*_both("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER),
     Option(
         "worker-port",
-        (*_both("-p --port"), _in(IK_LLAMA, "-P --Port", written=False)),
+        (*_both("-p --port"), _ik("-P --Port", is_written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
-    Option(
-        "worker-device",
-        (_in(MAINLINE, "-d --device"), _in(IK_LLAMA, "-d -dev --device")),
-        "llama_worker_endpoints",
-        program=WORKER,
-    ),
+    Option("worker-device", (_llama("-d --device"), _ik("-d -dev --device")), "llama_worker_endpoints", program=WORKER),
     Option(
         "processor",
-        (_in(IK_LLAMA, "-cpu", form=SWITCH, means="CPU"),),
+        (_ik("-cpu", form=SWITCH, means="CPU"),),
         "llama_worker_endpoints",
         implied=("CPU",),
         program=WORKER,
@@ -395,40 +383,40 @@ ALIASES = """
 --spec-draft-cpu-strict-batch --cpu-strict-batch-draft, --spec-draft-prio-batch --prio-batch-draft, --spec-draft-poll-batch --poll-batch-draft,
 --spec-draft-p-split --draft-p-split, --spec-draft-p-min --draft-p-min, --draft --draft-n --draft-max, --draft-min --draft-n-min
 """
-"""Options of llama.cpp's llama-server (arg.cpp of 0.3.36) with several words that the table does not have. ``--no-x`` is of the option ``--x``."""
+"""Synonyms of llama.cpp's llama-server (arg.cpp of 0.3.36) that the table lacks. ``--no-x`` belongs to ``--x``."""
 
 _OPTIONS = {option.name: option for option in TABLE}
 _ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in group.split()}
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
-"""Variable of llama-server's environment that says where a projector is."""
+"""Environment variable of llama-server for the device of a projector."""
 _VARIABLE = re.compile(
     rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI)).*"
 )
-"""Variables that stand for options, apart from those about clients."""
+"""Pattern for variables that replace options, except for client settings."""
 LISTS_ALL = {MAINLINE}
-"""Forks whose llama-server lists every option that it takes, and whether a value follows it."""
+"""Forks whose llama-server lists all its options, and whether they take a value."""
 
 
 def normalize(word: str) -> str:
-    """An argument's option as llama-server reads it: ``_`` in a long one is ``-``."""
+    """Return the option in an argument as llama-server reads it: ``_`` in a long option is ``-``."""
     name = word.split("=", 1)[0]
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def of_name(name: str) -> Option:
-    """The option that the table calls so."""
+def by_name(name: str) -> Option:
+    """Return the option with this name in the table."""
     return _OPTIONS[name]
 
 
-def of_word(word: str) -> Option | None:
-    """The option of llama-server that an argument gives, of either fork."""
+def by_word(word: str) -> Option | None:
+    """Return the option of llama-server in an argument, for either fork."""
     return _SERVER.get(normalize(word))
 
 
 def identity(word: str) -> str:
-    """The same for all words of one option of llama.cpp's llama-server, and for those that say its opposite."""
-    name, option = normalize(word), of_word(word)
+    """Return an identity that all words of an option of llama.cpp's llama-server share, including its negations."""
+    name, option = normalize(word), by_word(word)
     for spelling in option.spelled(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.means else spelling.words[0]
@@ -437,7 +425,7 @@ def identity(word: str) -> str:
 
 
 def owned(program: str, word: str) -> Option | None:
-    """The option that the plan alone gives by this word; None for what the operator gives."""
+    """Return the option behind this word if only the plan may set it; None if the operator may."""
     matches = (
         option
         for option in TABLE
@@ -449,12 +437,12 @@ def owned(program: str, word: str) -> Option | None:
 
 
 def is_known(word: str) -> bool:
-    """Whether a build that was read has an option by this word, as far as that has a place here."""
+    """Return whether the table or the synonyms have this word."""
     return word in _SERVER or word in _ALIASES
 
 
 def is_variable(name: str) -> bool:
-    """Whether a variable of llama-server's environment stands for an option that the plan may count."""
+    """Return whether an environment variable of llama-server replaces an option that matters to the plan."""
     return bool(_VARIABLE.fullmatch(name))
 
 
@@ -463,33 +451,33 @@ def is_option(word: str) -> bool:
 
 
 def pairs(arguments: Iterable[str]) -> list[list[str]]:
-    """Each option of llama-server, and the words after it."""
-    found: list[list[str]] = []
+    """Return each option of llama-server with the words that follow it."""
+    result: list[list[str]] = []
     for word in arguments:
-        if is_option(word) or not found:
-            found.append([word])
+        if is_option(word) or not result:
+            result.append([word])
         else:
-            found[-1].append(word)
-    return found
+            result[-1].append(word)
+    return result
 
 
 def meaning(word: str) -> str:
-    """The value that a switch of llama-server stands for."""
-    option = of_word(word)
+    """Return the value that a switch of llama-server stands for."""
+    option = by_word(word)
     spellings = option.spellings if option else ()
     return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
 
 
 def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:
-    """An option in the command line of its program; nothing for None and for a list without entries.
+    """Return the words of an option for a command line; empty for None and for an empty list.
 
-    :raises UnknownOption: this fork cannot say this value.
+    :raises UnknownOption: this fork cannot express this value.
     """
     option = _OPTIONS[name]
     text = value if value is None or isinstance(value, str) else ",".join(value)
     if not text or text in option.silent:
         return []
-    spellings = [spelling for spelling in option.spelled(fork) if spelling.written]
+    spellings = [spelling for spelling in option.spelled(fork) if spelling.is_written]
     for spelling in spellings:
         if spelling.form != SWITCH:
             return [spelling.words[0], text]
@@ -502,48 +490,56 @@ def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -
 
 
 def supported_values(name: str, fork: str) -> list[str]:
-    """The values that a fork can say of an option of llama-server by switches alone, the usual ones first."""
+    """Return the values of an option that a fork can express with switches, the usual ones first."""
     option = _OPTIONS[name]
-    values = dict.fromkeys(one.means for one in option.spelled(fork) if one.written and one.means)
+    values = dict.fromkeys(
+        spelling.means for spelling in option.spelled(fork) if spelling.is_written and spelling.means
+    )
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
 def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
-    """An option and its value for a program whose help was read; nothing where the help lists no word of the option.
+    """Return an option and its value for a program with a known help; empty if the help lacks the option.
 
-    :param listed: words of the help; where it lists nothing, the first word of the option is taken.
+    :param listed: words of the help; if it is empty, the first word of the option is used.
     """
     words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
     word = next((word for word in words if word in listed), "" if listed else words[0])
     return [word, value] if word else []
 
 
-def words_instead(known: Mapping[str, bool], fork: str) -> dict[str, str]:
-    """Word of llama-server that the plan writes and a build of llama.cpp does not list → another word of that option which it lists, or nothing where
-    the option only tunes. Options of UNPLANNED have words that mean different things.
+def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]:
+    """Return planned word that a build's llama-server lacks → a synonym that it has, or nothing if the option only tunes. Words of options with
+    EXTRA_MEMORY are not synonyms.
 
-    :param known: of capabilities.parse_help.
+    :param help_options: result of capabilities.parse_help.
     """
-    instead: dict[str, str] = {}
-    for option in TABLE if known and fork in LISTS_ALL else ():
+    replacements: dict[str, str] = {}
+    for option in TABLE if help_options and fork in LISTS_ALL else ():
         for spelling in option.spelled(fork):
             word, takes_value = spelling.words[0], spelling.form != SWITCH
-            if option.program == SERVER and spelling.written and option.memory != UNPLANNED and word not in known:
-                others = [other for other in spelling.words if known.get(other) == takes_value]
-                if others or option.without is not None:
-                    instead[word] = others[0] if others else ""
-    return instead
+            if (
+                option.program == SERVER
+                and spelling.is_written
+                and option.memory != EXTRA_MEMORY
+                and word not in help_options
+            ):
+                synonyms = [synonym for synonym in spelling.words if help_options.get(synonym) == takes_value]
+                if synonyms or option.optional_above is not None:
+                    replacements[word] = synonyms[0] if synonyms else ""
+    return replacements
 
 
 def may_be_left_out(word: str, values: Sequence[str]) -> bool:
-    """Whether llama-server answers the same without an option, and has the memory for its default where these values are planned."""
-    option = of_word(word)
+    """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
+    option = by_word(word)
+    minimum = option.optional_above if option else None
     numbers = [int(value) for value in values if value.isdigit()]
-    return option is not None and option.without is not None and min(numbers, default=option.without) >= option.without
+    return minimum is not None and min(numbers, default=minimum) >= minimum
 
 
 def listed(program: str, fork: str, build: int) -> dict[str, bool]:
-    """Words of the table that the help of this build's program lists, and whether each takes a value."""
+    """Return word of the table that the help of this build's program lists → whether it takes a value."""
     return {
         word: spelling.form != SWITCH
         for option in TABLE
@@ -555,6 +551,6 @@ def listed(program: str, fork: str, build: int) -> dict[str, bool]:
 
 
 def unlisted(word: str, fork: str) -> bool:
-    """Whether llama-server of this fork takes a word that its help does not list."""
-    option = of_word(word)
+    """Return whether llama-server of this fork accepts a word that its help does not list."""
+    option = by_word(word)
     return option is not None and any(word in spelling.unlisted for spelling in option.spelled(fork))

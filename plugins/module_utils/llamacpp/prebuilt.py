@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Upstream's archives of compiled programs: their names, and where they run.
+"""Upstream's archives of compiled programs: their names and requirements.
 
-The table is .github/workflows/release.yml as llama-cpp-python 0.3.36 packs it (1 October 2026). Each archive has the folder ``llama-bN`` with all
-programs and the libraries that they find by ``$ORIGIN``, a code path for each kind of processor included.
+The table follows .github/workflows/release.yml in llama-cpp-python 0.3.36 (1 October 2026). Each archive has the folder ``llama-bN`` with all programs
+and libraries, which they find by ``$ORIGIN``, including code for each kind of processor.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 REPOSITORY = "ggml-org/llama.cpp"
 URL = f"https://github.com/{REPOSITORY}/releases/download"
 SINCE = 11081
-"""First build whose archives have the names below: 11070 had others for CUDA 13 (13.3), builds before 10995 none for CUDA on Linux."""
+"""First build whose archives have the names below. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
 TESTED = 11669
-"""The build that ``llama_release: auto`` takes: that of Debian's package 0.7.0, with which clusters were tested."""
+"""Build for ``llama_release: auto``: that of Debian's package 0.7.0, with which clusters were tested."""
 INSTEAD = "compile it with source: git, or set llama_backend there to another backend"
 GFX = {
     *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
     *(f"gfx{name}" for name in (*range(1030, 1037), *range(1100, 1104))),
 }
-"""Devices that the archive for ROCm has code for."""
+"""Devices that the archive for ROCm supports."""
 
 
 class Asset(NamedTuple):
@@ -32,15 +32,15 @@ class Asset(NamedTuple):
     architectures: tuple[str, ...]
     backends: tuple[str, ...]
     name: str
-    """Between ``llama-bN-bin-`` and the ending."""
+    """Part of the file name between ``llama-bN-bin-`` and the extension."""
     oldest: str
-    """Version of glibc, that of the system it is built on, or of Darwin (22.4 is macOS 13.3)."""
+    """Oldest version of glibc, or of Darwin (22.4 is macOS 13.3)."""
     cuda: str = ""
-    """That its driver has to run: code for some devices is compiled by the driver. Its libraries are in an archive of their own."""
+    """CUDA version that the driver must support. Upstream has a separate archive with CUDA's libraries."""
     capability: str = ""
-    """The oldest that it has code for."""
+    """Lowest compute capability that it supports."""
     rocm: str = ""
-    """Major version that the host has to have: its libraries are in no archive."""
+    """Major version of ROCm that the host needs: no archive has its libraries."""
 
 
 X64, ARM64 = ("x86_64", "amd64"), ("aarch64", "arm64")
@@ -56,4 +56,4 @@ ASSETS = (
     Asset("Darwin", ARM64, ("metal", "cpu"), "macos-arm64", "22.4"),
     Asset("Darwin", X64, ("cpu",), "macos-x64", "22.4"),
 )
-"""Of the same kind, the first that runs is taken. Left out: SYCL, whose programs have no worker; OpenVINO and Snapdragon, which are no backends here."""
+"""Archives in order of preference. SYCL is omitted because its programs have no worker; OpenVINO and Snapdragon are not backends here."""

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What llama-server replies over HTTP, within limits of time and size."""
+"""HTTP requests to llama-server within limits of time and size."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
-OTHER_CERTIFICATE = "it shows another certificate than the one that is configured: run site.yml, which restarts it"
+OTHER_CERTIFICATE = "it presents another certificate than the configured one: run site.yml, which restarts it"
 LATE = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
-"""How the bytes of an API key, whatever they are, become text and bytes again."""
+"""Encoding with which the bytes of any API key become text and bytes again."""
 
 
 def first_certificate(text: str) -> bytes:
-    """The certificate of a server, the first one of a file in PEM form, as it shows it.
+    """Return the first certificate of a file in PEM form, in DER form.
 
     :raises ValueError: there is none.
     """
@@ -40,21 +40,21 @@ WITHOUT_TEXT = {
     **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
     **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
 }
-"""Option of a llama-server that makes no text → what it answers instead."""
+"""Option of a llama-server that generates no text → the path that it serves instead."""
 
 
 def instead_of_text(argv: Sequence[str]) -> str | None:
-    """What a llama-server answers that makes embeddings; None of one that makes text."""
+    """Return the path that a llama-server for embeddings or reranking serves; None if it generates text."""
     return next((path for word, path in WITHOUT_TEXT.items() if word in argv), None)
 
 
 def question_without_text(text: str) -> dict[str, Any]:
-    """For embeddings, and for reranking."""
+    """Return a request body for embeddings and for reranking."""
     return {"input": text, "query": text, "documents": [text]}
 
 
 class Reply(NamedTuple):
-    """``status`` is 0 where there is no reply; ``text`` is why then."""
+    """HTTP reply. Without one ``status`` is 0 and ``text`` is the reason."""
 
     status: int
     text: str
@@ -82,11 +82,11 @@ def ask(
     objection: Callable[[], str | None] = lambda: None,
     certificate: bytes | None = None,
 ) -> Reply:
-    """What an HTTP server replies within so many seconds altogether, however slowly it sends, up to a mebibyte.
+    """Return the reply of an HTTP server, at most REPLY_BYTES, within a total time of ``seconds``.
 
     :param address: host and port, or the path of a Unix socket.
-    :param objection: asked once the connection stands, before anything is sent: why nothing may be.
-    :param certificate: the one that the server has to show, in DER form; then HTTPS is spoken. Its names and its authority do not count.
+    :param objection: called once the connection is open; it returns a reason to send nothing, or None.
+    :param certificate: certificate in DER form that the server must present over HTTPS. Its names and its issuer do not matter.
     """
     headers: dict[str, Any] = {
         "Content-Type": "application/json",
@@ -98,11 +98,11 @@ def ask(
     deadline = time.monotonic() + seconds
     try:
         connection.connect()
-        held = [connection.sock]
-        timer = threading.Timer(seconds, _hang_up, (held,))
+        sockets = [connection.sock]
+        timer = threading.Timer(seconds, _hang_up, (sockets,))
         timer.daemon = True
         timer.start()
-        reason = objection() or (_secure(connection, held, certificate) if certificate else None)
+        reason = objection() or (_secure(connection, sockets, certificate) if certificate else None)
         if reason:
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
@@ -120,24 +120,24 @@ def ask(
         connection.close()
 
 
-def _secure(connection: http.client.HTTPConnection, held: list[socket.socket], certificate: bytes) -> str | None:
-    """Speaks TLS over a connection that stands; why its server is not the one that has this certificate and its key, or None.
+def _secure(connection: http.client.HTTPConnection, sockets: list[socket.socket], certificate: bytes) -> str | None:
+    """Start TLS on an open connection. Return an error if the server does not prove this certificate, else None.
 
-    :param held: gets the socket that takes the connection over, before anything is waited for.
+    :param sockets: list that receives the TLS socket before the handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     secured = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
     connection.sock = secured
-    held.append(secured)
+    sockets.append(secured)
     secured.do_handshake()
     if secured.getpeercert(binary_form=True) == certificate:
         return None
     return OTHER_CERTIFICATE
 
 
-def _hang_up(held: list[socket.socket]) -> None:
-    """Ends what waits for the other side, in the handshake of TLS too."""
+def _hang_up(sockets: list[socket.socket]) -> None:
+    """Interrupt any wait for the server, including the TLS handshake."""
     with suppress(OSError):
-        socket.socket.shutdown(held[-1], socket.SHUT_RDWR)
+        socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks a llama.cpp RPC worker who it is: handshake, devices and their memory.
+"""Client for llama.cpp RPC workers: handshake, devices and their memory.
 
-A worker serves one client at a time, so every function here closes its connection before it returns, and nothing here
-may be used against a worker that a head holds. The wire format is that of ggml-rpc.cpp: little-endian,
-``u8 command | u64 size | payload`` there and ``u64 size | payload`` back.
+A worker serves one client at a time. So every function here closes its connection before it returns, and nothing here may be used against a worker that
+a head uses. The wire format is that of ggml-rpc.cpp: little-endian, ``u8 command | u64 size | payload`` for requests and ``u64 size | payload`` for
+replies.
 """
 
 import ipaddress
@@ -19,52 +19,52 @@ DEVICE_COUNT = 15
 GET_DEVICE_MEMORY = 11
 
 HELLO_PLAIN_TCP = bytes(24)
-"""Connection capabilities, which llama.cpp sends and ik_llama.cpp does not; zeros ask for plain TCP."""
+"""Connection capabilities, which llama.cpp sends and ik_llama.cpp does not; zeros request plain TCP."""
 
 MAX_DEVICES = 64
 MIB = 1024 * 1024
 
 
 class WorkerDevice(NamedTuple):
-    """Memory of a device that a worker lends."""
+    """Memory of a worker's device."""
 
     free_mib: int
     total_mib: int
 
 
 class Handshake(NamedTuple):
-    """What a worker answered."""
+    """Reply of a worker."""
 
     state: str
-    """of those that ``probe`` names"""
+    """one of the states of ``probe``"""
     detail: str
     protocol: Optional[str] = None
     devices: tuple[WorkerDevice, ...] = ()
 
 
 class Closed(Exception):
-    """The other side ended the connection before its reply was complete."""
+    """The peer closed the connection before its reply was complete."""
 
 
 class Foreign(Exception):
-    """The other side sent something that is no reply of an RPC worker."""
+    """The peer sent something that is no reply of an RPC worker."""
 
 
 class Connection:
-    """To a worker, until a moment of time.monotonic."""
+    """Connection to a worker with a deadline in time.monotonic."""
 
     def __init__(self, address: str, port: int, deadline: float) -> None:
         self.deadline = deadline
         try:
-            self.socket = socket.create_connection((address, port), timeout=self._left())
+            self.socket = socket.create_connection((address, port), timeout=self._remaining_seconds())
         except socket.timeout as error:
-            raise OSError("the attempt of a connection timed out") from error
+            raise OSError("the connection attempt timed out") from error
 
-    def _left(self) -> float:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+    def _remaining_seconds(self) -> float:
+        seconds = self.deadline - time.monotonic()
+        if seconds <= 0:
             raise socket.timeout("timed out")
-        return left
+        return seconds
 
     def __enter__(self) -> "Connection":
         return self
@@ -75,7 +75,7 @@ class Connection:
     def _receive(self, size: int) -> bytes:
         received = b""
         while len(received) < size:
-            self.socket.settimeout(self._left())
+            self.socket.settimeout(self._remaining_seconds())
             try:
                 part = self.socket.recv(size - len(received))
             except ConnectionError as error:
@@ -86,14 +86,14 @@ class Connection:
         return received
 
     def send(self, data: Union[bytes, memoryview]) -> None:
-        self.socket.settimeout(self._left())
+        self.socket.settimeout(self._remaining_seconds())
         try:
             self.socket.sendall(data)
         except ConnectionError as error:
             raise Closed from error
 
     def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
-        """Sends one command and returns its reply, which must have one of the given sizes."""
+        """Send a command and return its reply, which must have one of these sizes."""
         self.send(struct.pack("<BQ", command, len(payload)) + payload)
         start = self._receive(8)
         (size,) = struct.unpack("<Q", start)
@@ -125,14 +125,17 @@ def _converse(address: str, port: int, deadline: float, hello: bytes) -> Handsha
 
 
 def compatible(client: str, server: str) -> bool:
-    """Whether a head that speaks protocol ``client`` accepts a worker that speaks ``server`` (ggml-rpc.cpp, check_server_version)."""
+    """Return whether a head with protocol ``client`` accepts a worker with protocol ``server`` (ggml-rpc.cpp, check_server_version)."""
     client_major, client_minor = (int(part) for part in client.split(".")[:2])
     server_major, server_minor = (int(part) for part in server.split(".")[:2])
     return client_major == server_major and server_minor <= client_minor
 
 
 def place_of(endpoint: str) -> tuple[str, int]:
-    """:raises ValueError: it is not ADDRESS:PORT, with a numeric IPv4 address."""
+    """Return address and port of ADDRESS:PORT.
+
+    :raises ValueError: the endpoint has another form, or its address is not a numeric IPv4 address.
+    """
     address, port = endpoint.rsplit(":", 1)
     if not 0 < int(port) < 65536:
         raise ValueError(f"{port} is not a TCP port")
@@ -140,27 +143,27 @@ def place_of(endpoint: str) -> tuple[str, int]:
 
 
 def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str] = None) -> Handshake:
-    """Shakes hands with the worker at ``address:port`` and asks for its devices.
+    """Perform the handshake with the worker at ``address:port`` and request its devices.
 
     :param address: numeric IPv4 address; workers listen on nothing else.
-    :param timeout: seconds for the whole conversation, however slowly the other side sends.
-    :param protocol: version that a head speaks (``7.0.0``); without it any version is accepted.
-    :returns: with state one of
+    :param timeout: seconds for the whole exchange, however slowly the peer sends.
+    :param protocol: protocol version of the head (``7.0.0``); without it any version is accepted.
+    :returns: a handshake whose state is one of
 
         - ``ok``: a worker that a head can use;
-        - ``protocol_mismatch``: a worker of another generation;
-        - ``no_device``: a worker that lends nothing;
-        - ``silent``: accepted, but no answer in time: held by a client, hung, or something else altogether;
+        - ``protocol_mismatch``: a worker with an incompatible protocol;
+        - ``no_device``: a worker without devices;
+        - ``silent``: it accepted the connection but did not answer in time: in use, hung, or not a worker;
         - ``refused``: nothing listens there;
-        - ``unreachable``: no way there, no answer to the connection attempt, or a connection that the network lost;
-        - ``not_rpc``: something else answers.
-    :raises ValueError: the address is not a numeric IPv4 address, or the port is none.
+        - ``unreachable``: no route, no answer to the connection attempt, or a lost connection;
+        - ``not_rpc``: another program answers.
+    :raises ValueError: the address is not a numeric IPv4 address, or the port is invalid.
     """
     place_of(f"{address}:{port}")
     deadline = time.monotonic() + timeout
     connected = False
     try:
-        # A worker of ik_llama.cpp (protocol 3) closes the connection on a HELLO with a payload, one of llama.cpp on one without.
+        # A worker of ik_llama.cpp (protocol 3) closes the connection after a HELLO with a payload, a worker of llama.cpp after one without.
         for hello in (HELLO_PLAIN_TCP, b""):
             try:
                 reply = _converse(address, port, deadline, hello)
@@ -168,23 +171,23 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
             except Closed:
                 connected = True
         else:
-            return Handshake("not_rpc", "it closes the connection on every known form of the handshake")
+            return Handshake("not_rpc", "it closes the connection after every known handshake")
     except Foreign as error:
         return Handshake("not_rpc", str(error))
     except ConnectionRefusedError:
         if connected:
-            return Handshake("not_rpc", "it closed the connection on the handshake and accepts no other")
+            return Handshake("not_rpc", "it closed the connection after the handshake and accepts no new one")
         return Handshake("refused", "nothing listens there")
     except socket.timeout:
         return Handshake(
             "silent",
-            f"it accepted the connection and did not answer within {timeout:g} s: held by a client, hung, or not an RPC worker",
+            f"it accepted the connection and did not answer within {timeout:g} s: it is in use by a client, hung, or not an RPC worker",
         )
     except OSError as error:
-        return Handshake("unreachable", f"no connection was possible, or it was lost: {error.strerror or error}")
+        return Handshake("unreachable", f"the connection failed or was lost: {error.strerror or error}")
     if protocol and reply.protocol and not compatible(protocol, reply.protocol):
-        detail = f"it speaks protocol {reply.protocol}, the head speaks {protocol}"
+        detail = f"it uses protocol {reply.protocol}, the head uses {protocol}"
         return reply._replace(state="protocol_mismatch", detail=detail)
     if not reply.devices:
-        return reply._replace(state="no_device", detail="it is a worker without a device")
+        return reply._replace(state="no_device", detail="the worker has no device")
     return reply

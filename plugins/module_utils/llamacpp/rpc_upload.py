@@ -1,11 +1,11 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives tensors to an RPC worker that keeps a cache, which writes them into it, and knows which files of a cache are which tensors.
+"""Upload tensors to an RPC worker, which writes them into its cache, and recognise cached tensors.
 
-The wire form is that of ggml-rpc.cpp, read in the trees of llama-cpp-python 0.3.36 and of b11549.
-A worker names a file by a hash of the whole tensor, which takes Python too long. So a tensor and a file are compared by their samples instead. A
-wrong guess does no harm: the head asks for each tensor by the hash, and sends what is not there.
+The wire format is that of ggml-rpc.cpp in llama-cpp-python 0.3.36 and b11549.
+A worker names a file by a hash of the whole tensor, which is too slow in Python. So tensors and files are compared by samples. A wrong guess is harmless:
+the head requests each tensor by its hash, and sends what is missing.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from typing import IO
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 THRESHOLD = 10 * rpc.MIB
-"""Bytes. Larger tensors are kept in caches (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
+"""Size in bytes above which tensors are cached (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
 
 ALLOC_BUFFER, GET_ALIGNMENT, BUFFER_GET_BASE, SET_TENSOR = 0, 1, 3, 6
 DEVICE = struct.pack("<I", 0)
-"""The first one of a worker, as requests name it."""
+"""First device of a worker in requests."""
 I8 = 24
 """GGML_TYPE_I8: a tensor of bytes."""
 CHUNK = 4 * rpc.MIB
 
 FIRST_SAMPLE = 256 * 1024
-"""Bytes. The known-answer model's tensors differ in their first rows alone."""
+"""Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
 SAMPLES, SAMPLE = 7, 4096
-"""How many further samples, and the bytes of each; the last one is the end of the tensor."""
+"""Number of further samples, and their size in bytes; the last one is the end of the tensor."""
 
 
 class TransferError(Exception):
-    """Tensors cannot be given to a worker; the message ends a sentence that names it."""
+    """The upload to a worker failed; the message ends a sentence that names the worker."""
 
 
-KNOWN = ("7", "8")
-"""Major versions of llama.cpp's protocol whose messages have this form. Of others nobody read the trees."""
+PROTOCOLS = ("7", "8")
+"""Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
 SOURCES = 10
 """GGML_MAX_SRC."""
 CACHED = b"\1"
-"""Flag of a tensor that belongs into the cache."""
+"""Flag that makes the worker cache a tensor."""
 
 
 def cache_of(environment: Mapping[str, str]) -> str:
-    """The folder in which a worker with this environment keeps tensors."""
+    """Return the folder in which a worker with this environment caches tensors."""
     return f"{environment['LLAMA_CACHE']}/rpc"
 
 
 def rows(size: int) -> int:
-    """Into how many rows a tensor of bytes is divided, whose lengths are numbers of 32 bits."""
+    """Return the number of rows of a byte tensor, whose dimensions are limited to 32 bits."""
     return -(-size >> 30)
 
 
 def _tensor(buffer: int, base: int, size: int) -> bytes:
-    """struct rpc_tensor of so many bytes at the beginning of a buffer."""
+    """Return struct rpc_tensor for ``size`` bytes at the start of a buffer."""
     count = rows(size)
     row = -(-size // count)
     shape = struct.pack("<4I", row, count, 1, 1)
@@ -77,21 +77,22 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
 
 
 def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
-    """What comes before the bytes of a tensor in SET_TENSOR."""
+    """Return the message of SET_TENSOR up to the bytes of the tensor."""
     message = _tensor(buffer, base, size) + CACHED + bytes(8)
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
-class Worker:
-    """A connection to a worker through which tensors are given to it. Everything that it took for them is free when the connection ends."""
+class UploadConnection:
+    """Connection for uploads to a worker, which frees all memory of the upload when the connection is closed."""
 
     def __init__(self, address: str, port: int, largest: int, seconds: float) -> None:
-        """
+        """Connect to the worker and allocate a buffer.
+
         :param largest: bytes of the largest tensor.
-        :param seconds: for all of them.
-        :raises TransferError: it cannot be reached, or does not take part.
+        :param seconds: time limit for all tensors.
+        :raises TransferError: it cannot be reached, or answers unexpectedly.
         """
-        with _reported():
+        with _connection_errors():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
             try:
                 self._begin(largest)
@@ -104,46 +105,46 @@ class Worker:
         request = DEVICE + struct.pack("<Q", largest + rows(largest))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest:
-            raise TransferError(f"has no memory for its largest tensor ({largest // rpc.MIB} MiB)")
+            raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> UploadConnection:
         return self
 
     def __exit__(self, *_ignored: object) -> None:
         self.connection.socket.close()
 
     def give(self, stream: IO[bytes], offset: int, size: int) -> None:
-        """Gives it the tensor of ``size`` bytes at ``offset`` of a file; returns when it is in the cache.
+        """Upload the tensor of ``size`` bytes at ``offset`` of a file, and return when it is in the cache.
 
-        :raises TransferError: it does not arrive.
+        :raises TransferError: the upload fails.
         """
-        with _reported():
+        with _connection_errors():
             self.connection.send(set_tensor_head(self.buffer, self.base, size))
             stream.seek(offset)
-            left = size
-            while left:
-                chunk = stream.read(min(CHUNK, left))
+            remaining = size
+            while remaining:
+                chunk = stream.read(min(CHUNK, remaining))
                 if not chunk:
-                    raise TransferError("did not get all of a tensor: the model became shorter while it was read")
+                    raise TransferError("received only part of a tensor: the model's file was truncated meanwhile")
                 self.connection.send(chunk)
-                left -= len(chunk)
+                remaining -= len(chunk)
             self.connection.ask(GET_ALIGNMENT, DEVICE, (8,))
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
-    """Turns what may happen to a connection into the end of a sentence."""
+def _connection_errors() -> Iterator[None]:
+    """Turn errors of a connection into the end of a sentence."""
     try:
         yield
     except rpc.Closed as error:
-        raise TransferError("closed the connection: its log says why") from error
+        raise TransferError("closed the connection: see its log") from error
     except (rpc.Foreign, OSError) as error:
-        raise TransferError(f"does not answer as a worker: {error}") from error
+        raise TransferError(f"does not answer like a worker: {error}") from error
 
 
 def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
-    """A short name for ``size`` bytes at ``offset`` of a file, from their number and samples of them.
+    """Return a fingerprint of ``size`` bytes at ``offset`` of a file, from their number and samples.
 
     :raises EOFError: the file is shorter.
     """

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What builds need of a host beside its compiler: the toolkit and the libraries of each backend. All that a host has to know of backends to look for them."""
+"""Toolkit and libraries that each backend needs for a build. Hosts use this module to find them."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import CUDA, HIP, MAINLINE, SYCL, VULKAN
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
-"""Commands every build needs."""
+"""Commands that every build needs."""
 OPTIONAL_TOOLS = ["ccache"]
 """Commands that make builds faster."""
 
 
 class Library(NamedTuple):
-    """What a build needs beside commands, by the name that packages.yml uses."""
+    """A library that builds need, under its name in packages.yml."""
 
     name: str
     header: str = ""
-    """One of its headers, below a folder for headers: the system's or a toolkit's. Empty where ``files`` tell."""
+    """Path of a header below the include folder of the system or a toolkit; empty if ``files`` is used."""
     files: tuple[str, ...] = ()
-    """Patterns of which one exists where it is installed."""
+    """Patterns of files, one of which exists if it is installed."""
     vendor: str = ""
-    """Who has it where a distribution does not."""
-    of_ik_llama: bool = True
-    """Whether ik_llama.cpp needs it, too."""
+    """Source of the library if a distribution lacks it."""
+    needed_by_ik_llama: bool = True
+    """Whether ik_llama.cpp also needs it."""
 
 
 class Toolkit(NamedTuple):
-    """What compiles for a backend beside the host's own compiler."""
+    """The compiler of a backend."""
 
     title: str
     command: str
-    """Its version is the toolkit's."""
+    """Command whose version is the toolkit's."""
     declared: str
-    """Version that is taken for granted of a host which is only declared."""
+    """Version that a declared host is assumed to have."""
     vendor: str = ""
-    """Who has it where a distribution does not."""
-    places: tuple[str, ...] = ()
-    """Patterns of the command, below the root, where several are installed side by side, each with a prefix of its own. None of a plain tool."""
+    """Source of the toolkit if a distribution lacks it."""
+    patterns: tuple[str, ...] = ()
+    """Patterns of the command below the root, for toolkits that are installed side by side under different prefixes; empty for a plain tool."""
     version_file: str = ""
-    """File below the prefix that says the version better than the command does."""
+    """File below the prefix with a more exact version than the command prints."""
     compilers: tuple[str, ...] = ()
-    """Where its compiler is below the prefix, the usual place first."""
+    """Paths of its compiler below the prefix, the usual path first."""
     compiler_query: str = ""
-    """Argument that has the command print the folder of its compiler."""
+    """Argument with which the command prints the folder of its compiler."""
     components: Mapping[str, bool] = {}
-    """Parts beside the compiler's folder, each with a prefix of its own → whether its major version has to be the compiler's."""
+    """Part with a separate prefix next to the compiler's folder → whether its major version must be the compiler's."""
     minimum: str = ""
-    """First version that compiles llama.cpp; empty where architectures alone decide."""
+    """Oldest version that compiles llama.cpp; empty if only the architecture matters."""
     environment: Mapping[str, str] = {}
-    """Of a build: ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (paths of what is
-    installed, joined by colons)."""
+    """Environment of a build, with ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (installed
+    paths, joined by colons)."""
     not_of_system: tuple[str, ...] = ()
-    """Variables of these that do not name a toolkit of the distribution."""
+    """Variables of ``environment`` that are not set for a toolkit of the distribution."""
     host_compiler: str = ""
-    """Further variable that names the compiler of the host."""
-    of_services: tuple[str, ...] = ()
-    """Variables of these that programs need when they run, too."""
+    """Further variable for the compiler of the host."""
+    runtime_variables: tuple[str, ...] = ()
+    """Variables of ``environment`` that programs also need at run time."""
 
 
 _AMD = "AMD's repository of ROCm"
@@ -74,13 +74,13 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="hipconfig",
         declared="7.2",
         vendor=_AMD,
-        places=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
+        patterns=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
         version_file=".info/version",
         compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
         compiler_query="-l",
         minimum="6.1",
-        # ROCM_PATH is where llama.cpp's cmake looks for libraries. With a distribution's own, clang would look for AMD's device
-        # libraries there, and not beside itself, where the distribution has them.
+        # llama.cpp's cmake looks for libraries in ROCM_PATH. Clang looks there for AMD's device libraries, but a distribution installs
+        # them next to clang.
         environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
         not_of_system=("ROCM_PATH",),
     ),
@@ -89,7 +89,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="nvcc",
         declared="12.9",
         vendor=_NVIDIA,
-        places=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
+        patterns=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
         compilers=("bin/nvcc",),
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
         minimum="11.0",
@@ -101,7 +101,7 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
         command="icx",
         declared="2025.3",
         vendor=_INTEL,
-        places=("opt/intel/oneapi/compiler/*/bin/icx",),
+        patterns=("opt/intel/oneapi/compiler/*/bin/icx",),
         compilers=("bin/icx",),
         components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
         minimum="2025.0",
@@ -113,12 +113,12 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
             "CMAKE_PREFIX_PATH": "{packages}",
             "LD_LIBRARY_PATH": "{libraries}",
         },
-        of_services=("LD_LIBRARY_PATH",),
+        runtime_variables=("LD_LIBRARY_PATH",),
     ),
 }
-"""Backend → what compiles for it."""
-SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKIT_OF.items() if toolkit.places}
-"""Of which a host may have several, each below a prefix of its own."""
+"""Backend → its toolkit."""
+SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKIT_OF.items() if toolkit.patterns}
+"""Toolkits of which a host may have several under different prefixes."""
 LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
     VULKAN: (
         Library("vulkan-headers", "vulkan/vulkan.h"),
@@ -131,7 +131,7 @@ LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
                 f"{folder}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
                 for folder in ("usr/share", "usr/local/share", "usr/lib*", "usr/lib/*", "usr/local/lib*")
             ),
-            of_ik_llama=False,
+            needed_by_ik_llama=False,
         ),
     ),
     HIP: (
@@ -151,7 +151,7 @@ LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
         ),
     ),
 }
-"""Backend → what its builds need."""
+"""Backend → libraries for its builds."""
 OPENSSL = Library(
     "openssl",
     "",
@@ -166,11 +166,11 @@ OPENSSL = Library(
         )
     ),
 )
-"""What a llama-server with TLS is built with; on a Mac from Homebrew, which may not link it."""
+"""Library for a llama-server with TLS; on a Mac from Homebrew, which may not link it."""
 IBVERBS = Library("ibverbs", "infiniband/verbs.h")
-"""What RDMA is built with. A package for development brings what programs need of it when they run."""
+"""Library for RDMA. Its development package includes the runtime library."""
 RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
-"""What programs that others compiled need when they run → their backend, empty for each. The loader of Vulkan needs the driver's file."""
+"""Runtime library of prebuilt programs → the backend that needs it, empty for all. The Vulkan loader needs the driver's file."""
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {
     **{
@@ -180,33 +180,33 @@ _RUNTIME_FILES = {
     "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
 }
 LIBRARIES = {
-    **{library.name: library for own in LIBRARIES_OF.values() for library in own},
+    **{library.name: library for group in LIBRARIES_OF.values() for library in group},
     OPENSSL.name: OPENSSL,
     IBVERBS.name: IBVERBS,
     **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {toolkit.command: toolkit.declared for toolkit in TOOLKIT_OF.values()}
-"""Command of a toolkit → the version that is taken for granted of a host which is only declared."""
+"""Command of a toolkit → version that a declared host is assumed to have."""
 VENDORS = {
     **{toolkit.command: toolkit.vendor for toolkit in TOOLKIT_OF.values() if toolkit.vendor},
     **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
 }
-"""Tool or library → who has it where a distribution does not."""
+"""Tool or library → its source if a distribution lacks it."""
 
 
 def command(backend: str) -> str:
-    """The command whose version is the toolkit's: the compiler's where there is no toolkit."""
-    own = TOOLKIT_OF.get(backend)
-    return own.command if own else "c++"
+    """Return the command whose version is the toolkit's, or else the compiler's."""
+    toolkit = TOOLKIT_OF.get(backend)
+    return toolkit.command if toolkit else "c++"
 
 
 def tools(backend: str) -> list[str]:
-    """Commands that a build for this backend needs."""
-    own = TOOLKIT_OF.get(backend)
-    return [*BUILD_TOOLS, *([own.command] if own else [])]
+    """Return the commands that a build for this backend needs."""
+    toolkit = TOOLKIT_OF.get(backend)
+    return [*BUILD_TOOLS, *([toolkit.command] if toolkit else [])]
 
 
 def libraries(backend: str, fork: str = MAINLINE) -> list[str]:
-    """What else it needs, by the names of LIBRARIES."""
-    own = LIBRARIES_OF.get(backend, ())
-    return [library.name for library in own if library.of_ik_llama or fork == MAINLINE]
+    """Return the libraries that a build for this backend needs."""
+    backend_libraries = LIBRARIES_OF.get(backend, ())
+    return [library.name for library in backend_libraries if library.needed_by_ik_llama or fork == MAINLINE]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of forks and backends, and words of builds, for hosts; a copy is installed beside the launcher."""
+"""Names of forks and backends, and command lines of builds, for hosts. A copy is installed next to the launcher."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 MAINLINE = "llama.cpp"
 IK_LLAMA = "ik_llama.cpp"
 CPU, VULKAN, HIP, CUDA, METAL, SYCL = BACKENDS = ("cpu", "vulkan", "hip", "cuda", "metal", "sycl")
-"""As the table of backends has them."""
+"""Names in the table of backends."""
 AMDGPU = "amdgpu"
 """Kernel driver of AMD's devices."""
 WORDS_INSTEAD = "words-instead.json"
-"""In the folder of a build: option that its llama-server lacks → what it is told, empty for nothing."""
+"""File in the folder of a build: option that its llama-server lacks → its replacement, empty for none."""
 
 
 def backend_of(identity: str) -> str | None:
-    """The backend that the id of a build names; None of a name that is no such id."""
+    """Return the backend in the id of a build; None for other names."""
     match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
     return match.group(1) if match else None
 
 
-def said_to_build(argv: Sequence[str]) -> list[str]:
-    """A planned command line of llama-server in the words of its build."""
+def command_line_of_build(argv: Sequence[str]) -> list[str]:
+    """Return a planned command line of llama-server with the options of its build."""
     path = Path(argv[0]).parent.parent / WORDS_INSTEAD
-    instead = json.loads(path.read_text()) if path.is_file() else {}
-    said, says = [], True
+    replacements = json.loads(path.read_text()) if path.is_file() else {}
+    words, keeps = [], True
     for word in argv:
         if re.match("--?[A-Za-z]", word):
-            says = bool(instead.get(word, word))
-        said += [instead.get(word, word)] * says
-    return said
+            keeps = bool(replacements.get(word, word))
+        words += [replacements.get(word, word)] * keeps
+    return words

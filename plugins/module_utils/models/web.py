@@ -169,7 +169,7 @@ def refused(status: int, reason: str) -> RemoteError:
 
 
 class RemoteFile:
-    """A file on a web server, as :func:`gguf.read` takes it."""
+    """A file on a web server, as :func:`gguf.read_headers` takes it."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """:raises RemoteError: the server does not give parts of the file."""
@@ -219,7 +219,7 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     return size, last - first + 1
 
 
-def read_model(url: str, token: str | None = None) -> gguf.Model:
+def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
     """The headers of a model.
 
     :param url: of its file, or of the first one of its parts, beside which the others lie.
@@ -232,7 +232,7 @@ def read_model(url: str, token: str | None = None) -> gguf.Model:
         )
     with _as_sentence():
         first = unquote(urlsplit(url).path.rpartition("/")[2])
-    return gguf.read(first, lambda name: RemoteFile(beside(url, name), token))
+    return gguf.read_headers(first, lambda name: RemoteFile(beside(url, name), token))
 
 
 def beside(url: str, name: str) -> str:

@@ -143,7 +143,7 @@ def work_of(plan: Plan) -> Work | None:
     if not proof or not proof.layers:
         return None
     words = dict(_pairs(plan))
-    variants = [REPACK] if plan.release.mainline else []
+    variants: list[tuple[str, ...]] = [REPACK] if plan.release.mainline else []
     if words.get("cache-type-v", ["f16"]) == ["f16"]:
         flash = "on" if words.get("flash-attention") == ["off"] else "off"
         variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
@@ -215,7 +215,7 @@ def _remedies(plan: Plan) -> Iterator[Remedy]:
     for values in REMEDIES:
         settings, words = [], []
         for name, value in values.items():
-            option = options.of_name(name)
+            option = options.by_name(name)
             if [str(value)] != planned.get(name, [*option.silent]):
                 settings.append(f"{option.variable}: {value!r}")
                 words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
@@ -246,5 +246,5 @@ def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
 
 def _name_of(word: str) -> str:
     """Return the name of an option; the word itself if the table lacks it."""
-    option = options.of_word(word)
+    option = options.by_word(word)
     return option.name if option else options.normalize(word)

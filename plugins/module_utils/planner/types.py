@@ -131,7 +131,7 @@ class Server(NamedTuple):
     def argument(self, name: str) -> tuple[str, str] | None:
         """Return the last word of ``extra_args`` that gives an option, and the word after it; None if no word does."""
         pairs = [*zip(self.extra_args, [*self.extra_args[1:], ""])]
-        return next((pair for pair in reversed(pairs) if options.of_word(pair[0]) == options.of_name(name)), None)
+        return next((pair for pair in reversed(pairs) if options.by_word(pair[0]) == options.by_name(name)), None)
 
     @property
     def tls(self) -> bool:

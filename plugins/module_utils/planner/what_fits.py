@@ -104,7 +104,7 @@ def question_of(place: str, value: Any) -> Question:
     try:
         question = typed_json.parse(Question, data)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{place}{error.where} {error.why}: correct it as docs/plan.md says") from None
+        raise Refusal(f"{place}{error.path} {error.reason}: correct it as docs/plan.md says") from None
     fields = [field.name for field in typed_json.fields(Question)]
     strange = sorted({*data} - {*fields})
     if strange:

@@ -40,7 +40,7 @@ class Workload(NamedTuple):
     """``llama_placement``."""
     model: Model
     release: ReleasePlan
-    cache: kv_cache.Settings
+    cache: kv_cache.CacheSettings
     context_per_request: int
     """Tokens of each of the requests at the same time: they divide the context, unless they share one cache."""
     requested_batches: tuple[int | None, int | None]
@@ -121,11 +121,11 @@ def for_kind(server: Server, summary: ModelSummary) -> Server:
     return server._replace(micro_batch=min(cache.batch, _context_per_request(server, summary, cache)))
 
 
-def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.Settings:
+def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:
     """Return the settings that change the KV cache. The context is at most what all requests can use."""
     words = _memory_arguments(server.extra_args)
     kv_offload, _value = server.argument("kv-offload") or ("", "")
-    return kv_cache.Settings(
+    return kv_cache.CacheSettings(
         context=min(server.context, server.parallel * trained_context(server, summary)),
         parallel=server.parallel,
         type_k=server.cache_type_k,
@@ -149,10 +149,10 @@ def _batch_of(server: Server) -> int:
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return field of kv_cache.Settings → the last extra arg that sets it, and the word after it."""
+    """Return field of kv_cache.CacheSettings → the last extra arg that sets it, and the word after it."""
     words = {}
     for word, next_word in zip(arguments, [*arguments[1:], ""]):
-        option = options.of_word(word)
+        option = options.by_word(word)
         if option and option.memory:
             words[option.memory] = (word, next_word)
     return words
@@ -177,7 +177,7 @@ def trained_context(server: Server, summary: ModelSummary) -> int:
     return int(numbers[-1]) if numbers else summary.context
 
 
-def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.Settings) -> int:
+def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.CacheSettings) -> int:
     longest = trained_context(server, summary)
     if cache.unified:
         return min(cache.context, longest)
@@ -194,8 +194,8 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
 
     :param counts_draft: whether a draft model is counted: its use changes nothing then.
     """
-    present = [option for word in server.extra_args if (option := options.of_word(word))]
-    changing = [option for option in present if option.memory == options.UNPLANNED]
+    present = [option for word in server.extra_args if (option := options.by_word(word))]
+    changing = [option for option in present if option.memory == options.EXTRA_MEMORY]
     return [option for option in changing if not (counts_draft and option.name == options.SPECULATION)]
 
 

@@ -323,7 +323,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
         address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = [*work.client, *words.said_to_build([*side.argv, "--model", str(_model(folder)), *place])]
+        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(folder)), *place])]
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private, "log")
         with open(log, "wb") as output:

@@ -38,7 +38,7 @@ def system(ask: Ask = commands.output) -> str:
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
 
 
-def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
+def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
     """Of each service."""
     defined = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
@@ -53,7 +53,7 @@ def read(scope: str, key_file: str | None) -> dict[str, str]:
     """
     known: dict[str, str] = {}
     with suppress(OSError):
-        keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
+        keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         known = {line.strip(): "API key" for line in keys.splitlines()}
     found = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
     return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}

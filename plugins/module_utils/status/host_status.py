@@ -41,7 +41,7 @@ def _verified(path: Path) -> VerificationStatus | None:
         return None
 
 
-def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
+def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
     """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
 
     :param head: None on other hosts.
@@ -97,18 +97,18 @@ def read(
         service_states=manager.state(defined),
         uptimes_s={name: None if at is None else max(0, int(now - at)) for name, at in started.items()},
         restarts=manager.restarts(defined),
-        resources=resources.read([place.prefix, place.cache]),
+        resources=resources.read_resources([place.prefix, place.cache]),
         head=_head(place, planned.account if planned else None, head),
     )
 
 
-def _check_place(planned: places.Place, here: places.Place) -> None:
+def _check_place(planned: places.InstallationPaths, here: places.InstallationPaths) -> None:
     """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
     removed, as root: a head that was taken over chooses none.
 
     :raises Refusal: the plan has the installation somewhere else than this host.
     """
-    for key, wanted, actual in zip(places.Place._fields, planned, here):
+    for key, wanted, actual in zip(places.InstallationPaths._fields, planned, here):
         if wanted != actual:
             raise Refusal(
                 f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "

@@ -151,7 +151,7 @@ def _start_log(folder: Path, asked: ServedModel | None) -> str:
     """The log of the server's start, or of the last load of a model."""
     path = server.log_of_model(folder, asked.name) if asked else folder / journal.START_LOG
     try:
-        return reading.read(path, journal.START_LOG_BYTES).decode("utf-8", "replace")
+        return reading.read_start(path, journal.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

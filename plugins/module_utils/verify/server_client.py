@@ -37,7 +37,7 @@ def first_key(path: str | None) -> str | None:
     """The first API key of a file, with which the server is asked."""
     if not path:
         return None
-    lines = reading.read(Path(path), KEY_BYTES, follow=True).decode(*replies.KEY_TEXT).split("\n")
+    lines = reading.read_start(Path(path), KEY_BYTES, follow=True).decode(*replies.KEY_TEXT).split("\n")
     return next((line.strip() for line in lines if line.strip()), None)
 
 
@@ -52,7 +52,7 @@ class Client:
         self._objection, path = "", head.tls_certificate_file
         try:
             if path:
-                text = reading.read(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+                text = reading.read_start(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
                 self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error

@@ -61,7 +61,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
     source = query.source
     find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:
-        return cast(ResolvedSource, reading.within(seconds, lambda: find(query)))
+        return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
         raise Refusal(
             f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"
@@ -69,7 +69,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
 
 
 def _headers(
-    query: Query, read: Callable[[], gguf.Model], place: str
+    query: Query, read: Callable[[], gguf.ModelHeader], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
     """Name and bytes of the files of a model, and its summary.
 

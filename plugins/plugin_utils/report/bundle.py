@@ -72,7 +72,7 @@ def _given(plan: Mapping[str, Any]) -> dict[str, str]:
     found = dict(_of_processes(plan))
     for argv in [head["argv"], *(one["argv"] for one in head.get("models") or ())]:
         for word, *values in options.pairs(argv[1:]):
-            option, (name, _equals, value) = options.of_word(word), word.partition("=")
+            option, (name, _equals, value) = options.by_word(word), word.partition("=")
             if not option or option.secret:
                 found.update(
                     dict.fromkeys([text for text in (value, *values) if not PLAIN.fullmatch(text)], f"value of {name}")

@@ -32,9 +32,9 @@ SECONDS = 60
 PAUSE_SECONDS = 0.05
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 HIDDEN = {
-    record.visible.variable: record.visible.none
+    record.visible.variable: record.visible.no_device
     for record in backends.RECORDS.values()
-    if record.visible and record.visible.none is not None
+    if record.visible and record.visible.no_device is not None
 }
 """Hides all accelerators from programs."""
 ILLEGAL = (

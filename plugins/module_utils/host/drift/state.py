@@ -59,7 +59,7 @@ def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> t
 
 
 def _as_told(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
-    told = words.said_to_build(argv)
+    told = words.command_line_of_build(argv)
     return [pid for pid, own in running.items() if own == told]
 
 

@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An upper bound of the compute buffer of a device: what llama.cpp reserves for the results of the layers that it works on.
+"""Upper bound of the compute buffer of a device, in which llama.cpp stores the intermediate results of layers.
 
-Without flash attention the scores of all heads are there at once, for each token that is computed and each one of the context. With it
-there are masks alone. Learnt from src/llama-graph.cpp, and from build_deepseek2 of ik_llama.cpp; held against what llama-fit-params reports
-(tests/benchmarks/compute_bounds.py).
+Without flash attention the scores of all heads exist at once, for each computed token and each token of the context. With it there are only masks.
+Sources: src/llama-graph.cpp, and build_deepseek2 of ik_llama.cpp. tests/benchmarks/compute_bounds.py compares the bound with llama-fit-params.
 """
 
 from __future__ import annotations
@@ -20,47 +19,47 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 FLOAT, HALF = 4, 2
 
 COPIES = 4
-"""Of each mask, and of the states that a device gets: one for each part of the pipeline (GGML_SCHED_MAX_COPIES)."""
+"""Number of copies of each mask and of a device's input, one for each part of the pipeline (GGML_SCHED_MAX_COPIES)."""
 STATES, RECURRENT_STATES = 8, 16
-"""So many values of the width, four of them copies, and of a recurrent layer's inner width, are kept for each token."""
+"""Number of vectors for each token: of the model's width, including four copies, and of a recurrent layer's inner width."""
 AT_ONCE = 2
-"""So many times what the matrices of a layer make of a token is kept: 1.5 were seen."""
+"""Factor for the outputs of a layer's matrices that exist at once; 1.5 was observed."""
 SLOT_OUTPUTS = 17
-"""Tokens of a slot of which there are logits: drafted ones count."""
+"""Tokens of a slot with logits, including drafted tokens."""
 IK_MASKS, IK_FLASH_MASKS = 15, 6
-"""Of ik_llama.cpp, so many times as much as the scores of one head are for masks, windows among them."""
+"""Size of the masks of ik_llama.cpp, including windows, as a multiple of one head's scores."""
 UNNAMED_STATES, UNNAMED_HEADS = 32, 2
-"""Of ik_llama.cpp, and where tensors have no names: values of the width, and of the queries and values of all heads; 22 of the width were seen (Qwen3
-480B with b6110)."""
+"""Number of vectors for ik_llama.cpp and for tensors without names: of the width, and of the queries and values of all heads; 22 of the width were
+observed (Qwen3 480B with b6110)."""
 LATENT_COPIES = 2
-"""So many times the whole heads that ik_llama.cpp makes of its compressed cache: 32-bit floats, and halves of them as keys and as values."""
+"""Factor for the full heads that ik_llama.cpp expands from its compressed cache: 32-bit floats, and 16-bit keys and values."""
 MASK_TOKENS = 64
-"""Masks are made for a multiple of so many tokens: GGML_KQ_MASK_PAD."""
+"""Number of tokens to a multiple of which masks are padded: GGML_KQ_MASK_PAD."""
 
 FLASH_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
-"""Sizes of heads for which CUDA, HIP, Metal, Vulkan and processors have flash attention, where keys and values have one type: supports_op of
-build 11063. RPC says yes to all."""
+"""Head sizes for which CUDA, HIP, Metal, Vulkan and processors have flash attention if keys and values have one type: supports_op of build 11063.
+RPC claims to support all."""
 GROUPED_FLASH = ((576, 512), (512, 512))
-"""The same of keys and values, where several heads have one key: MLA, and layers of Gemma 4."""
+"""Sizes of keys and values with flash attention if several heads share a key: MLA, and layers of Gemma 4."""
 NO_FLASH = ("grok",)
-"""Architectures for which llama.cpp switches it off."""
+"""Architectures for which llama.cpp disables flash attention."""
 
 
-def uses_flash(summary: ModelSummary, settings: kv_cache.Settings) -> bool:
-    """Whether it is sure that attention is computed without scores."""
+def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
+    """Return whether attention certainly needs no scores."""
     if settings.fork == IK_LLAMA:
         return settings.flash()
     if summary.architecture in NO_FLASH or settings.flash_attention == "off":
         return False
     sizes = summary.key_dimension, summary.value_dimension
-    known = (sizes[0] == sizes[1] and sizes[0] in FLASH_SIZES) or (
+    is_supported = (sizes[0] == sizes[1] and sizes[0] in FLASH_SIZES) or (
         sizes in GROUPED_FLASH and summary.heads > summary.kv_heads
     )
-    return settings.flash_attention == "on" or (known and settings.type_k == settings.type_v)
+    return settings.flash_attention == "on" or (is_supported and settings.type_k == settings.type_v)
 
 
-def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
-    """Heads whose scores are there at the same time: fewer than all with ``-amb`` of ik_llama.cpp."""
+def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
+    """Return the number of heads whose scores exist at once, which ``-amb`` of ik_llama.cpp limits."""
     heads, limit = summary.heads, (settings.attention_batch or 0) * MIB
     scores = FLOAT * heads * context * settings.tokens
     if settings.fork != IK_LLAMA or not limit or scores <= limit:
@@ -68,8 +67,8 @@ def _heads_at_once(summary: ModelSummary, settings: kv_cache.Settings, context: 
     return -(-heads // min(heads, -(-scores // limit)))
 
 
-def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, context: int) -> int:
-    """Bytes of the heads that ik_llama.cpp makes of its compressed cache with ``-mla 2`` and 3, as many at a time as ``-amb`` allows."""
+def _whole_heads(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
+    """Return the bytes of the heads that ik_llama.cpp expands at once from its compressed cache with ``-mla`` 2 and 3, limited by ``-amb``."""
     if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT:
         return 0
     if kv_cache.latent_mode(settings) < 2 or not uses_flash(summary, settings):
@@ -84,34 +83,34 @@ def _whole_heads(summary: ModelSummary, settings: kv_cache.Settings, context: in
     return LATENT_COPIES * size
 
 
-def _made(summary: ModelSummary) -> int:
-    """Values that the matrices of one layer make of a token, of the layer with the most."""
-    used, layers = summary.number("expert_used_count") or 1, [0] * summary.layers
+def _largest_layer_outputs(summary: ModelSummary) -> int:
+    """Return the number of values that the matrices of the largest layer compute for a token."""
+    active_experts, layers = summary.number("expert_used_count") or 1, [0] * summary.layers
     for row in summary.named_tensors:
-        made = math.prod(row.shape[1:-1]) * used if "exps" in row.name else math.prod(row.shape[1:])
+        outputs = math.prod(row.shape[1:-1]) * active_experts if "exps" in row.name else math.prod(row.shape[1:])
         for layer in row.layers or ():
-            layers[layer] += made if len(row.shape) > 1 else 0
+            layers[layer] += outputs if len(row.shape) > 1 else 0
     return max(layers)
 
 
-def _whole_cache(summary: ModelSummary, settings: kv_cache.Settings, cells: int) -> int:
-    """Bytes of the keys and values of a layer in 16 bits, which flash attention makes of others."""
+def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
+    """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
     heads = max(summary.by_layer("attention.head_count_kv", summary.kv_heads))
     return HALF * cells * heads * sum(size for kind, size in sizes if kind != "f16")
 
 
-def bound(summary: ModelSummary, settings: kv_cache.Settings) -> int:
-    """Upper bound of a device's compute buffer in bytes: scores or masks, states, and the logits."""
+def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
+    """Return an upper bound of a device's compute buffer in bytes: scores or masks, states, and logits."""
     tokens, width = kv_cache.pad(settings.tokens, MASK_TOKENS), summary.width
     full, short = kv_cache.cells(summary, settings)
     masked = full + (short if kv_cache.window_size(summary) else 0)
-    flash, ours = uses_flash(summary, settings), settings.fork != IK_LLAMA
+    flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
     heads = 0 if flash else _heads_at_once(summary, settings, full)
-    outputs = tokens if settings.every_output or not ours else min(tokens, SLOT_OUTPUTS * settings.parallel)
+    outputs = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
     values = RECURRENT_STATES * (summary.number("ssm.inner_size") or 0)
-    if ours and summary.tensors:
-        values += STATES * width + AT_ONCE * _made(summary)
+    if is_mainline and summary.tensors:
+        values += STATES * width + AT_ONCE * _largest_layer_outputs(summary)
     else:
         values += UNNAMED_STATES * width + UNNAMED_HEADS * summary.heads * (
             summary.key_dimension + summary.value_dimension
@@ -119,7 +118,7 @@ def bound(summary: ModelSummary, settings: kv_cache.Settings) -> int:
     size = FLOAT * (tokens * values + outputs * summary.vocabulary)
     if all(kv_cache.recurrent_layers(summary)):
         return size
-    if not ours:
+    if not is_mainline:
         masks = (IK_FLASH_MASKS if flash else IK_MASKS) * full
         return size + FLOAT * tokens * (heads * full + masks) + _whole_heads(summary, settings, full)
     masks = COPIES * masked * (HALF if flash else FLOAT)

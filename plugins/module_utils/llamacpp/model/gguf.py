@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the headers of GGUF files, of split models too.
+"""Read the headers of GGUF files, including split models.
 
-No number in the file is trusted: counts and lengths are held against what is left of the file and against fixed limits. Whether llama.cpp takes what
-a header says is for llama-server to judge.
+No number in the file is trusted: counts and lengths are checked against the rest of the file and against fixed limits. Whether llama.cpp accepts the
+header is left to llama-server.
 Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3.
 """
 
@@ -26,78 +26,79 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
-"""Of the headers of all parts together, as are the other limits."""
+"""Maximum size of stored metadata. This and the other limits apply to the headers of all parts together."""
 MAX_KEYS, MAX_TENSORS, MAX_PARTS = 8192, 16384, 4096
-"""Ten times what the largest models have."""
+"""Limits of ten times the numbers in the largest models."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
 FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
-"""Bytes asked for at first, and at most; each time twice as many as before."""
+"""Size of the first and of the largest request in bytes; each request is twice as large as the one before."""
 KEPT_ARRAY = 4096
-"""Longer arrays (vocabularies) are counted, not kept."""
+"""Maximum length of a stored array; of longer arrays (vocabularies) only the length is stored."""
 KEPT_STRING = 65536
-"""Longer strings are cut."""
+"""Maximum length of a stored string; longer strings are cut."""
 
-_PAGE = "is a web page and not a GGUF file: give the address of the file itself, which on Hugging Face has /resolve/ in place of /blob/"
-_REFUSAL = "is a server's refusal and not the file itself: correct its address, or the token, and fetch it again"
-OTHERS = {
+_PAGE = (
+    "is a web page, not a GGUF file: use the address of the file, which on Hugging Face has /resolve/ instead of /blob/"
+)
+_REFUSAL = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
+FOREIGN_FORMATS = {
     b"entry not found": _REFUSAL,
     b'{"error"': _REFUSAL,
     b"access to model": _REFUSAL,
     b"<?xml": _REFUSAL,
-    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and name the GGUF file in it"),
+    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file in it"),
     b"<!doctype html": _PAGE,
     b"<html": _PAGE,
-    b"version https://git-lfs": "is a pointer of Git LFS and not the file itself: fetch that with git lfs pull",
+    b"version https://git-lfs": "is a pointer of Git LFS, not a GGUF file: download the file with git lfs pull",
 }
-"""How files begin that are often found in place of a model, in small letters → what they are."""
+"""Start of other files that are often mistaken for a model, in lower case → error message."""
 
-WHOLE = "fetch it whole, or join it with its other parts (cat), if it was cut"
-CUT = "is a part of a file that was cut: join all of its parts in their order with cat, and name the joined file"
+WHOLE = "download it completely, or if it was cut, join all of its parts with cat"
+CUT = "is a part of a file that was cut: join all of its parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Type of a metadata value → its form."""
+"""Type of a metadata value → its format for struct."""
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class GGUFError(ValueError):
-    """The file is not a GGUF file that can be planned with; the message says why and ends a sentence that names the file."""
+    """The file is not a usable GGUF file; the message ends a sentence that names the file."""
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a number without fraction; true and false are none here."""
+    """Return whether a value is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Tensor(NamedTuple):
     type: str
-    """Name of its type, as in ggml.h."""
+    """Name of its type in ggml.h."""
     shape: tuple[int, ...]
-    """Elements in each dimension; the first one is a row."""
+    """Elements in each dimension; the first dimension is a row."""
     elements: int
     bytes: int
 
 
-class Model(NamedTuple):
-    """The headers of all files of a model."""
+class ModelHeader(NamedTuple):
+    """Headers of all files of a model."""
 
     metadata: dict[str, Any]
-    """Of the first file. Arrays longer than KEPT_ARRAY are their length, strings longer than KEPT_STRING are cut."""
+    """Metadata of the first file. An array longer than KEPT_ARRAY is replaced by its length, a string longer than KEPT_STRING is cut."""
     tensors: dict[str, Tensor]
     files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
     data: list[tuple[int, int, int]]
-    """Of each file: where its tensors begin, their alignment, and how many there are."""
+    """Offset of the first tensor, alignment, and number of tensors of each file."""
     keys: Mapping[str, range] = MappingProxyType({})
-    """Where each key of the metadata lies in the first file, with its value."""
+    """Range of each key with its value in the first file."""
 
 
 class File:
-    """A file of this host, to read from; what :func:`read` opens for each part has these members."""
+    """A file of this host, with the members that :func:`read_headers` requires of its sources."""
 
     def __init__(self, path: str | Path) -> None:
-        """:raises OSError: it cannot be opened."""
         try:
             self.stream = reading.open_file(path, follow=True)
         except reading.NotAFileError:
@@ -108,7 +109,7 @@ class File:
         self.stream.seek(offset)
         data = self.stream.read(count)
         if len(data) != count:
-            raise GGUFError("became shorter while it was read")
+            raise GGUFError("was truncated while it was read")
         return data
 
     def close(self) -> None:
@@ -116,21 +117,21 @@ class File:
 
 
 def short(value: Any) -> str:
-    """A value of the file for a message."""
+    """Return a value of the file for a message."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
 
 class _Reader:
-    """Takes the headers of all parts from front to back, through a window that is small against them."""
+    """Reader of the headers of all parts, from start to end, through a small window."""
 
     def __init__(self) -> None:
         self.header = self.kept = 0
         self.data: list[tuple[int, int, int]] = []
-        """Of each part: where the tensors begin, their alignment, and how many there are."""
+        """Offset of the first tensor, alignment, and number of tensors of each part."""
 
     def begin(self, source: Any) -> None:
-        """Starts with the next part."""
+        """Start the next part."""
         self.source = source
         self.limit = min(source.size, MAX_HEADER_BYTES - self.header)
         self.window, self.start, self.at = b"", 0, 0
@@ -138,15 +139,15 @@ class _Reader:
 
     @property
     def position(self) -> int:
-        """In this part."""
+        """Offset in this part."""
         return self.start + self.at
 
     def end(self) -> None:
-        """Counts the header of this part."""
+        """Add the header of this part to the total."""
         self.header += self.position
 
-    def left(self, count: int) -> None:
-        """Checks that the header may go on for ``count`` bytes."""
+    def check_remaining(self, count: int) -> None:
+        """Check that ``count`` more bytes fit into the header."""
         if count <= self.limit - self.position:
             return
         if self.limit < self.source.size:
@@ -154,10 +155,10 @@ class _Reader:
         raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
     def need(self, count: int) -> None:
-        """Brings the next ``count`` bytes into the window."""
+        """Load the next ``count`` bytes into the window."""
         if self.at + count <= len(self.window):
             return
-        self.left(count)
+        self.check_remaining(count)
         rest = self.window[self.at :]
         self.start, self.at = self.position, 0
         begin = self.start + len(rest)
@@ -166,7 +167,7 @@ class _Reader:
         self.chunk = min(2 * self.chunk, LARGEST_CHUNK)
 
     def skip(self, count: int) -> None:
-        self.left(count)
+        self.check_remaining(count)
         self.at += count
 
     def number(self, form: struct.Struct) -> Any:
@@ -176,11 +177,11 @@ class _Reader:
         return value
 
     def keep(self, count: int, items: int = 0) -> bytes:
-        """The next bytes, which are kept of the metadata, with so many values."""
+        """Return the next ``count`` bytes of the metadata, and count them and ``items`` values towards the limit."""
         self.kept += count + items * U64.size
         if self.kept > MAX_KEPT_BYTES:
             raise GGUFError(
-                f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata beside its vocabulary"
+                f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
         self.need(count)
         self.at += count
@@ -188,13 +189,13 @@ class _Reader:
 
     def text(self) -> str:
         length = self.number(U64)
-        self.left(length)
+        self.check_remaining(length)
         data = self.keep(min(length, KEPT_STRING))
         self.skip(length - len(data))
         return data.decode("utf-8", "replace")
 
     def name(self) -> str:
-        """A key or the name of a tensor."""
+        """Return a key or the name of a tensor."""
         return printable(self.text(), None)
 
     def value(self, key: str) -> Any:
@@ -220,7 +221,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{form}", self.keep(count * single.size)))
 
     def texts(self, count: int) -> list[str] | int:
-        self.left(count * U64.size)
+        self.check_remaining(count * U64.size)
         if count <= KEPT_ARRAY:
             self.keep(0, count)
             return [self.text() for _index in range(count)]
@@ -230,7 +231,7 @@ class _Reader:
 
 
 def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
-    """Name and size of each tensor of a file, which lie there without gaps, each at the next multiple of ``alignment``."""
+    """Yield the tensors of a file by name. They have no gaps between them except for ``alignment``."""
     end, entries = 0, []
     for _index in range(count):
         name, dimensions = reader.name(), reader.number(U32)
@@ -244,51 +245,55 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         entries.append((name, shape, elements, reader.number(U32), reader.number(U64)))
     start = -(-reader.position // alignment) * alignment
     ends = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
-    for (name, shape, elements, kind, offset), after in zip(entries, ends):
+    for (name, shape, elements, kind, offset), next_offset in zip(entries, ends):
         stored, row = tensor_types.ALL.get(kind), shape[0] if shape else 1
-        size = stored.size(row, elements // row) if stored else after - offset
-        if not stored and (kind not in tensor_types.UNREAD or size <= 0):
+        size = stored.size(row, elements // row) if stored else next_offset - offset
+        if not stored and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
         end = -(-end // alignment) * alignment + size
-        yield name, Tensor(stored.name if stored else f"{tensor_types.UNREAD_NAME}{kind}", shape, elements, size)
+        yield name, Tensor(stored.name if stored else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size)
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
-        raise GGUFError(f"is truncated: it has {reader.source.size} bytes, its tensors end at {start + end}: {WHOLE}")
+        raise GGUFError(
+            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {WHOLE}"
+        )
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
         raise GGUFError(
-            "has parts that were joined like text: join them with llama-gguf-split --merge, or name the first part"
+            "has parts that were joined like text: join them with llama-gguf-split --merge, or use the first part"
         )
 
 
 class _Metadata(NamedTuple):
-    """Of one file: values, and where they lie."""
+    """Metadata of one file: values and their ranges."""
 
     values: dict[str, Any]
     keys: dict[str, range]
 
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
-    """Adds the tensors of one file and gives its metadata."""
+    """Add the tensors of one file to ``tensors`` and return its metadata."""
     reader.begin(source)
     reader.need(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
         begin = reader.window.lstrip().lower()
-        raise GGUFError(next((what for start, what in OTHERS.items() if begin.startswith(start)), "is not a GGUF file"))
+        raise GGUFError(
+            next((text for start, text in FOREIGN_FORMATS.items() if begin.startswith(start)), "is not a GGUF file")
+        )
     reader.skip(4)
     version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
     if version not in (2, 3):
-        raise GGUFError(f"is refused: GGUF version {version} is unknown, 2 and 3 are read")
-    for number, size, most, what in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
-        reader.left(number * size)
-        if number > most:
-            raise GGUFError(f"is refused: it has {number} {what}, at most {most} are read")
+        raise GGUFError(f"is refused: GGUF version {version} is unknown; known are 2 and 3")
+    for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
+        reader.check_remaining(number * size)
+        if number > limit:
+            raise GGUFError(f"is refused: it has {number} {label}, and the limit is {limit}")
     metadata = _Metadata({}, {})
     for _index in range(keys):
-        place = reader.position
+        start = reader.position
         key = reader.name()
         metadata.values[key] = reader.value(key)
-        metadata.keys[key] = range(place, reader.position)
+        metadata.keys[key] = range(start, reader.position)
     alignment = metadata.values.get("general.alignment", 32)
     if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
@@ -298,25 +303,26 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
 
 
 def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
-    """Names of the files that belong to the first one, whose name is ``name``."""
+    """Return the names of the other parts of a split model whose first part is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
     match = split_files.FIRST.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
-            f"is one of {short(count)} parts: name the first one, which ends in -00001-of-{short(count):0>5}.gguf"
+            f"is one of {short(count)} parts: use the first part, whose name ends in -00001-of-{short(count):0>5}.gguf"
         )
     if count > MAX_PARTS:
-        raise GGUFError(f"is refused: it is one of {count} parts, at most {MAX_PARTS} are read")
+        raise GGUFError(f"is refused: it is one of {count} parts, and the limit is {MAX_PARTS}")
     return split_files.siblings(name)[1:]
 
 
-def read(name: str, open_file: Callable[[str], Any]) -> Model:
-    """The headers of a model; of a split one ``name`` is the first part, and the other parts are read, too.
+def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
+    """Return the headers of a model and its other parts, if it is split.
 
-    :param open_file: given the name of a part, opens what has the members of :class:`File`.
-    :raises GGUFError: the file cannot be planned with; the message ends a sentence that begins with its path.
+    :param name: name of the file, or of the first part.
+    :param open_file: function that opens a part by name and returns an object with the members of :class:`File`.
+    :raises GGUFError: the file is not usable; the message ends a sentence that begins with its path.
     :raises OSError: it cannot be read.
     """
     reader = _Reader()
@@ -337,30 +343,30 @@ def read(name: str, open_file: Callable[[str], Any]) -> Model:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return Model(metadata.values, tensors, files, reader.data, metadata.keys)
+    return ModelHeader(metadata.values, tensors, files, reader.data, metadata.keys)
 
 
-def read_path(path: str) -> Model:
-    """:func:`read` of the file at ``path`` on this host."""
+def read_path(path: str) -> ModelHeader:
+    """:func:`read_headers` of the file at ``path`` on this host."""
     folder = Path(path).parent
-    return read(Path(path).name, lambda name: File(folder / name))
+    return read_headers(Path(path).name, lambda name: File(folder / name))
 
 
-class Place(NamedTuple):
-    """Where a tensor lies."""
+class TensorPlace(NamedTuple):
+    """Location of a tensor."""
 
     path: str
     offset: int
     bytes: int
 
 
-def places(path: str) -> dict[str, Place]:
-    """Where the tensors of the model at ``path`` lie, by their names. Errors as of :func:`read`."""
+def tensor_places(path: str) -> dict[str, TensorPlace]:
+    """Return the locations of a model's tensors by name. Errors are those of :func:`read_headers`."""
     model = read_path(path)
     tensors, result = iter(model.tensors.items()), {}
     for file, (start, alignment, count) in zip(model.files, model.data):
         offset = 0
         for name, tensor in itertools.islice(tensors, count):
-            result[name] = Place(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
+            result[name] = TensorPlace(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
             offset += -(-tensor.bytes // alignment) * alignment
     return result

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What planning needs of a model's header: sizes of its layers, heads, context, and what tells the size of its cache."""
+"""Summary of a model's header for planning: sizes of layers, heads, context, and the keys that determine its cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 )
 
 MAX_TITLE = 255
-"""Characters of a name."""
+"""Maximum length of a name."""
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
     **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
@@ -29,17 +29,15 @@ FILE_TYPES = {
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
 }
 """``general.file_type``, llama_ftype of llama.h → name."""
-
-
 NOT_MODELS = {
-    "adapter": "is an adapter (LoRA) and not a model: give it with --lora in llama_server_extra_args, and name the model for which it was made",
-    "imatrix": "is an importance matrix and not a model: name a model that was made with it",
-    "mmproj": "is a projector and not a model: set llama_model_mmproj to it, and name the model for which it was made",
+    "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was made",
+    "imatrix": "is an importance matrix, not a model: use a model that was quantised with it",
+    "mmproj": "is a projector, not a model: set llama_model_mmproj to it, and serve the model for which it was made",
 }
-"""``general.type`` of other files → what they are."""
+"""``general.type`` of other files → error message."""
 
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-"""Keys that may have a value for each layer."""
+"""Keys that may have one value per layer."""
 CACHE_KEYS = (
     *KEYS_BY_LAYER,
     *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
@@ -52,14 +50,14 @@ CACHE_KEYS = (
     *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
     *("expert_count", "expert_used_count", "pooling_type"),
 )
-"""Keys of an architecture that tell the size of its cache, how many of its experts a token uses, and whether it makes embeddings."""
+"""Keys of an architecture that determine its cache, its experts per token, and whether it makes embeddings."""
 
 
 def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
-    """The tensors in few rows: those that differ in the layer alone are one row.
+    """Group tensors that differ only in their layer.
 
-    :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, in
-        which such a tensor is; null of those outside the layers.
+    :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, the layers that have such
+        a tensor, or null outside layers.
     """
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, tensor in tensors.items():
@@ -73,14 +71,14 @@ def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
             "type": tensor.type,
             "shape": list(tensor.shape),
             "bytes": tensor.bytes,
-            "layers": layers if within else None,
+            "layers": layers if in_layer else None,
         }
-        for (name, within, tensor), layers in rows.items()
+        for (name, in_layer, tensor), layers in rows.items()
     ]
 
 
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
-    """What the file calls it, else the type that most of its bytes have."""
+    """Return the quantisation in the metadata, or else the type of most bytes."""
     number = metadata.get("general.file_type")
     if gguf.is_whole(number) and number in FILE_TYPES:
         return FILE_TYPES[number]
@@ -90,17 +88,17 @@ def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> 
     return max(sizes, key=lambda kind: sizes[kind], default=None)
 
 
-def _whole(value: Any, what: str) -> int:
-    """A positive count; of a list (one value a layer) the largest."""
+def _whole(value: Any, label: str) -> int:
+    """Return a positive count; for a list (one value per layer), the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
     if not gguf.is_whole(value) or not 0 < value <= gguf.MAX_COUNT:
-        raise gguf.GGUFError(f"is refused: its {what} is {gguf.short(value)}")
+        raise gguf.GGUFError(f"is refused: its {label} is {gguf.short(value)}")
     return int(value)
 
 
-def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, int | list[int]]:
-    """CACHE_KEYS by their names without that of the architecture; KEYS_BY_LAYER only where they differ from layer to layer."""
+def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict[str, int | list[int]]:
+    """Return CACHE_KEYS without the architecture in their names; KEYS_BY_LAYER only if they differ between layers."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
         value = model.metadata.get(f"{architecture}.{key}")
@@ -113,19 +111,19 @@ def _cache_keys(model: gguf.Model, architecture: str, layers: int) -> dict[str, 
             raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
     predicting = keys.get("nextn_predict_layers", 0)
     if not isinstance(predicting, int) or predicting >= layers:
-        raise gguf.GGUFError(f"is refused: all of its {layers} layers are for predicting further tokens")
+        raise gguf.GGUFError(f"is refused: all of its {layers} layers predict further tokens")
     return keys
 
 
-def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
-    """What the metadata say of the model's size."""
+def _counts(model: gguf.ModelHeader, architecture: str) -> dict[str, int]:
+    """Return the counts in the metadata that describe the model's size."""
 
-    def count(key: str, what: str, default: int | None = None) -> int:
-        return _whole(model.metadata.get(f"{architecture}.{key}", default), what)
+    def count(key: str, label: str, default: int | None = None) -> int:
+        return _whole(model.metadata.get(f"{architecture}.{key}", default), label)
 
     layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
     if layers > MAX_LAYERS:
-        raise gguf.GGUFError(f"is refused: it has {layers} layers, llama.cpp loads {MAX_LAYERS} at most")
+        raise gguf.GGUFError(f"is refused: it has {layers} layers, and llama.cpp loads at most {MAX_LAYERS}")
     heads = kv_heads = 1
     if architecture not in kv_cache.RECURRENT:
         heads = count("attention.head_count", "number of heads")
@@ -146,13 +144,13 @@ def _counts(model: gguf.Model, architecture: str) -> dict[str, int]:
 
 
 def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
-    """Bytes of each layer, of the input, and of the output."""
+    """Return the bytes of each layer, of the input, and of the output."""
     layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
         match = re.match(r"(?:enc\.)?blk\.([0-9]+)\.", name)
         if match and int(match.group(1)) >= layers:
             raise gguf.GGUFError(
-                f"is refused: it claims {layers} layers, and tensor {gguf.short(name)} is of one beyond them"
+                f"is refused: it claims {layers} layers, but tensor {gguf.short(name)} belongs to a layer beyond them"
             )
         if match:
             layer_bytes[int(match.group(1))] += tensor.bytes
@@ -165,12 +163,12 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
     return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
-def summarize(model: gguf.Model) -> dict[str, Any]:
-    """What planning needs of a model. A draft model of layers that predict further tokens counts those of the model that it is for, and has none of them
-    (--mtp in convert_hf_to_gguf.py of build 11063).
+def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
+    """Return the summary of a model. A draft model that consists of layers that predict further tokens also counts the layers of its main model, and lacks
+    them (--mtp in convert_hf_to_gguf.py of build 11063).
 
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
-        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (what else says the size of the cache) and, in
+        ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (further keys that determine the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
         device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
         and ``bytes`` of all of them.
@@ -208,15 +206,15 @@ KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], KeyValue]
 
 
 def parse(data: Any) -> ModelSummary:
-    """What summarize returned.
+    """Return a summary from the result of summarize.
 
-    :raises Mismatch: it has another form, or parts that do not belong together.
+    :raises Mismatch: it has another form, or contradicts itself.
     """
     summary = typed_json.parse(ModelSummary, {**data, "keys": []} if isinstance(data, Mapping) else data)
     try:
         keys: Mapping[str, KeyValue] = typed_json.parse(KEYS, data.get("keys") or {})
     except Mismatch as error:
-        raise Mismatch(error.why, f".keys{error.where}") from None
+        raise Mismatch(error.reason, f".keys{error.path}") from None
     summary = summary._replace(keys=tuple(keys.items()))
     layers, experts = summary.layers, summary.expert_bytes or summary.layer_bytes
     if len(summary.layer_bytes) != layers:
@@ -227,12 +225,12 @@ def parse(data: Any) -> ModelSummary:
         raise Mismatch(f"has one beyond the {layers} layers", ".tensors")
     if _has_experts(summary) and not keys.get("expert_count"):
         raise Mismatch(
-            "is missing, and without it all experts count for each token: run model_info again", ".keys.expert_count"
+            "is missing, so all experts would count for each token: run model_info again", ".keys.expert_count"
         )
     return summary
 
 
 def _has_experts(summary: ModelSummary) -> bool:
-    """By the names of architecture and tensors, or the bytes that are said to be of experts."""
-    named = any("_exps." in row.name for row in summary.named_tensors)
-    return named or "moe" in summary.architecture or any(summary.expert_bytes)
+    """Return whether the names of architecture or tensors, or the bytes of experts, indicate experts."""
+    has_expert_tensors = any("_exps." in row.name for row in summary.named_tensors)
+    return has_expert_tensors or "moe" in summary.architecture or any(summary.expert_bytes)

@@ -1,14 +1,13 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A model whose right answer is known in advance, so that a wrong one proves a fault.
+"""A model whose correct answer is known, so that a wrong answer proves a fault.
 
-Its vocabulary is one sentence. A word is a unit vector, and the feed-forward of every layer is a permutation of the
-words, another one in each layer; the output undoes all of them and adds one word. So the answer to an empty prompt is
-the sentence if and only if every layer was computed, once and in order. Attention weights are too small to move the
-answer: faults of attention or of the KV cache that stay small are not noticed.
+Its vocabulary is one sentence. A word is a unit vector, and the feed-forward of each layer is a different permutation of the words. The output reverses
+all permutations and advances by one word. So the answer to an empty prompt is the sentence if and only if every layer was computed, once and in order.
+Attention weights are too small to change the answer, so the model does not detect small faults of attention or of the KV cache.
 
-This file holds what planning and verification need; known_answer_file.py writes the GGUF.
+Planning and verification use this file; known_answer_file.py writes the GGUF.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ CONTEXT = 4096
 EPSILON = 1e-9
 HEAD_DIMENSION = 64
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
-"""Elements and bytes of one block of each tensor type that the model is offered in."""
+"""Supported tensor type → elements and bytes of a block."""
 
 CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def pieces() -> list[str]:
-    """The sentence as tokens. A token's text must be unique, so a word that came before is joined with those that follow."""
+    """Return the sentence as tokens. Their texts must be unique, so a repeated word is joined with the next words."""
     tokens: list[str] = []
     pending = ""
     for word in SENTENCE.replace(" ", " \u2581").split(" "):
@@ -51,36 +50,36 @@ def pieces() -> list[str]:
 
 
 def positions() -> int:
-    """Number of states that the layers permute: the tokens of the sentence and the end of the text."""
+    """Return the number of states that the layers permute: the tokens of the sentence and the end of the text."""
     return len(pieces()) + 1
 
 
 def permutation(layer: int) -> list[int]:
-    """Where each state goes in this layer: a rotation through all states in an order of its own, so that none stays."""
+    """Return the successor of each state in this layer: a rotation of all states in a random order, so that each state changes."""
     order = list(range(positions()))
     random.Random(layer).shuffle(order)
-    after = dict(zip(order, order[1:] + order[:1]))
-    return [after[state] for state in range(positions())]
+    successors = dict(zip(order, order[1:] + order[:1]))
+    return [successors[state] for state in range(positions())]
 
 
 def first_piece() -> int:
-    """The token of the sentence's first piece; the others follow it."""
+    """Return the token of the sentence's first piece; the other pieces follow it."""
     return len(CONTROL_TOKENS) + len(BYTE_TOKENS)
 
 
 def _states() -> dict[int, int]:
-    """Token → state, of those tokens that have one: beginning and end of the text share theirs."""
+    """Return token → state for tokens with a state; beginning and end of the text share a state."""
     end = positions() - 1
     return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
 
 
 def embedding() -> dict[tuple[int, int], float]:
-    """Row and column → value of token_embd, of all that is not zero; the same of the others."""
+    """Return row and column → value of token_embd without zeros."""
     return dict.fromkeys(_states().items(), 1)
 
 
 def step(layer: int, width: int) -> dict[tuple[int, int], float]:
-    """Of a layer's ffn_down, which takes each state to the next."""
+    """Return row and column → value of a layer's ffn_down, which maps each state to its successor."""
     hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
     entries = {}
     for state, following in enumerate(permutation(layer)):
@@ -90,11 +89,11 @@ def step(layer: int, width: int) -> dict[tuple[int, int], float]:
 
 
 def output(layers: int) -> dict[tuple[int, int], float]:
-    """Of output, which undoes what all layers did and adds one word."""
+    """Return row and column → value of output, which reverses all layers and advances by one word."""
     reached = list(range(positions()))
     for layer in range(layers):
-        after = permutation(layer)
-        reached = [after[state] for state in reached]
+        targets = permutation(layer)
+        reached = [targets[state] for state in reached]
     return {
         (token, reached[(state - 1) % positions()]): 1
         for token, state in _states().items()
@@ -103,11 +102,11 @@ def output(layers: int) -> dict[tuple[int, int], float]:
 
 
 MAX_WIDTH = 1 << 15
-"""A layer of this width has 30 GB in f32."""
+"""Maximum width. A layer of this width has 30 GB in f32."""
 
 
 def problem(layers: int, width: int, kind: str) -> str | None:
-    """What is wrong with a model of this size, or None."""
+    """Return the error and remedy for a model of this size, or None."""
     if kind not in BLOCKS:
         return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
     if not HEAD_DIMENSION <= width <= MAX_WIDTH or width % HEAD_DIMENSION:
@@ -123,31 +122,31 @@ def bytes_of(elements: int, kind: str) -> int:
 
 
 def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor, rows last; the layer is a ``*``."""
+    """Return name and shape of each tensor, rows last; ``*`` is the layer."""
     tokens = (first_piece() + len(pieces()), width)
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-    of_layer = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
-    return [("token_embd.weight", tokens), *of_layer, ("output_norm.weight", (width,)), ("output.weight", tokens)]
+    layer_tensors = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
+    return [("token_embd.weight", tokens), *layer_tensors, ("output_norm.weight", (width,)), ("output.weight", tokens)]
 
 
 NAME = "known answer, {} layers of {}, {}"
-"""In the file: of its layers, width and type."""
+"""Name in the file, with layers, width and type."""
 
 
 def is_name(name: str) -> bool:
-    """Whether a model calls itself one whose answer is known, wherever it was fetched from."""
+    """Return whether a name is that of a known-answer model."""
     return bool(re.fullmatch(NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
 def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of all tensors in the file's order."""
-    first, *of_layer, norm, last = shapes(width)
-    every = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in of_layer]
-    return [first, *every, norm, last]
+    """Return name and shape of all tensors in the file's order."""
+    first, *layer_tensors, norm, last = shapes(width)
+    expanded = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
+    return [first, *expanded, norm, last]
 
 
 def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
-    """Key, type and value of all metadata in the file's order. An array has the type of its elements, in brackets."""
+    """Return key, type and value of all metadata in the file's order. The type of an array is that of its elements in brackets."""
     heads, tokens = width // HEAD_DIMENSION, CONTROL_TOKENS + BYTE_TOKENS + pieces()
     types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
     return [
@@ -175,14 +174,14 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
 
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
-    """What header_summary.summarize says of the written model, without writing it; all but its files."""
+    """Return the result of header_summary.summarize for the model without its files, without writing it."""
     keys = {key: value for key, _form, value in metadata(layers, width, kind)}
     tensors = {}
     for name, shape in tensor_shapes(layers, width):
         stored, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
         tensors[name] = gguf.Tensor(stored.upper(), shape[::-1], elements, bytes_of(elements, stored))
-    found = header_summary.summarize(gguf.Model(keys, tensors, [], []))
-    return {key: value for key, value in found.items() if key not in ("files", "bytes")}
+    header = header_summary.summarize(gguf.ModelHeader(keys, tensors, [], []))
+    return {key: value for key, value in header.items() if key not in ("files", "bytes")}
 
 
 def file_name(layers: int, width: int, kind: str) -> str:
@@ -190,5 +189,5 @@ def file_name(layers: int, width: int, kind: str) -> str:
 
 
 def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
-    """Where the model lies in an installation."""
+    """Return the path of the model in an installation."""
     return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"

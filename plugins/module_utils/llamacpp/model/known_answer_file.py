@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the known-answer model as GGUF, one tensor at a time, so that a model may be larger than the memory."""
+"""Write the known-answer model as GGUF, one tensor at a time, so that it may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 Buffer = Union[bytes, bytearray]
 VERSION = 3
-"""Of GGUF."""
+"""Version of GGUF."""
 ALIGNMENT = 32
-"""Of a tensor's bytes in the file."""
+"""Alignment of tensors in the file."""
 TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
-"""Type of a value in GGUF → its number, and how struct packs it."""
+"""Type of a value in GGUF → its number and its format for struct."""
 ARRAY = 9
 TENSOR_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 ATTENTION_SPREAD = 0.125
-"""Standard deviation of attention weights times the width, at most. With 0.2 llama-server 0.3.36 loses the answer of 512 layers of width 64."""
+"""Standard deviation of attention weights times the width. With 0.2 llama-server 0.3.36 loses the answer of 512 layers of width 64."""
 ROTATIONS = 4
-"""Attention matrices of a layer: each is the one before, rotated by a block."""
+"""Number of attention matrices of a layer; each is the previous one, rotated by a block."""
 
 
 def write(path: Path, layers: int, width: int, kind: str) -> None:
-    """Writes the model to ``path``.
+    """Write the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
-    :raises OSError: it does not fit there.
+    :raises OSError: it cannot be written, or does not fit on the disk.
     """
     with path.open("wb") as stream:
         stream.write(_header(layers, width, kind))
@@ -46,13 +46,13 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
 
 
 def file_bytes(layers: int, width: int, kind: str) -> int:
-    """Size of the written file, without writing it."""
+    """Return the size of the file without writing it."""
     data = sum(_stored_bytes(shape, kind) for _name, shape in known_answer.tensor_shapes(layers, width))
     return len(_header(layers, width, kind)) + data
 
 
 def _stored_bytes(shape: tuple[int, ...], kind: str) -> int:
-    """Of a tensor, up to where the next one begins."""
+    """Return the bytes of a tensor with its padding."""
     size = known_answer.bytes_of(math.prod(shape), kind if len(shape) == 2 else "f32")
     return kv_cache.pad(size, ALIGNMENT)
 
@@ -66,10 +66,10 @@ def _header(layers: int, width: int, kind: str) -> bytes:
 
 
 def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
-    """What stands before the tensors.
+    """Return the header of a GGUF file.
 
     :param keys: key, type and value of all metadata.
-    :param tensors: name, shape, number of the type, and bytes up to the next one.
+    :param tensors: name, shape, number of the type, and bytes with padding.
     """
     parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(keys))], 0
     parts += [_string(name) + _typed(form, value) for name, form, value in keys]
@@ -87,7 +87,7 @@ def _string(text: str) -> bytes:
 
 
 def _typed(form: str, value: Any) -> bytes:
-    """The value of a key, behind its type."""
+    """Return the type and the value of a key."""
     if form.startswith("["):
         items = b"".join(_packed(form[1:-1], item) for item in value)
         return struct.pack("<IIQ", ARRAY, TYPES[form[1:-1]][0], len(value)) + items
@@ -99,7 +99,7 @@ def _packed(form: str, value: Any) -> bytes:
 
 
 def _tensors(layers: int, width: int, kind: str) -> Iterator[Buffer]:
-    """All tensors in the file's order, as they are stored."""
+    """Yield the bytes of all tensors in the file's order."""
     tokens = known_answer.first_piece() + len(known_answer.pieces())
     norm = struct.pack(f"<{width}f", *[1.0] * width)
     identity = _matrix(width, width, {(index, index): 1 for index in range(width)}, kind)
@@ -116,14 +116,15 @@ def _tensors(layers: int, width: int, kind: str) -> Iterator[Buffer]:
 
 
 def _matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kind: str) -> bytearray:
-    """
-    :param entries: row and column → value, of all that is not zero.
+    """Return the bytes of a matrix.
+
+    :param entries: row and column → value, without zeros.
     """
     elements, size = known_answer.BLOCKS[kind]
     blocks: dict[int, list[float]] = {}
     for (row, column), value in entries.items():
-        place = row * width + column
-        blocks.setdefault(place // elements, [0.0] * elements)[place % elements] = value
+        index = row * width + column
+        blocks.setdefault(index // elements, [0.0] * elements)[index % elements] = value
     matrix = bytearray(known_answer.bytes_of(rows * width, kind))
     for block, values in blocks.items():
         matrix[block * size : (block + 1) * size] = _block(values, kind)
@@ -138,7 +139,7 @@ def _block(values: list[float], kind: str) -> bytes:
 
 
 def _attention(layer: int, width: int, kind: str) -> Iterator[Buffer]:
-    """Four matrices of noise. They are made of bytes and not of values, by operations on whole byte strings, which is as fast as a disk."""
+    """Yield four matrices of noise. Operations on whole byte strings make them as fast as a disk writes."""
     count = width * width
     random = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
     matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.BLOCKS[kind][1]
@@ -146,18 +147,18 @@ def _attention(layer: int, width: int, kind: str) -> Iterator[Buffer]:
         scale = struct.pack("<e", ATTENTION_SPREAD / width * math.sqrt(3) / 127)
         matrix[0::size], matrix[1::size] = (bytes([part]) * (len(matrix) // size) for part in scale)
         elements = known_answer.BLOCKS[kind][0]
-        for place in range(elements):
-            matrix[len(scale) + place :: size] = random[place:count:elements]
+        for index in range(elements):
+            matrix[len(scale) + index :: size] = random[index:count:elements]
     else:
         matrix[size - 2 :: size] = random[:count]
         matrix[size - 1 :: size] = random[count:].translate(_signs_and_exponents(width, kind))
-    for turn in range(ROTATIONS):
-        yield matrix[turn * size :] + matrix[: turn * size]
+    for rotation in range(ROTATIONS):
+        yield matrix[rotation * size :] + matrix[: rotation * size]
 
 
 def _signs_and_exponents(width: int, kind: str) -> bytes:
-    """The last byte of a number for each random byte, so that all numbers, whatever their other bytes, have a magnitude of at most four times the least one
-    and the planned spread."""
+    """Return the last byte of a number for each random byte. Whatever the other bytes are, numbers have the planned spread, and magnitudes differ by a
+    factor of at most four."""
     spread = ATTENTION_SPREAD / width
     if kind == "f32":  # seven of eight bits of the exponent: the next byte has the last one
         base = struct.pack("<f", spread / 2.4)[3]

@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What llama.cpp caches for each layer of a model: keys and values, and the states of recurrent layers.
+"""Size of llama.cpp's cache for each layer of a model: keys and values, and the states of recurrent layers.
 
-Learnt from the sources of build 11063: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the
-constructors in llama-kv-cache*.cpp and llama-memory-recurrent.cpp. Of ik_llama.cpp, llama_kv_cache_init of src/llama.cpp in its commit 4840: its
-caches are planned as upper bounds.
+Sources in build 11063: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the constructors in llama-kv-cache*.cpp and
+llama-memory-recurrent.cpp. Sizes for ik_llama.cpp are upper bounds from llama_kv_cache_init of src/llama.cpp in its commit 4840.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
-MEASURED = 11669
-"""Newest build whose every buffer in the log is what these sources say: Debian's llama.cpp 0.7.0."""
-
-
+NEWEST_MEASURED = 11669
+"""Newest build whose logged buffers all match these sources: Debian's llama.cpp 0.7.0."""
 CACHE_TYPES = {
     "f32": 4.0,
     "f16": 2.0,
@@ -31,12 +28,12 @@ CACHE_TYPES = {
     "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }
-"""Type of the KV cache → bytes of one element."""
+"""Type of the KV cache → bytes of an element."""
 WHOLE = ("f32", "f16", "bf16")
-"""Those of them that are not quantised."""
+"""Types that are not quantised."""
 
 BATCH, MICRO_BATCH = 2048, 512
-"""llama-server's defaults: tokens that are computed together, and on a device at once."""
+"""llama-server's defaults: tokens in a batch, and tokens that a device computes at once."""
 
 _PLAIN = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r dbrx deci deepseek
@@ -46,121 +43,121 @@ nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plam
 qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
 """
 PLAIN = frozenset(_PLAIN.split())
-"""Architectures that attend to everything in every layer."""
+"""Architectures without windows and recurrent layers."""
 
 
-class Window(NamedTuple):
-    """Which layers of an architecture attend to a sliding window only."""
+class WindowPattern(NamedTuple):
+    """Pattern of the layers that attend only to a sliding window."""
 
     period: int | None
-    """One layer of so many attends to everything; None where the file lists the layers."""
+    """Number of layers of which one attends to everything; None if the file lists the layers."""
     dense_first: bool = False
-    """Whether that one is the first of them, not the last."""
+    """Whether that layer is the first, not the last, of the period."""
     size: int | None = None
-    """Of the window, where the file does not tell."""
+    """Size of the window if the file lacks it."""
     fixed: bool = False
-    """Whether the file does not matter for the size."""
+    """Whether ``size`` overrides the file."""
 
 
 WINDOWS = {
-    "afmoe": Window(4),
-    "cohere2": Window(4),
-    "cohere2moe": Window(4, dense_first=True),
-    "exaone-moe": Window(4, size=128),
-    "exaone4": Window(4, size=4096),
-    "gemma2": Window(2, size=4096),
-    "gemma3": Window(6),
-    "gemma3n": Window(5),
-    "gemma4": Window(None),
-    "gpt-oss": Window(2),
-    "granite_swa": Window(None),
-    "laguna": Window(4, dense_first=True),
-    "llama4": Window(4, size=8192, fixed=True),
-    "maple": Window(None),
-    "mellum": Window(4),
-    "mimo2": Window(None),
-    "muse-glimmer": Window(4),
-    "olmo2": Window(4),
-    "plamo3": Window(8),
-    "smallthinker": Window(4, dense_first=True, size=4096, fixed=True),
-    "spark2_5": Window(None),
-    "step35": Window(None),
+    "afmoe": WindowPattern(4),
+    "cohere2": WindowPattern(4),
+    "cohere2moe": WindowPattern(4, dense_first=True),
+    "exaone-moe": WindowPattern(4, size=128),
+    "exaone4": WindowPattern(4, size=4096),
+    "gemma2": WindowPattern(2, size=4096),
+    "gemma3": WindowPattern(6),
+    "gemma3n": WindowPattern(5),
+    "gemma4": WindowPattern(None),
+    "gpt-oss": WindowPattern(2),
+    "granite_swa": WindowPattern(None),
+    "laguna": WindowPattern(4, dense_first=True),
+    "llama4": WindowPattern(4, size=8192, fixed=True),
+    "maple": WindowPattern(None),
+    "mellum": WindowPattern(4),
+    "mimo2": WindowPattern(None),
+    "muse-glimmer": WindowPattern(4),
+    "olmo2": WindowPattern(4),
+    "plamo3": WindowPattern(8),
+    "smallthinker": WindowPattern(4, dense_first=True, size=4096, fixed=True),
+    "spark2_5": WindowPattern(None),
+    "step35": WindowPattern(None),
 }
 SIZE_NEEDED = frozenset(("smallthinker",))
-"""Architectures that have a window only where the file gives its size, though that number is not used."""
+"""Architectures that have a window only if the file has its size, although that number is not used."""
 EXAONE4_LAYERS = 64
-"""Only the model of so many layers has a window; the other one of that architecture has none."""
+"""Number of layers of the only exaone4 model with a window."""
 GEMMA3N_LAYERS = 20
-"""Layers from this one on use the cache of an earlier one."""
+"""First layer that uses the cache of an earlier layer."""
 
 RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
-"""Architectures of which every layer keeps a state and none a cache."""
+"""Architectures in which every layer has a state and none a cache."""
 
 NO_HEADS = frozenset(
     ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
 )
-"""Architectures whose recurrent layers are those without KV heads."""
+"""Architectures whose recurrent layers are the layers without KV heads."""
 INTERVAL = frozenset(("qwen3next", "qwen35", "qwen35moe"))
-"""Architectures of which one layer of so many attends, four unless the file says it, and the others are recurrent."""
+"""Architectures with recurrent layers except for one attention layer in each interval, by default four."""
 BOTH = frozenset(("falcon-h1",))
-"""Architectures of which every layer has both."""
+"""Architectures in which every layer has a cache and a state."""
 HYBRID = NO_HEADS | INTERVAL | BOTH
 
 LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
-"""Architectures that cache one compressed vector a token (MLA) where the file says the size of the heads made of it."""
+"""Architectures that cache one compressed vector per token (MLA) if the file has the size of the expanded heads."""
 IK_LLAMA_LATENT_MODE = 3
-"""``-mla`` of ik_llama.cpp where nothing is said: gpt_params in common/common.h."""
+"""Default of ``-mla`` in ik_llama.cpp: gpt_params in common/common.h."""
 
 
-class Layer(NamedTuple):
-    """What is kept for one layer."""
+class LayerCache(NamedTuple):
+    """Cache of one layer."""
 
     key: int = 0
     """Elements of a token's keys."""
     value: int = 0
     windowed: bool = False
     state: int = 0
-    """Bytes for each request that is served at the same time."""
+    """Bytes of the state for each parallel request."""
 
 
-class Settings(NamedTuple):
-    """The settings of llama-server that change the cache."""
+class CacheSettings(NamedTuple):
+    """Settings of llama-server that change the cache."""
 
     context: int
     parallel: int = 1
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: str | None = None
-    """on, off or auto; None leaves it to llama-server."""
+    """on, off or auto; None is llama-server's default."""
     unified: bool = False
     full_window: bool = False
     micro_batch: int = MICRO_BATCH
     batch: int = BATCH
     fork: str = MAINLINE
     latent_attention: int | None = None
-    """``-mla`` of ik_llama.cpp: 0 is attention to whole heads, 1 keeps keys and values compressed, 2 and 3 keys alone."""
+    """``-mla`` of ik_llama.cpp: 0 caches full heads, 1 compressed keys and values, 2 and 3 only compressed keys."""
     attention_batch: int | None = None
-    """``-amb`` of ik_llama.cpp: MiB that attention works with at a time; 0 is no limit."""
+    """``-amb`` of ik_llama.cpp: limit of the scores in MiB; 0 is no limit."""
     offload: bool = True
-    """Whether each layer's cache is on its device, and not in the head's memory."""
+    """Whether each layer's cache is on its device, not in the head's memory."""
     every_output: bool = False
-    """Whether the server has the output of each token, and not of the last one of a slot: embeddings."""
+    """Whether the server computes the output of every token, as for embeddings, and not only of the last token of a slot."""
 
     @property
     def tokens(self) -> int:
-        """That are computed at once on a device."""
+        """Number of tokens that a device computes at once."""
         return min(self.micro_batch, self.batch, self.context)
 
     def flash(self) -> bool:
-        """Whether values are stored for flash attention: auto means that until llama-server has tried it, and quantised ones need it."""
+        """Return whether values are stored for flash attention. Quantised values need it, and ``auto`` starts with it."""
         if self.type_v not in WHOLE:
             return True
         return self.flash_attention != "off"
 
 
 def is_known_build(build: int) -> bool:
-    """Whether a build that was measured is as new as this one: what a newer one caches may differ."""
-    return build <= MEASURED
+    """Return whether a build is no newer than the measured builds: the caches of newer builds may differ."""
+    return build <= NEWEST_MEASURED
 
 
 def pad(number: int, multiple: int) -> int:
@@ -168,7 +165,7 @@ def pad(number: int, multiple: int) -> int:
 
 
 def windowed(summary: ModelSummary) -> list[bool]:
-    """Of each layer whether it attends to a sliding window only."""
+    """Return for each layer whether it attends only to a sliding window."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in ("lfm2", "lfm2moe") and window_size(summary):
         return [heads > 0 for heads in _kv_heads(summary)]
@@ -185,7 +182,7 @@ def windowed(summary: ModelSummary) -> list[bool]:
 
 
 def window_size(summary: ModelSummary) -> int:
-    """Tokens of the sliding window; 0 where there is none."""
+    """Return the tokens of the sliding window; 0 without a window."""
     size = summary.number("attention.sliding_window")
     architecture = summary.architecture
     if architecture in ("lfm2", "lfm2moe"):
@@ -199,7 +196,7 @@ def window_size(summary: ModelSummary) -> int:
 
 
 def next_layers(summary: ModelSummary) -> int:
-    """Layers at the end that predict further tokens, which llama-server does not load unless asked to."""
+    """Return the number of last layers that predict further tokens. llama-server does not load them by default."""
     return summary.number("nextn_predict_layers") or 0
 
 
@@ -208,7 +205,7 @@ def _kv_heads(summary: ModelSummary) -> list[int]:
 
 
 def _state(summary: ModelSummary) -> int:
-    """Bytes of a recurrent layer's state: of its convolution, and its own. Both are 32-bit floats."""
+    """Return the bytes of a recurrent layer's state and of its convolution's state, in 32-bit floats."""
     width, convolution = summary.width, summary.number("ssm.conv_kernel") or 0
     if size := summary.number("wkv.head_size"):
         shifts = summary.number("token_shift_count")
@@ -223,7 +220,7 @@ def _state(summary: ModelSummary) -> int:
 
 
 def recurrent_layers(summary: ModelSummary) -> list[bool]:
-    """Of each layer whether it keeps a state; of all of an architecture that was not read."""
+    """Return for each layer whether it has a state; true for unknown architectures."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in RECURRENT or architecture in BOTH:
         return [True] * layers
@@ -240,7 +237,7 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
 
 
 def _cached_layers(summary: ModelSummary) -> list[bool]:
-    """Of each layer whether it has keys and values of its own."""
+    """Return for each layer whether it has its own keys and values."""
     layers, architecture = summary.layers, summary.architecture
     last = layers - next_layers(summary)
     if architecture == "gemma3n":
@@ -254,16 +251,15 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
 
 
 def is_latent(summary: ModelSummary) -> bool:
-    """Whether the file is one of MLA in llama.cpp's form: its keys are compressed, and it says the size of the heads made of them."""
+    """Return whether the file uses llama.cpp's form of MLA: compressed keys, and the size of the expanded heads."""
     return summary.architecture in LATENT and bool(summary.number("attention.key_length_mla"))
 
 
-def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[Layer]:
-    """What each layer keeps.
+def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
+    """Return the cache of each layer.
 
-    :param summary: of a model, header_summary.summarize.
     :param flash: whether values are stored for flash attention.
-    :param latent_values: whether values are cached where keys are compressed, too.
+    :param latent_values: whether values are also cached if keys are compressed.
     """
     heads, windows, recurrent = _kv_heads(summary), windowed(summary), recurrent_layers(summary)
     cached, state = _cached_layers(summary), _state(summary)
@@ -278,7 +274,7 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
         values = [0] * len(values)
     last = summary.layers - next_layers(summary)
     return [
-        Layer(
+        LayerCache(
             key_of[windows[index]] * heads[index] if cached[index] else 0,
             values[index] if cached[index] else 0,
             windows[index],
@@ -288,27 +284,27 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
     ]
 
 
-def checkpointed(summary: ModelSummary, settings: Settings) -> list[bool]:
-    """Whether checkpoints of the context hold a layer's cache: windows and states, which cannot be cut back."""
+def checkpointed(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
+    """Return for each layer whether checkpoints of the context contain its cache: windows and states cannot be truncated."""
     pairs = zip(windowed(summary), recurrent_layers(summary))
     return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
 
 
-def cells(summary: ModelSummary, settings: Settings) -> tuple[int, int]:
-    """Tokens that a layer's cache has room for: of a layer that attends to everything, and of one with a window."""
+def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
+    """Return the capacity of a layer's cache in tokens, without a window and with a window."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
-    seen = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
-    each = pad(pad(context, 256) // streams, 256)
-    short = pad(min(each, seen), 256)
-    return each * streams, (each if settings.full_window else short) * streams
+    visible = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
+    stream_cells = pad(pad(context, 256) // streams, 256)
+    short = pad(min(stream_cells, visible), 256)
+    return stream_cells * streams, (stream_cells if settings.full_window else short) * streams
 
 
 def is_known_architecture(summary: ModelSummary) -> bool:
-    """Whether it is known what this architecture caches."""
+    """Return whether the caches of this architecture are known."""
     return summary.architecture in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
 
 
-def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = False) -> list[int]:
+def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
     full, short = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return [
@@ -318,30 +314,30 @@ def _sizes(summary: ModelSummary, settings: Settings, latent_values: bool = Fals
     ]
 
 
-def last_tensor(summary: ModelSummary, settings: Settings) -> int:
-    """Bytes of the largest tensor that ends a layer's cache: its values, or keys where these are all."""
+def last_tensor(summary: ModelSummary, settings: CacheSettings) -> int:
+    """Return the bytes of the largest tensor at the end of a layer's cache: its values, or else its keys."""
     full, short = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     layers = layers_of(summary, settings.flash())
     return max(int((short if layer.windowed else full) * (layer.value * value or layer.key * key)) for layer in layers)
 
 
-def is_torn(summary: ModelSummary, settings: Settings, backend: str) -> bool:
+def is_torn(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
     """Return whether llama-server crashes when it fetches KV cache of a device: if a layer's last tensor is larger than a buffer, the views behind it get
     no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
     largest = backends.RECORDS[backend].largest_buffer
     return settings.fork == MAINLINE and settings.offload and 0 < largest < last_tensor(summary, settings)
 
 
-def latent_mode(settings: Settings) -> int:
-    """``-mla`` of ik_llama.cpp, or its default."""
+def latent_mode(settings: CacheSettings) -> int:
+    """Return ``-mla`` of ik_llama.cpp, or its default."""
     return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
 
 
-def _latent_token(summary: ModelSummary, settings: Settings) -> tuple[float, float] | None:
-    """Bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None where it attends to whole heads.
+def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float, float] | None:
+    """Return the bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None if it caches full heads.
 
-    Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which keeps values too.
+    Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which also caches values.
     """
     mode = latent_mode(settings)
     rank, rotated = summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0
@@ -356,8 +352,8 @@ def _latent_token(summary: ModelSummary, settings: Settings) -> tuple[float, flo
     return width * max(key, value), 0.0 if mode > 1 and whole else values * value
 
 
-def _sizes_of_ik_llama(summary: ModelSummary, settings: Settings) -> list[int]:
-    """Upper bounds. One cache serves all requests, every layer holds the whole context with heads of one size, those that predict further tokens too."""
+def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
+    """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
     alike = settings._replace(unified=True, full_window=True)
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
     if is_latent(summary) and summary.kv_heads == 1:
@@ -371,11 +367,11 @@ def _sizes_of_ik_llama(summary: ModelSummary, settings: Settings) -> list[int]:
     return [int(cells(plain, alike)[0] * sum(token))] * summary.layers
 
 
-def sizes(summary: ModelSummary, settings: Settings, build: int) -> tuple[list[int], bool]:
-    """Bytes that are kept for each layer, and whether they are exact; an upper bound where not.
+def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:
+    """Return the bytes of each layer's cache, and whether they are exact or an upper bound.
 
     :param build: number of the release.
     """
     if settings.fork == IK_LLAMA:
-        return _sizes_of_ik_llama(summary, settings), False
+        return _ik_llama_sizes(summary, settings), False
     return _sizes(summary, settings), is_known_architecture(summary) and is_known_build(build)

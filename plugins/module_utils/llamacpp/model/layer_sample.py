@@ -31,7 +31,7 @@ PART = "split."
 WHOLE_ONLY = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
 NUMBERS = {
-    **{f"{tensor_types.UNREAD_NAME}{number}": number for number in tensor_types.UNREAD},
+    **{f"{tensor_types.FUTURE_PREFIX}{number}": number for number in tensor_types.FUTURE_NUMBERS},
     **{kind.name: number for number, kind in tensor_types.ALL.items()},
 }
 CHUNK = 1 << 20
@@ -135,7 +135,7 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
     :raises GGUFError: it is not a model, or lacks one of the layers; ends a sentence that begins with its path.
     :raises OSError: it cannot be read, or the other one cannot be written.
     """
-    model, places = gguf.read_path(source), gguf.places(source)
+    model, places = gguf.read_path(source), gguf.tensor_places(source)
     architecture = str(model.metadata.get("general.architecture"))
     count = model.metadata.get(f"{architecture}.block_count")
     if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
@@ -163,7 +163,7 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
                     stream.write(part.read(offset + start, min(CHUNK, size - start)))
 
 
-def _cut(model: gguf.Model, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+def _cut(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return a key and its value for a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
     predicting = model.metadata.get(f"{architecture}.{PREDICTING}")

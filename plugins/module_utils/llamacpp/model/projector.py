@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Projectors for pictures and sound: what their headers say, and what llama-server needs for one.
+"""Projectors for images and sound: their headers, and their memory in llama-server.
 
-It loads all tensors of the file to one device. Learnt from tools/mtmd/clip.cpp of build 11063.
+llama-server loads all tensors of the file to one device (tools/mtmd/clip.cpp of build 11063).
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -15,15 +15,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 
 ARCHITECTURE = "clip"
 COMPUTE = 512 * MIB
-"""Assumed of its compute buffer: build 11063 logged 121 MiB of gemma3's, and internvl's computes four pictures at once."""
+"""Assumed size of its compute buffer: build 11063 logged 121 MiB for gemma3, and internvl computes four images at once."""
 
 
-def is_one(model: gguf.Model) -> bool:
+def is_one(model: gguf.ModelHeader) -> bool:
     return model.metadata.get("general.architecture") == ARCHITECTURE
 
 
-def summarize(model: gguf.Model) -> dict[str, Any]:
-    """What planning needs of a projector: ``name``, ``tensors`` (how many), ``tensor_bytes``, ``files`` and ``bytes``."""
+def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
+    """Return the summary of a projector: ``name``, ``tensors`` (their number), ``tensor_bytes``, ``files`` and ``bytes``."""
     name = model.metadata.get("general.name")
     return {
         "architecture": ARCHITECTURE,
@@ -36,14 +36,14 @@ def summarize(model: gguf.Model) -> dict[str, Any]:
 
 
 class Projector(NamedTuple):
-    """What planning knows of a projector."""
+    """Summary of a projector."""
 
     name: Name
     tensors: Annotated[int, Number(1)]
-    """How many."""
+    """Number of tensors."""
     tensor_bytes: Annotated[int, Number(1)]
 
 
 def weights(projector: Projector, alignment: int) -> int:
-    """Bytes of its tensors, each at a multiple of ``alignment`` at most."""
+    """Return an upper bound of the bytes of its tensors with this alignment."""
     return projector.tensor_bytes + projector.tensors * alignment

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Headers of models of which the published shape is known: their tensors, with the types that llama-quantize gives them.
+"""Headers of models with a published shape: their tensors, with the types that llama-quantize chooses (llama-quant.cpp of build 11063).
 
-Read in llama-quant.cpp of build 11063. Left out: that Q3_K_M gives the first layers more bits, that IQ4_XS and Q2_K give values fewer where queries share
-few of them, biases, and norms of heads. tests/unit/test_what_fits.py holds sizes against those of files.
+This ignores biases, norms of heads, the extra bits of the first layers in Q3_K_M, and the reduced bits of values in IQ4_XS and Q2_K.
+tests/unit/test_what_fits.py compares sizes with those of files.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.te
 
 TYPES = {kind.name: kind for kind in ALL.values()}
 STATE, CONVOLUTION, PERIOD = 128, 4, 4
-"""Of models with recurrent layers: elements of a head there, tokens of the convolution, and one layer of so many that attends."""
+"""Constants of models with recurrent layers: elements of a head, tokens of the convolution, and period of attention layers."""
 Count = Annotated[int, Number(1, 1 << 24)]
-Some = Annotated[int, Number(0, 1 << 24)]
+CountOrZero = Annotated[int, Number(0, 1 << 24)]
 
 
 class Experts(NamedTuple):
     number: Count
-    used: Count
-    """By a token."""
+    active: Count
+    """Number of experts per token."""
     inner: Count
-    """Width of each."""
-    shared: Some = 0
-    """Width of those that every token uses, together."""
-    after: Some = 0
-    """So many layers in front have none."""
+    """Width of an expert."""
+    shared: CountOrZero = 0
+    """Total width of the experts that every token uses."""
+    first_layer: CountOrZero = 0
+    """First layer with experts."""
 
 
 class Latent(NamedTuple):
-    """MLA: ranks of queries and of what is cached, and of each head the elements of keys, of their rotated part, and of values."""
+    """MLA: ranks of queries and of the cache, and elements of a head's keys, their rotated part, and values."""
 
     query: Count
     cached: Count
@@ -49,23 +49,23 @@ class Latent(NamedTuple):
 
 
 class Recurrent(NamedTuple):
-    """Heads of the layers that keep a state."""
+    """Heads of the recurrent layers."""
 
     keys: Count
     values: Count
 
 
-class Window(NamedTuple):
+class WindowShape(NamedTuple):
     size: Count
-    every: Count
-    """One layer of so many, the last, attends to everything."""
-    kv_heads: Some = 0
-    """Of the layers with a window, where they differ, and ``head`` as well: then the others have no values of their own."""
-    head: Some = 0
+    period: Count
+    """Number of layers of which the last attends to everything."""
+    kv_heads: CountOrZero = 0
+    """KV heads of the layers with a window, if they differ. Then ``head`` differs too, and the other layers have no separate values."""
+    head: CountOrZero = 0
 
 
 class Shape(NamedTuple):
-    """A model as its publisher describes it."""
+    """Published description of a model."""
 
     name: str
     architecture: str
@@ -76,21 +76,21 @@ class Shape(NamedTuple):
     vocabulary: Count
     context: Count
     repo: str = ""
-    """On Hugging Face, with its GGUF files."""
+    """Repository with its GGUF files on Hugging Face."""
     head: Count = 128
-    """Elements of one."""
-    inner: Some = 0
+    """Elements of a head."""
+    inner: CountOrZero = 0
     """Width of the feed-forward network in layers without experts."""
     tied: bool = False
     """Whether the output is the token embedding."""
-    next: Some = 0
-    """Of the layers, those at the end that predict further tokens."""
+    prediction_layers: CountOrZero = 0
+    """Number of last layers that predict further tokens."""
     experts: Experts | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
-    window: Window | None = None
-    only: str = ""
-    """The one quantisation in which it is published."""
+    window: WindowShape | None = None
+    quantisation: str = ""
+    """Its only published quantisation; empty if there are several."""
 
 
 MIXTURES: dict[str, dict[str, str]] = {
@@ -103,24 +103,24 @@ MIXTURES: dict[str, dict[str, str]] = {
     "Q2_K": {"": "Q2_K", "value": "Q4_K", "ffn_down": "Q3_K", "attn_output": "Q3_K"},
     "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "experts": "MXFP4"},
 }
-"""Quantisation, the largest first → kind of tensor → its type. The output is Q6_K unless it is named; ``more`` are values and ffn_down, in those layers
+"""Quantisation, the largest first → kind of tensor → its type. The default for the output is Q6_K; ``more`` applies to values and ffn_down in layers
 that get more bits."""
 NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
-"""What takes the place of types whose blocks are longer than a row; of others it is Q4_0."""
-WHOLE = re.compile(r"norm|_inp$|conv1d")
-"""In names of tensors that stay F32."""
+"""Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
+UNQUANTISED = re.compile(r"norm|_inp$|conv1d")
+"""Pattern for names of tensors that stay F32."""
 VALUES = {"attn_v", "attn_qkv"}
-BY_PLACE = ("value", "ffn_down")
-Shapes = dict[str, "tuple[int, ...]"]
+TYPES_BY_LAYER = ("value", "ffn_down")
+TensorShapes = dict[str, "tuple[int, ...]"]
 """Name of a tensor → elements in each dimension, the row first."""
 
 
 def quantisations(shape: Shape) -> list[str]:
-    """In which it can be had, the largest first."""
-    return [shape.only] if shape.only else [name for name in MIXTURES if name != "MXFP4_MOE"]
+    """Return the available quantisations of a model, the largest first."""
+    return [shape.quantisation] if shape.quantisation else [name for name in MIXTURES if name != "MXFP4_MOE"]
 
 
-def _attention(shape: Shape, layer: int) -> Shapes:
+def _attention(shape: Shape, layer: int) -> TensorShapes:
     width, heads, head, kv_heads, values = shape.width, shape.heads, shape.head, shape.kv_heads, True
     if latent := shape.latent:
         return {
@@ -132,43 +132,49 @@ def _attention(shape: Shape, layer: int) -> Shapes:
             "attn_output": (heads * latent.value, width),
         }
     if shape.recurrent and layer % PERIOD != PERIOD - 1:
-        keys, own = shape.recurrent.keys * STATE, shape.recurrent.values * STATE
+        keys, values_width = shape.recurrent.keys * STATE, shape.recurrent.values * STATE
         gates = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
-        inner = {"attn_qkv": (width, 2 * keys + own), "ssm_conv1d": (CONVOLUTION, 2 * keys + own)}
-        return {**inner, **gates, "attn_gate": (width, own), "ssm_out": (own, width)}
+        inner = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONVOLUTION, 2 * keys + values_width)}
+        return {**inner, **gates, "attn_gate": (width, values_width), "ssm_out": (values_width, width)}
     if shape.window and shape.window.head:
         values = _windowed(shape, layer)
         kv_heads, head = (shape.window.kv_heads, shape.window.head) if values else (kv_heads, head)
-    found = {"attn_q": (width, heads * head * (2 if shape.recurrent else 1)), "attn_output": (heads * head, width)}
-    return {**found, **dict.fromkeys(("attn_k", "attn_v") if values else ("attn_k",), (width, kv_heads * head))}
+    tensors = {"attn_q": (width, heads * head * (2 if shape.recurrent else 1)), "attn_output": (heads * head, width)}
+    return {**tensors, **dict.fromkeys(("attn_k", "attn_v") if values else ("attn_k",), (width, kv_heads * head))}
 
 
 def _windowed(shape: Shape, layer: int) -> bool:
-    every = shape.window.every if shape.window else 1
-    return layer % every != every - 1
+    period = shape.window.period if shape.window else 1
+    return layer % period != period - 1
 
 
-def _forward(shape: Shape, layer: int) -> Shapes:
+def _forward(shape: Shape, layer: int) -> TensorShapes:
     width, experts = shape.width, shape.experts
-    parts: Shapes = {"": (shape.inner,)}
-    found: Shapes = {}
-    if experts and layer >= experts.after:
+    parts: TensorShapes = {"": (shape.inner,)}
+    tensors: TensorShapes = {}
+    if experts and layer >= experts.first_layer:
         parts = {"_exps": (experts.inner, experts.number), **({"_shexp": (experts.shared,)} if experts.shared else {})}
-        found = {"ffn_gate_inp": (width, experts.number)}
+        tensors = {"ffn_gate_inp": (width, experts.number)}
     for name, (inner, *many) in parts.items():
-        found.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, inner, *many)))
-        found[f"ffn_down{name}"] = (inner, width, *many)
-    return found
+        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, inner, *many)))
+        tensors[f"ffn_down{name}"] = (inner, width, *many)
+    return tensors
 
 
-def _type(mixture: dict[str, str], name: str, index: int, count: int) -> str:
-    """Of a tensor of a layer, which is the one with this index of so many that have such a tensor."""
-    if WHOLE.search(name):
+def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> str:
+    """Return the type of a layer's tensor.
+
+    :param index: position of the layer among the ``count`` layers with such a tensor.
+    """
+    if UNQUANTISED.search(name):
         return "F32"
     kind = "value" if name in VALUES else re.sub("_(exps|shexp)$", "", name)
-    more = index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
-    others = "experts" if name.endswith("_exps") else kind, "more" if more and kind in BY_PLACE else ""
-    return next(mixture[key] for key in (kind, *others, "") if key in mixture)
+    gets_more_bits = index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
+    alternatives = (
+        "experts" if name.endswith("_exps") else kind,
+        "more" if gets_more_bits and kind in TYPES_BY_LAYER else "",
+    )
+    return next(mixture[key] for key in (kind, *alternatives, "") if key in mixture)
 
 
 def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
@@ -179,59 +185,61 @@ def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
 
 
 def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
-    """Name → tensor of the model in a quantisation."""
+    """Return the tensors of a model in a quantisation by name."""
     mixture, embedding, norm = MIXTURES[quantisation], (shape.width, shape.vocabulary), (shape.width,)
     output = mixture.get("output", "Q6_K")
-    found = {"output_norm.weight": _tensor("F32", norm)}
-    found["token_embd.weight"] = _tensor(output if shape.tied else mixture[""], embedding)
+    result = {"output_norm.weight": _tensor("F32", norm)}
+    result["token_embd.weight"] = _tensor(output if shape.tied else mixture[""], embedding)
     if not shape.tied:
-        found["output.weight"] = _tensor(output, embedding)
+        result["output.weight"] = _tensor(output, embedding)
     layers = [_attention(shape, layer) for layer in range(shape.layers)]
-    values = [layer for layer, own in enumerate(layers) if VALUES & own.keys()]
-    for layer, own in enumerate(layers):
-        for name, size in {"attn_norm": norm, "ffn_norm": norm, **own, **_forward(shape, layer)}.items():
-            place = (values.index(layer), len(values)) if name in VALUES else (layer, shape.layers)
-            found[f"blk.{layer}.{name}.weight"] = _tensor(_type(mixture, name, *place), size)
-    return found
+    values = [layer for layer, attention in enumerate(layers) if VALUES & attention.keys()]
+    for layer, attention in enumerate(layers):
+        for name, size in {"attn_norm": norm, "ffn_norm": norm, **attention, **_forward(shape, layer)}.items():
+            position = (values.index(layer), len(values)) if name in VALUES else (layer, shape.layers)
+            result[f"blk.{layer}.{name}.weight"] = _tensor(_type_name(mixture, name, *position), size)
+    return result
 
 
 def keys(shape: Shape) -> dict[str, int | list[int]]:
-    """What the header says, without the name of the architecture."""
-    found: dict[str, int | list[int]] = {
+    """Return the keys of the header without the name of the architecture."""
+    result: dict[str, int | list[int]] = {
         **{"block_count": shape.layers, "embedding_length": shape.width, "context_length": shape.context},
         **{"attention.head_count": shape.heads, "attention.head_count_kv": shape.kv_heads},
         **{"attention.key_length": shape.head, "attention.value_length": shape.head, "vocab_size": shape.vocabulary},
-        **({"nextn_predict_layers": shape.next} if shape.next else {}),
+        **({"nextn_predict_layers": shape.prediction_layers} if shape.prediction_layers else {}),
     }
     if latent := shape.latent:
         lengths = {"key_length": latent.cached + latent.rotated, "key_length_mla": latent.key + latent.rotated}
         lengths.update(value_length=latent.cached, value_length_mla=latent.value)
-        found.update({f"attention.{name}": value for name, value in lengths.items()})
+        result.update({f"attention.{name}": value for name, value in lengths.items()})
     if shape.experts:
-        found.update(expert_count=shape.experts.number, expert_used_count=shape.experts.used)
+        result.update(expert_count=shape.experts.number, expert_used_count=shape.experts.active)
     if shape.recurrent:
         inner, groups = shape.recurrent.values * STATE, shape.recurrent.keys
-        found.update({"full_attention_interval": PERIOD, "ssm.conv_kernel": CONVOLUTION, "ssm.inner_size": inner})
-        found.update({"ssm.state_size": STATE, "ssm.group_count": groups})
+        result.update({"full_attention_interval": PERIOD, "ssm.conv_kernel": CONVOLUTION, "ssm.inner_size": inner})
+        result.update({"ssm.state_size": STATE, "ssm.group_count": groups})
     if window := shape.window:
-        found["attention.sliding_window"] = window.size
+        result["attention.sliding_window"] = window.size
         if window.head:
             windows = [_windowed(shape, layer) for layer in range(shape.layers)]
-            found["attention.sliding_window_pattern"] = list(map(int, windows))
-            found["attention.head_count_kv"] = [window.kv_heads if own else shape.kv_heads for own in windows]
-            found["attention.key_length_swa"] = found["attention.value_length_swa"] = window.head
-    return found
+            result["attention.sliding_window_pattern"] = list(map(int, windows))
+            result["attention.head_count_kv"] = [
+                window.kv_heads if windowed else shape.kv_heads for windowed in windows
+            ]
+            result["attention.key_length_swa"] = result["attention.value_length_swa"] = window.head
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
 def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
-    """What the header of the model says in this quantisation, one of ``quantisations``.
+    """Return the summary of a model in one of its ``quantisations``.
 
     :raises gguf.GGUFError: such a model cannot be served.
     """
     stored, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
-    own = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
-    named = {"general.architecture": shape.architecture, "general.name": name}
+    architecture_keys = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
+    general_keys = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
-    model = gguf.Model({**named, **own}, stored, [file], [])
+    model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored, [file], [])
     return header_summary.parse(header_summary.summarize(model))

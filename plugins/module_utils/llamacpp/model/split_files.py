@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of the files of a model that has several (gguf-split)."""
+"""File names of split models (gguf-split)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
-"""Name of the first one."""
+"""Pattern for the name of the first part."""
 
 
 class ModelFiles(NamedTuple):
-    """Files that are one model: a single one, or those of a split model in their order."""
+    """Files of one model: a single file, or the parts of a split model in order."""
 
     names: tuple[str, ...]
     missing: tuple[str, ...] = ()
-    """Files of the split model that are not there."""
+    """Missing parts of the split model."""
 
 
 RAW_PART = re.compile(
     r"(?i).*[.-](part[-_.]?(\d+|[a-z]{1,2})([-_]?of[-_]?\d+)?|split-[a-z]{1,2}|(?<=gguf\.)(\d{2,3}|[a-z]{2}))(\.gguf)?"
 )
-"""Name of a part of a file that was cut at any byte."""
+"""Pattern for the name of a part of a file that was cut at any byte."""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def siblings(name: str) -> list[str]:
-    """Names of all files of the split model that a file belongs to; of another model, its own."""
+    """Return the names of all parts of the split model to which a file belongs; for other files, the name itself."""
     match = PART.fullmatch(name)
     if not match or not 0 < int(match[2]) <= int(match[3]):
         return [name]
@@ -37,7 +37,7 @@ def siblings(name: str) -> list[str]:
 
 
 def group(names: Iterable[str]) -> list[ModelFiles]:
-    """The models that files make up, in the order of their first names."""
+    """Group files into models, in the order of their first names."""
     unique = dict.fromkeys(names)
     groups: dict[tuple[str, ...], ModelFiles] = {}
     for name in unique:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The types of tensors in GGUF files: their numbers, their sizes, and which fork loads them.
+"""Types of tensors in GGUF files: their numbers, their sizes, and the forks that load them.
 
-Read in ggml.h, and type_traits of ggml.c, of builds 11063 and 11434, and of ik_llama.cpp's commit 4840 (8337e4cd); F8_E4M3 in wllama 3.13.0.
+Sources: ggml.h, and type_traits of ggml.c, in builds 11063 and 11434 and in ik_llama.cpp's commit 4840 (8337e4cd); F8_E4M3 in wllama 3.13.0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 
 
 class Type(NamedTuple):
-    """How a tensor is stored: blocks of so many elements of a row in so many bytes, and bytes that each row has beside them."""
+    """Storage of a tensor type: elements and bytes of a block, and extra bytes per row."""
 
     name: str
     elements: int
@@ -23,11 +23,14 @@ class Type(NamedTuple):
     row_bytes: int = 0
 
     def size(self, row: int, rows: int) -> int:
-        """Bytes of a tensor with so many elements in a row."""
+        """Return the bytes of a tensor.
+
+        :param row: elements in a row.
+        """
         return rows * (row // self.elements * self.bytes + self.row_bytes)
 
 
-OF_BOTH = {
+SHARED_TYPES = {
     0: Type("F32", 1, 4),
     1: Type("F16", 1, 2),
     2: Type("Q4_0", 32, 18),
@@ -58,16 +61,16 @@ OF_BOTH = {
     39: Type("MXFP4", 32, 17),
     41: Type("Q1_0", 128, 18),
 }
-"""Number → type that llama.cpp and ik_llama.cpp have."""
+"""Number → type that both forks have."""
 
-OF_MAINLINE = {
+MAINLINE_TYPES = {
     34: Type("TQ1_0", 256, 54),
     35: Type("TQ2_0", 256, 66),
     40: Type("NVFP4", 64, 36),
     42: Type("Q2_0", 64, 18),
     43: Type("F8_E4M3", 1, 1),
 }
-OF_IK_LLAMA = {
+IK_LLAMA_TYPES = {
     31: Type("Q4_0_4_4", 32, 18),
     32: Type("Q4_0_4_8", 32, 18),
     33: Type("Q4_0_8_8", 32, 18),
@@ -121,29 +124,27 @@ OF_IK_LLAMA = {
     398: Type("Q8_KV_R8", 32, 32, 4),
     399: Type("Q8_K_R8", 256, 258),
 }
-"""Number → type that only one of them has. Types that a program makes for itself and that no file has are left out."""
+"""Number → type that only one fork has, without types that never occur in files."""
 
-ALL = {**OF_BOTH, **OF_MAINLINE, **OF_IK_LLAMA}
+ALL = {**SHARED_TYPES, **MAINLINE_TYPES, **IK_LLAMA_TYPES}
 
 ONLY_OF = {
     fork: frozenset(kind.name for kind in kinds.values())
-    for fork, kinds in ((MAINLINE, OF_MAINLINE), (IK_LLAMA, OF_IK_LLAMA))
+    for fork, kinds in ((MAINLINE, MAINLINE_TYPES), (IK_LLAMA, IK_LLAMA_TYPES))
 }
 """Fork → names of the types that only it has."""
-
-
-UNREAD, UNREAD_NAME = {*range(max(OF_MAINLINE) + 1, 512)} - set(ALL), "type "
-"""Numbers that newer builds may give types, and how the name of such a type begins. Its tensors are as large as their places in the file."""
+FUTURE_NUMBERS, FUTURE_PREFIX = {*range(max(MAINLINE_TYPES) + 1, 512)} - set(ALL), "type "
+"""Numbers that newer builds may assign to types, and prefix of the names of such types. Offsets in the file determine the size of their tensors."""
 
 SINCE = {"F8_E4M3": 12211}
-"""Type → the first build of llama.cpp that was read and has it, where that is not the oldest of the window."""
+"""Type → first reviewed build of llama.cpp that has it, unless that is the oldest supported build."""
 
 
-def unread(kinds: Collection[str]) -> list[str]:
-    """Those of the types that no build has which was read."""
+def unknown_types(kinds: Collection[str]) -> list[str]:
+    """Return the types that no reviewed build has."""
     return sorted({*kinds} - {kind.name for kind in ALL.values()})
 
 
-def of_others(kinds: Collection[str], fork: str) -> list[str]:
-    """Those of the types that only another fork has."""
-    return sorted(kind for other, names in ONLY_OF.items() if other != fork for kind in names & set(kinds))
+def types_of_other_forks(kinds: Collection[str], fork: str) -> list[str]:
+    """Return the types that only another fork has."""
+    return sorted(kind for owner, names in ONLY_OF.items() if owner != fork for kind in names & set(kinds))

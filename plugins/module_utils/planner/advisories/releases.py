@@ -58,7 +58,7 @@ def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     release = context.release
     appeared = capabilities.appearance_of(context.summary.architecture, release.fork)
     patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    supported = appeared is None or release.build >= (appeared.having or math.inf)
+    supported = appeared is None or release.build >= (appeared.oldest_with or math.inf)
     return None if supported or patched else appeared
 
 
@@ -68,9 +68,9 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     appeared = _architecture(context)
     if name in OLLAMA_ARCHITECTURES and source:
         values = {"would": "would", "who": "only Ollama knows", "variable": source.variable, "variables": None}
-    elif appeared and release.build < (appeared.having or appeared.lacking + 1):
-        would, does = ("would", "does") if release.build <= appeared.lacking else ("may", "may")
-        newer = f"build {appeared.having} or newer" if appeared.having else "a newer build that knows it"
+    elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
+        would, does = ("would", "does") if release.build <= appeared.newest_without else ("may", "may")
+        newer = f"build {appeared.oldest_with} or newer" if appeared.oldest_with else "a newer build that knows it"
         variables = remedies.listed(context.variables_of(release.id))
         values = {"would": would, "who": f"build {release.build} {does} not know", "variable": None}
         values.update(newer=newer, variables=variables)
@@ -81,7 +81,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
 
 def unread_model(context: AdvisoryContext) -> Cases:
     """Return the head if no checked build has the model's architecture or tensor types, and its build is newer than these."""
-    kinds = tensor_types.unread({row.type for row in context.summary.named_tensors})
+    kinds = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
     is_new = _architecture(context) and not unknown_architecture(context)
     parts = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
         f"tensors of {kind}" for kind in kinds

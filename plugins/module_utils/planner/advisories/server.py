@@ -74,7 +74,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
 def slow_load(context: AdvisoryContext) -> Cases:
     """Return a case if hashing and copying in llama.cpp limits the load, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
-    patch = fast_load.known(release.protocol, release.mainline) and release.source in release_request.COMPILED
+    patch = fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED
     slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
     if not slow or not patch or release.loads_fast:
         return []
@@ -91,8 +91,8 @@ def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing = [options.of_name(name) for name in workload.PLACING[auxiliary.role]]
-        words = [word for word in context.server.extra_args if options.of_word(word) in placing]
+        placing = [options.by_name(name) for name in workload.PLACING[auxiliary.role]]
+        words = [word for word in context.server.extra_args if options.by_word(word) in placing]
         word = " and ".join(words) or None
         values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}
         cases.append((context.cluster.head, values))

@@ -44,9 +44,9 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
 
     :raises Refusal: the collection has no patch for it, or the hosts do not compile it.
     """
-    patch = fast_load.known(release.protocol, release.mainline)
+    patch = fast_load.patch_of(release.protocol, release.mainline)
     if patch and release.source in release_request.COMPILED:
-        return PatchPlan(patch.path, patch.sha256, (fast_load.CHANGED,))
+        return PatchPlan(patch.path, patch.sha256, (fast_load.PATCHED_FILE,))
     cause = (
         f"has source: {release.source}, whose programs are already compiled"
         if release.source not in release_request.COMPILED
@@ -343,7 +343,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
     return {
         **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
         **host.cmake_options,
-        **backends.without(host.facts.cpu.unusable or (), host.cmake_options),
+        **backends.exclusion_options(host.facts.cpu.unusable or (), host.cmake_options),
     }
 
 

@@ -187,7 +187,7 @@ def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] 
         if facts:
             facts_of(facts)
     except typed_json.Mismatch as error:
-        raise Refusal(f"llama_hardware{error.where} of {name} {error.why}: correct it, or leave it out") from None
+        raise Refusal(f"llama_hardware{error.path} of {name} {error.reason}: correct it, or leave it out") from None
     return facts
 
 
@@ -498,7 +498,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         },
         "scope": scope,
         "service_manager": manager,
-        **names.places(scope, manager, {"HOME": hardware.get("home", "~")}),
+        **names.installation_folders(scope, manager, {"HOME": hardware.get("home", "~")}),
     }
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)

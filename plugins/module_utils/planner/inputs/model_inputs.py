@@ -70,7 +70,7 @@ def summary_of(place: str, header: Any) -> ModelSummary:
     try:
         return header_summary.parse(header)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{place}{error.where} {error.why}: set it to the summary that model_info returns") from None
+        raise Refusal(f"{place}{error.path} {error.reason}: set it to the summary that model_info returns") from None
 
 
 def _is_set(value: Any) -> bool:

@@ -39,8 +39,8 @@ LIMITS = {
 def check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuse options for an auxiliary model that a variable already names."""
     for source in request.sources():
-        option = options.of_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
-        words = [word for word in server.extra_args if option and options.of_word(word) == option]
+        option = options.by_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
+        words = [word for word in server.extra_args if option and options.by_word(word) == option]
         if words:
             raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
 
@@ -115,14 +115,14 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     """Refuse options that the plan decides, and options that llama-server of this release does not have: it would not start."""
     for word in arguments:
         name = re.split(r"[\s=]", word, maxsplit=1)[0]
-        option = options.of_word(name)
+        option = options.by_word(name)
         if option and option.secret:
             raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
         if re.match(r"--?\w[\w-]*\s", word):
             raise Refusal(
                 f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
             )
-    known_options = {word: option for word in arguments if (option := options.of_word(word))}
+    known_options = {word: option for word in arguments if (option := options.by_word(word))}
     for word, option in known_options.items():
         if option.owned:
             raise Refusal(
@@ -156,7 +156,7 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
     """Refuse a model with tensor types that llama-server of this release does not have: it would not load it."""
     subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
-    strange = tensor_types.of_others(kinds, release.fork)
+    strange = tensor_types.types_of_other_forks(kinds, release.fork)
     if strange:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
@@ -164,7 +164,7 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(strange)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
-    untested = dict.fromkeys(tensor_types.unread(kinds), capabilities.NEWEST[release.fork] + 1)
+    untested = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST[release.fork] + 1)
     newer = {
         kind: build
         for kind, build in {**tensor_types.SINCE, **untested}.items()

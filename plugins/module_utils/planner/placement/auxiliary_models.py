@@ -73,7 +73,7 @@ def _cache_bytes(load: device_load.Load, summary: ModelSummary) -> int:
     return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
 
 
-def _cache_settings(workload: Workload) -> kv_cache.Settings:
+def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
     """Return the settings for the draft model. Its cache has its own types, f16 by default."""
     types = [workload.server.argument(f"draft-cache-type-{name}") or ("", "f16") for name in "kv"]
     for word, cache_type in types:

@@ -42,7 +42,7 @@ UNKNOWN_FACTOR = 1.6
 """The factor of a device that no table has."""
 
 
-def rate_of_row(row: device_rates.Known, source: str, backend: str = backends.CPU.name, architecture: str = "") -> Rate:
+def rate_of_row(row: device_rates.RateRow, source: str, backend: str = backends.CPU.name, architecture: str = "") -> Rate:
     """Return the rate that llama.cpp reaches with a row's figures.
 
     :param architecture: architecture of the model.
@@ -61,7 +61,7 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
-    row = device_rates.of_accelerator(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
+    row = device_rates.accelerator_row(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     source = TABLE if row else ASSUMED
     if not row and accelerator.unified:
         row = device_rates.ASSUMED["unified"]
@@ -73,7 +73,7 @@ def processor_rate(facts: Facts) -> Rate:
     """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     model, cores = facts.cpu.model, facts.cpu.cores
     shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.of_processor, (model, *shared))), None)
+    row = next(filter(None, map(device_rates.processor_row, (model, *shared))), None)
     rate = (
         rate_of_row(row, TABLE)
         if row
@@ -155,7 +155,7 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     active_bytes = size - experts + experts * active * experts_cost
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
-    return PartCost((size - experts * (1 - active)) * cost.read * latent, 8 * active_bytes / bits * cost.multiplied)
+    return PartCost((size - experts * (1 - active)) * cost.generation_factor * latent, 8 * active_bytes / bits * cost.prompt_factor)
 
 
 def units_read(load: device_load.Load) -> list[float]:

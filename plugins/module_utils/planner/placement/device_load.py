@@ -120,7 +120,7 @@ class Load:
     """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
-        self, summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: Sequence[tuple[str, str]] = ()
+        self, summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, overrides: Sequence[tuple[str, str]] = ()
     ) -> None:
         """
         :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
@@ -222,7 +222,7 @@ def _on_head(load: Load, units: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=32)
 def load_of(
-    summary: ModelSummary, settings: kv_cache.Settings, build: int, overrides: tuple[tuple[str, str], ...] = ()
+    summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, overrides: tuple[tuple[str, str], ...] = ()
 ) -> Load:
     return Load(summary, settings, build, overrides)
 

@@ -208,8 +208,8 @@ def environment_of_head(
     visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
     if hiding and driven and visible_count < len(accelerators):
         environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(visible_count))))
-    elif hiding and hiding.none is not None and accelerators and uses_workers and not driven:
-        environment[hiding.variable] = hiding.none
+    elif hiding and hiding.no_device is not None and accelerators and uses_workers and not driven:
+        environment[hiding.variable] = hiding.no_device
     return environment
 
 

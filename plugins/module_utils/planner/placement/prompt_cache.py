@@ -45,7 +45,7 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     workload = candidate.workload
     server, release, cache = workload.server, workload.release, workload.cache
     available = {
-        name for name in ("prompt-cache", "context-checkpoints") if options.of_name(name).spelled(release.fork)
+        name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
     room = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
     size = _checkpoint_bytes(candidate)

@@ -56,7 +56,7 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
 
 @functools.lru_cache(maxsize=64)
 def _attention(
-    summary: ModelSummary, settings: kv_cache.Settings, build: int, depth: int
+    summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
     """Return for each layer the bytes of cache that a token reads, and the multiplications of its attention."""
     filled = settings._replace(context=depth, parallel=1)
@@ -117,7 +117,7 @@ def _best_micro_batch(candidate: Candidate) -> int:
     return min(alternatives, key=lambda size: abs(size - default))
 
 
-def _fits(candidate: Candidate, cache: kv_cache.Settings) -> bool:
+def _fits(candidate: Candidate, cache: kv_cache.CacheSettings) -> bool:
     """Return whether each device holds its layers with the compute buffer and windows of these settings."""
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)

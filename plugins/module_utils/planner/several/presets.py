@@ -30,7 +30,7 @@ def check(release: ReleasePlan) -> None:
 
 
 def _is_routers(word: str) -> bool:
-    option = options.of_word(word)
+    option = options.by_word(word)
     return option is not None and option.name in OF_ROUTER
 
 
