@@ -175,7 +175,7 @@ class Bench:
     def from_full(self) -> dict:
         """With what a load before has left; where that was not measured, with a copy of it."""
         workers = own(self.plans["workers"]).items()
-        if any(cache_prefill.missing(self.worker(name, worker)) for name, worker in workers):
+        if any(cache_prefill.missing_tensors(self.worker(name, worker)) for name, worker in workers):
             self.from_copy()
         return self.load(cached=True)
 

@@ -100,7 +100,7 @@ def test_the_operator_has_the_last_word(large, wanted):
 
 
 def names_of(prefill):
-    return cache_prefill.names_of(typed_json.parse(CachePrefill, prefill).tensors)
+    return cache_prefill.tensor_sizes(typed_json.parse(CachePrefill, prefill).tensors)
 
 
 def test_each_worker_gets_exactly_its_share(large):
@@ -165,7 +165,7 @@ def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
 
 def test_a_host_without_the_model_gives_nothing(tmp_path):
     assert cache_prefill.fill(worker(tmp_path / "missing.gguf", 1)) == 0
-    assert cache_prefill.missing(worker(model(tmp_path, [1]), 0)) == [], "others are not of this worker"
+    assert cache_prefill.missing_tensors(worker(model(tmp_path, [1]), 0)) == [], "others are not of this worker"
 
 
 def test_a_model_that_cannot_be_read(tmp_path):
@@ -202,7 +202,7 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     filled.folder.mkdir(parents=True)
     (filled.folder / "0123456789abcdef").write_bytes(bytes(100))
     (filled.folder / ("a" * 16)).symlink_to(path)
-    assert len(cache_prefill.missing(filled)) == 1
+    assert len(cache_prefill.missing_tensors(filled)) == 1
 
 
 @programs

@@ -222,15 +222,15 @@ SECTIONS = {
 
 @pytest.mark.parametrize("manager", MANAGERS)
 def test_a_file_of_a_manager(manager):
-    path, text = configuration._planned(link(), manager)
+    path, text = configuration._planned_file(link(), manager)
     assert path == "/" + PATHS[manager]
     parser = configparser.RawConfigParser()
     parser.optionxform = str
     parser.read_string(text)
     assert {name: dict(parser[name]) for name in SECTIONS[manager]} == SECTIONS[manager]
     assert "eth1" in (parser["connection"]["interface-name"] if "connection" in parser else text)
-    assert configuration._planned(link(), manager)[1] == text, "its UUID stays"
-    assert "mtu" not in configuration._planned(link(mtu=None), manager)[1].lower()
+    assert configuration._planned_file(link(), manager)[1] == text, "its UUID stays"
+    assert "mtu" not in configuration._planned_file(link(mtu=None), manager)[1].lower()
 
 
 def test_the_protected_interface_is_refused(machine, monkeypatch):

@@ -31,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.ASKED} else 'what?')"
+RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_PIECES} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -54,12 +54,12 @@ def programs(tmp_path, monkeypatch):
 
     def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=()):
         hangs = "sleep" in f"{server}{worker}"
-        monkeypatch.setattr(smoke_test, "SECONDS", 1 if hangs else 30)
+        monkeypatch.setattr(smoke_test, "PROGRAM_SECONDS", 1 if hangs else 30)
         for name, text in (("llama-server", server), ("rpc-server", worker)):
             if text is not None:
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
-        place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
+        place = smoke_test.TrialSettings(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
         smoke_test.check(tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place)
 
@@ -132,7 +132,7 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, None)
+    place = smoke_test.TrialSettings(tmp_path / "trial", {}, None)
     with pytest.raises(Refusal, match="llama-server does not run on this host: Exec format error"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
 
@@ -148,16 +148,16 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
         "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
     )
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, "nobody")
+    place = smoke_test.TrialSettings(tmp_path / "trial", {}, "nobody")
     with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
         smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: smoke_test.ASKED]).replace("\u2581", " ") + " " + smoke_test.answer()
+    words = "".join(pieces[: smoke_test.QUESTION_PIECES]).replace("\u2581", " ") + " " + smoke_test.answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(smoke_test.answer().split()) >= smoke_test.ANSWERED
+    assert len(smoke_test.answer().split()) >= smoke_test.ANSWER_PIECES
     assert max(smoke_test.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 

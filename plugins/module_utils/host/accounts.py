@@ -17,15 +17,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 ANSWER_BYTES = 1 << 20
 
 
-def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
+def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
     os.setgroups(changes["extra_groups"])
     os.setgid(changes["group"])
     os.setuid(changes["user"])
     try:
-        said = {"result": work(*arguments)}
+        reply = {"result": work(*arguments)}
     except (Refusal, OSError) as error:
-        said = {"failed": str(error)}
-    pipe.send_bytes(json.dumps(said).encode())
+        reply = {"failed": str(error)}
+    pipe.send_bytes(json.dumps(reply).encode())
 
 
 def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -35,18 +35,18 @@ def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> A
     if not changes:
         return work(*arguments)
     fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(there, changes, work, arguments))
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_send_result, args=(sender, changes, work, arguments))
     process.start()
-    there.close()
+    sender.close()
     try:
-        said = reading.parse(here.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
+        reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
     except (EOFError, OSError, ValueError) as error:
         raise Refusal(
             f"the process that works as {account} has ended without a result: run the playbook again"
         ) from error
     finally:
         process.join()
-    if "failed" in said:
-        raise Refusal(str(said["failed"]))
-    return said.get("result")
+    if "failed" in reply:
+        raise Refusal(str(reply["failed"]))
+    return reply.get("result")

@@ -31,14 +31,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 
-FILE = re.compile(r"[0-9a-f]{16}")
+CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
 """How a worker names the files of its cache."""
 SECONDS_TO_START = 60.0
 SECONDS_TO_COMPARE = 600.0
 """For samples of the model and of the files in the cache."""
-SLOWEST = 5 * MIB
+LOWEST_RATE = 5 * MIB
 """Bytes per second that are waited for. Assumed: a slow disk that others use, too."""
-ROOM = 1024 * MIB
+RESERVED_BYTES = 1024 * MIB
 """What stays free on a disk."""
 
 
@@ -59,34 +59,34 @@ def fill(worker: Worker, check_mode: bool = False) -> int:
 
     :raises Refusal: a copy of the model cannot be read, or the worker does not take it.
     """
-    lacking = reading.from_disk(worker.folder, lambda: missing(worker), SECONDS_TO_COMPARE)
-    size = sum(place.bytes for place in lacking)
-    if lacking and not check_mode:
+    tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), SECONDS_TO_COMPARE)
+    size = sum(place.bytes for place in tensors)
+    if tensors and not check_mode:
         # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
         launcher.known_sizes(worker.folder, {row.bytes for row in worker.prefill.tensors})
-        _check_room(worker.folder, size)
-        _give(worker, lacking)
+        _check_free_space(worker.folder, size)
+        _send_tensors(worker, tensors)
     return size
 
 
-def missing(worker: Worker) -> list[gguf.Place]:
+def missing_tensors(worker: Worker) -> list[gguf.Place]:
     """Tensors of the worker that models on this host have and its cache does not; of tensors that are alike one.
 
     :raises Refusal: a model cannot be read.
     """
-    cached = _cached(worker.folder)
-    lacking = {}
+    cached = _cached_fingerprints(worker.folder)
+    tensors = {}
     for path in dict.fromkeys(row.model for row in worker.prefill.tensors if os.path.exists(row.model)):
-        names = names_of(row for row in worker.prefill.tensors if row.model == path)
-        with _reading(path):
+        names = tensor_sizes(row for row in worker.prefill.tensors if row.model == path)
+        with _errors_as_refusal(path):
             for name, place in gguf.places(path).items():
                 if names.get(name) == place.bytes:
                     with reading.open_file(place.path, follow=True) as stream:
-                        lacking[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
-    return [place for fingerprint, place in lacking.items() if fingerprint not in cached]
+                        tensors[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
+    return [place for fingerprint, place in tensors.items() if fingerprint not in cached]
 
 
-def names_of(rows: Iterable[PrefillTensor]) -> dict[str, int]:
+def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
     """Names of the tensors of these rows of the plan, and their bytes."""
     return {
         row.name.replace("*", str(layer), 1): row.bytes
@@ -96,7 +96,7 @@ def names_of(rows: Iterable[PrefillTensor]) -> dict[str, int]:
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def _errors_as_refusal(path: str) -> Iterator[None]:
     try:
         yield
     except gguf.GGUFError as error:
@@ -105,28 +105,28 @@ def _reading(path: str) -> Iterator[None]:
         raise Refusal(f"{path} cannot be read: {error}") from error
 
 
-def _cached(folder: Path) -> set[str]:
+def _cached_fingerprints(folder: Path) -> set[str]:
     """Fingerprint of each tensor that is in a cache, which may be missing."""
-    found = set()
+    fingerprints = set()
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
-                if FILE.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
+                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
                     with reading.open_file(entry.path) as stream:
-                        found.add(rpc_upload.fingerprint(stream, 0, size))
-    return found
+                        fingerprints.add(rpc_upload.fingerprint(stream, 0, size))
+    return fingerprints
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(existing(folder)).free
-    if free < needed + ROOM:
+    if free < needed_bytes + RESERVED_BYTES:
         raise Refusal(
-            f"{needed // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {ROOM // MIB} MiB stay free"
+            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {RESERVED_BYTES // MIB} MiB stay free"
         )
 
 
-def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
+def _send_tensors(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
     """Gives the tensors to an instance of the worker's program on loopback, which shares its cache.
 
     :raises Refusal: it does not run, or does not take one.
@@ -140,13 +140,13 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
         process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / SLOWEST
+    seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / LOWEST_RATE
     largest = max(place.bytes for place in tensors)
     try:
-        wait(port, process)
+        wait_for_worker(port, process)
         with rpc_upload.Worker(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
-                with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
+                with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.give(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"its program on port {port} {error}") from error
@@ -155,7 +155,7 @@ def _give(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
         process.wait()
 
 
-def wait(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
     """Waits until the worker answers.
 
     :raises Refusal: it does not, or by a protocol whose messages are not known.

@@ -48,13 +48,13 @@ class Run(NamedTuple):
     since: Annotated[int, Number()] = 0
     """Seconds of the head's clock when it took the lock."""
 
-    def is_same(self, other: "Optional[Run]") -> bool:
-        return other is not None and (self.machine, self.process) == (other.machine, other.process)
+    def is_same(self, run: "Optional[Run]") -> bool:
+        return run is not None and (self.machine, self.process) == (run.machine, run.process)
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        whole = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
-        return validation.printable(whole, None)
+        text = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
+        return validation.printable(text, None)
 
 
 class HeldError(Exception):

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
-NEXT, NOW, BEFORE = PLACES = "next", "now", "before"
+NEXT, CURRENT, PREVIOUS = PLACES = "next", "now", "before"
 FILE_BYTES = 32 << 20
 """The head's facts are most of it, about 20 kB for each host."""
 
@@ -29,17 +29,17 @@ def _path(prefix: str, place: str) -> Path:
     return Path(prefix, names.PLANS, f"{place}.json")
 
 
-def last(prefix: str) -> LastPlan | None:
+def last_plan(prefix: str) -> LastPlan | None:
     """What the host took last."""
-    begun = read(prefix, NEXT)
-    kept = begun or read(prefix, NOW)
-    return LastPlan(kept.id, kept.release, kept.declared, not begun, kept.variables) if kept else None
+    pending = read(prefix, NEXT)
+    plan = pending or read(prefix, CURRENT)
+    return LastPlan(plan.id, plan.release, plan.declared, not pending, plan.variables) if plan else None
 
 
-def builds(prefix: str) -> set[str]:
+def kept_builds(prefix: str) -> set[str]:
     """Ids of the builds of all kept plans."""
-    kept = filter(None, (read(prefix, place) for place in PLACES))
-    return {build.id for plan in kept for build in plan.host.builds}
+    plans = filter(None, (read(prefix, place) for place in PLACES))
+    return {build.id for plan in plans for build in plan.host.builds}
 
 
 def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
@@ -47,13 +47,13 @@ def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
 
     :raises OSError: nothing is changed.
     """
-    present = read(prefix, NOW)
-    same = present is not None and present.id == plan.id
+    present = read(prefix, CURRENT)
+    is_current = present is not None and present.id == plan.id
     # Not all that a host's part has is in the id of the plan: facts that are left on the head are not.
-    changed = present != plan if same else True
-    if changed and not check:
-        _write(prefix, NOW if same else NEXT, plan)
-    return changed
+    differs = present != plan if is_current else True
+    if differs and not check:
+        _write(prefix, CURRENT if is_current else NEXT, plan)
+    return differs
 
 
 def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
@@ -61,20 +61,20 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
 
     :raises Refusal: the host does not keep it.
     """
-    kept = {place: read(prefix, place) for place in PLACES}
-    present, begun = kept[NOW], _path(prefix, NEXT)
-    same = present is not None and present.id == identity
-    changed = not same or begun.exists()
-    if not changed or check:
-        return changed
-    if not same:
-        new = next((plan for plan in kept.values() if plan and plan.id == identity), None)
+    plans = {place: read(prefix, place) for place in PLACES}
+    present, pending_path = plans[CURRENT], _path(prefix, NEXT)
+    is_current = present is not None and present.id == identity
+    differs = not is_current or pending_path.exists()
+    if not differs or check:
+        return differs
+    if not is_current:
+        new = next((plan for plan in plans.values() if plan and plan.id == identity), None)
         if not new:
             raise Refusal(f"{prefix}/{names.PLANS} has no plan {identity}: run site.yml")
         if present:
-            _write(prefix, BEFORE, present)
-        _write(prefix, NOW, new)
-    begun.unlink(missing_ok=True)
+            _write(prefix, PREVIOUS, present)
+        _write(prefix, CURRENT, new)
+    pending_path.unlink(missing_ok=True)
     return True
 
 

@@ -19,24 +19,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def check(planned: HostPlan) -> None:
+def check(host_plan: HostPlan) -> None:
     """
     :raises Refusal: an apply would overwrite, or run, what somebody else has made.
     """
-    manager = service_managers.MANAGERS[planned.service_manager]
-    defined = (manager.definition(planned.units, service.name) for service in planned.services)
-    theirs = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
-    found = [*_folders(planned), *theirs]
-    if found:
-        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}")
+    manager = service_managers.MANAGERS[host_plan.service_manager]
+    defined = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
+    foreign_definitions = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
+    conflicts = [*_folders(host_plan), *foreign_definitions]
+    if conflicts:
+        raise Refusal(f"This host has {', '.join(conflicts)}{names.NOT_OURS}")
 
 
-def _folders(planned: HostPlan) -> Iterator[str]:
+def _folders(host_plan: HostPlan) -> Iterator[str]:
     """Where the prefix has no mark: what is in places of the installation there, and folders of another owner than planned. What is empty may stay."""
-    prefix = Path(planned.prefix)
+    prefix = Path(host_plan.prefix)
     if files.is_marked(prefix):
         return
-    owners: dict[str, str | None] = {folder.path: folder.owner for folder in planned.folders if folder.owner}
+    owners: dict[str, str | None] = {folder.path: folder.owner for folder in host_plan.folders if folder.owner}
     owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):

@@ -32,29 +32,29 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        why = (
+        reason = (
             f"without {names.FOLDER_MARK} it is no installation of this collection, or what an earlier run left of one"
         )
-        return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
-    installed = _installed(prefix)
-    rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
+        return [], [f"{prefix} on {name} stays: {reason}."] if prefix.exists() else []
+    installed = _installed_paths(prefix)
+    other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
-    beside = _take_metrics_back(place, check)
+    metrics_files = _remove_metrics(place, check)
     for steps in [] if check else installed:
         _remove(prefix.joinpath(*steps))
-    if not rest and not check:
+    if not other_entries and not check:
         with suppress(OSError):  # a link, or a disk is mounted there
             os.rmdir(prefix)
-    stay = {
-        f"{prefix} on {name} stays with": rest,
+    remainders = {
+        f"{prefix} on {name} stays with": other_entries,
         f"{name} keeps, with their accounts and folders, the packages that site.yml installed:": packages,
     }
-    left = [
-        f"{what} {', '.join(map(validation.printable, those))}: remove by hand what nothing else uses."
-        for what, those in stay.items()
-        if those
+    sentences = [
+        f"{label} {', '.join(map(validation.printable, remainder))}: remove by hand what nothing else uses."
+        for label, remainder in remainders.items()
+        if remainder
     ]
-    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], left
+    return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
 
 
 def _remove(path: Path) -> None:
@@ -65,32 +65,36 @@ def _remove(path: Path) -> None:
     commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
-def _take_metrics_back(place: Place, check: bool) -> list[str]:
+def _remove_metrics(place: Place, check: bool) -> list[str]:
     """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
-    told = read_left(place.prefix, names.METRICS).get("services", {})
-    described = {service: one for service, one in told.items() if one["folder"]}
+    descriptions = read_left(place.prefix, names.METRICS).get("services", {})
+    exported = {service: description for service, description in descriptions.items() if description["folder"]}
     paths = [
-        path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))
+        path
+        for service, description in exported.items()
+        if os.path.lexists(path := Path(description["folder"], f"{service}.prom"))
     ]
     if not check:
         for path in paths:
             _remove(path)
-        for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
+        for folder in (
+            {description["folder"] for description in exported.values()} if place.scope == "system" else set()
+        ):
             System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
     return [str(path) for path in paths]
 
 
-def _installed(prefix: Path) -> list[tuple[str, ...]]:
+def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
     """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
-    found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
+    paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # others may use what lies behind a link
         generated = {path for path in models.iterdir() if _is_generated(path)}
-        found += [(names.MODELS, path.name) for path in generated]
+        paths += [(names.MODELS, path.name) for path in generated]
         rest = (path for path in models.iterdir() if path not in generated)
         if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
-            found.append((names.MODELS,))
-    return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
+            paths.append((names.MODELS,))
+    return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
 
 
 def _is_generated(path: Path) -> bool:
@@ -105,10 +109,10 @@ def _is_temporary(path: Path) -> bool:
 def give_back(account: str, cache: str, check: bool) -> list[str]:
     """Gives root what the building account has in the cache: when that account is gone, its number may become somebody else's. Returns the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
-    for place, folders, inside, at in os.fwalk(cache) if os.path.isdir(cache) else ():
-        for name in (*folders, *inside):
-            if os.stat(name, dir_fd=at, follow_symlinks=False).st_uid == uid:
+    for place, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
+        for name in (*folders, *file_names):
+            if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == uid:
                 paths.append(os.path.join(place, name))
                 if not check:
-                    os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
+                    os.chown(name, 0, 0, dir_fd=descriptor, follow_symlinks=False)
     return paths

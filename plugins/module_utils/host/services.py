@@ -129,8 +129,8 @@ class Systemd(Manager):
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         states = {"inactive": STOPPED, "failed": FAILED, "": STOPPED}
-        shown = self._show(services, "ActiveState")
-        return {name: states.get(shown.get(name, ""), RUNNING) for name in services}
+        values = self._show(services, "ActiveState")
+        return {name: states.get(values.get(name, ""), RUNNING) for name in services}
 
     def start(self, services: Collection[str]) -> None:
         self._systemctl("daemon-reload")
@@ -158,16 +158,16 @@ class Systemd(Manager):
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         try:
-            shown = self._show(services, "NRestarts")
+            values = self._show(services, "NRestarts")
         except commands.CommandError:
             return {}
-        return {name: int(value) for name, value in shown.items() if value.isdigit()}
+        return {name: int(value) for name, value in values.items() if value.isdigit()}
 
 
 class Launchd(Manager):
     """launchd. A service that is loaded runs, and what is in its folder is loaded at boot or login."""
 
-    gone = (3, 113)
+    gone_statuses = (3, 113)
     """Status where a service is not loaded."""
     in_progress = 36
     """Status where a service is still ending."""
@@ -196,7 +196,7 @@ class Launchd(Manager):
             try:
                 _run(["launchctl", "bootout", f"{self.domain}/{name}"])
             except commands.CommandError as error:
-                if error.status not in (*self.gone, self.in_progress):
+                if error.status not in (*self.gone_statuses, self.in_progress):
                     raise
             self._wait_until_ended(name)
 
@@ -236,8 +236,8 @@ class Supervisor(Manager):
         # Its status says whether all of them run.
         lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
         words = [line.split() for line in lines]
-        shown = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
-        return {name: shown.get(name, STOPPED) for name in services}
+        states = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
+        return {name: states.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
         self._control("update")
@@ -312,11 +312,11 @@ def started(changes: Iterable[Change]) -> set[str]:
 def _head_first(services: Iterable[str]) -> list[list[str]]:
     """The head, then workers, each in the order given; groups that hold something."""
     unique = list(dict.fromkeys(services))
-    groups = [[name for name in unique if names.is_head(name) == of_head] for of_head in (True, False)]
+    groups = [[name for name in unique if names.is_head(name) == is_head] for is_head in (True, False)]
     return [group for group in groups if group]
 
 
-class Steps(NamedTuple):
+class ServiceSteps(NamedTuple):
     """What has to be done, in this order, by name."""
 
     stop: list[str]
@@ -325,44 +325,46 @@ class Steps(NamedTuple):
     start: list[str]
 
 
-def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
-    planned = [service.name for service in wanted.run]
-    redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
-    restart = [name for name in planned if name in redefined or name in wanted.restart]
-    at_boot = [service.name for service in wanted.run if not service.temporary]
+def _steps(manager: Manager, request: Wanted, states: dict[str, str]) -> ServiceSteps:
+    planned_names = [service.name for service in request.run]
+    redefined = [service.name for service in request.run if not manager.is_defined(service)]
+    restart = [name for name in planned_names if name in redefined or name in request.restart]
+    at_boot = [service.name for service in request.run if not service.temporary]
     to_define = {*restart, *places.not_at_boot(manager.place, at_boot)}
-    start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
-    ended = [*wanted.stop, *wanted.remove, *restart, *start]
-    return Steps(
+    start = [
+        name for name in dict.fromkeys([*planned_names, *request.start]) if name in restart or states[name] != RUNNING
+    ]
+    ended = [*request.stop, *request.remove, *restart, *start]
+    return ServiceSteps(
         stop=[name for name in ended if states[name] != STOPPED],
-        remove=[name for name in wanted.remove if manager.path(name).exists()],
-        define=[name for name in planned if name in to_define],
+        remove=[name for name in request.remove if manager.path(name).exists()],
+        define=[name for name in planned_names if name in to_define],
         start=start,
     )
 
 
-def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
-    texts = {service.name: service.definition for service in wanted.run}
+def _changes(manager: Manager, request: Wanted, states: dict[str, str], steps: ServiceSteps) -> list[Change]:
+    texts = {service.name: service.definition for service in request.run}
     changes = []
     for name in [name for name in states if any(name in step for step in steps)]:
-        current, after = text_of(manager.path(name)), states[name]
+        current, state_after = text_of(manager.path(name)), states[name]
         if name in steps.start:
-            after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
+            state_after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
-            after = STOPPED
+            state_after = STOPPED
         text = "" if name in steps.remove else texts.get(name, current)
-        changes.append(Change(name, states[name], after, current, text))
+        changes.append(Change(name, states[name], state_after, current, text))
     return changes
 
 
-def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
+def _carry_out(manager: Manager, request: Wanted, steps: ServiceSteps) -> None:
     for group in _head_first(steps.stop):
         manager.stop(group)
     if steps.remove:
         manager.remove(steps.remove)
     everything = [*steps.define, *steps.start]
     for group in reversed(_head_first(everything)):
-        defined = [service for service in wanted.run if service.name in group and service.name in steps.define]
+        defined = [service for service in request.run if service.name in group and service.name in steps.define]
         if defined:
             manager.define(defined)
         starting = [name for name in group if name in steps.start]
@@ -370,22 +372,24 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
             manager.start(starting)
 
 
-def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
+def apply(manager: Manager, request: Wanted, check: bool) -> list[Change]:
     """Brings services to what is wanted, and returns what was, or in check mode would be, changed.
 
     :raises Refusal: with the last lines of the services' logs.
     """
-    every = dict.fromkeys([*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove])
+    service_names = dict.fromkeys(
+        [*(service.name for service in request.run), *request.start, *request.stop, *request.remove]
+    )
     starting: list[str] = []
     try:
-        states = manager.state(list(every))
-        steps = _steps(manager, wanted, states)
+        states = manager.state(list(service_names))
+        steps = _steps(manager, request, states)
         starting = steps.start
-        changes = _changes(manager, wanted, states, steps)
+        changes = _changes(manager, request, states, steps)
         if not check:
-            _carry_out(manager, wanted, steps)
+            _carry_out(manager, request, steps)
     except commands.CommandError as error:
         logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting}
-        said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
-        raise Refusal(f"{error}{said}") from error
+        log_text = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+        raise Refusal(f"{error}{log_text}") from error
     return changes

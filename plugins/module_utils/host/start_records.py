@@ -26,10 +26,10 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
 
     :raises Refusal: a disk does not answer.
     """
-    whole = hashlib.sha256(definition.encode())
+    digest = hashlib.sha256(definition.encode())
     for path in paths:
-        whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
-    return whole.hexdigest()
+        digest.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
+    return digest.hexdigest()
 
 
 def _state_of(path: Path) -> str:
@@ -41,12 +41,12 @@ def _state_of(path: Path) -> str:
         return f"{path} is missing\n"
 
 
-def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
+def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
     """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
-    return read(prefix).get(name) == digest_of(definition, paths)
+    return read_digests(prefix).get(name) == digest_of(definition, paths)
 
 
-def read(prefix: str) -> dict[str, Any]:
+def read_digests(prefix: str) -> dict[str, Any]:
     """Service → digest of what a run started it by last."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
@@ -61,4 +61,4 @@ def write(prefix: str, started: Mapping[str, str]) -> None:
     :raises OSError: names the file.
     """
     if started:
-        replace_file(Path(prefix, names.READ), json.dumps({**read(prefix), **started}) + "\n", 0o600)
+        replace_file(Path(prefix, names.READ), json.dumps({**read_digests(prefix), **started}) + "\n", 0o600)

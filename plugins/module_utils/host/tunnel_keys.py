@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 MODE = 0o600
 IDENTITY_DIGITS = 16
 LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Of a file of keys that are read, the first ones."""
 
 
@@ -45,13 +45,13 @@ def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> b
 
     :raises OSError: it cannot be written, or there is no such account.
     """
-    before = _lines(path, account)
+    lines_before = _lines(path, account)
     first = line_of(key)
-    after = [first, *(line for line in before if keep and line != first)]
-    if after == before:
+    lines_after = [first, *(line for line in lines_before if keep and line != first)]
+    if lines_after == lines_before:
         return False
     if not check:
-        replace_file(path, "".join(after), MODE, None if account is None else _uid(account))
+        replace_file(path, "".join(lines_after), MODE, None if account is None else _uid(account))
     return True
 
 
@@ -62,7 +62,7 @@ def _lines(path: Path, account: str | None) -> list[str]:
             status = os.fstat(stream.fileno())
             if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
                 return []
-            lines = stream.read(MOST_BYTES).decode("ascii", "replace").splitlines(keepends=True)
+            lines = stream.read(MAX_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
     return [line for line in lines if LINE.fullmatch(line)]

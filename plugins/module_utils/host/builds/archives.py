@@ -31,7 +31,7 @@ class DamagedError(Exception):
 
 
 @contextmanager
-def _whole() -> Iterator[None]:
+def _reading_archive() -> Iterator[None]:
     """:raises DamagedError: what is read is not whole."""
     try:
         yield
@@ -43,21 +43,21 @@ def _whole() -> Iterator[None]:
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
     """:raises DamagedError: it is not a whole archive, as far as it is read."""
-    with _whole(), tarfile.open(path) as archive:
+    with _reading_archive(), tarfile.open(path) as archive:
         yield from archive
 
 
-def take(path: Path, wanted: Callable[[PurePosixPath], Path | None]) -> dict[Path, str]:
+def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None]) -> dict[Path, str]:
     """Writes files of an archive to where nothing is.
 
-    :param wanted: where a file goes; None where it is left out.
+    :param target_of: where a file goes; None where it is left out.
     :returns: symbolic links that were met and not made, and what they lead to.
     :raises DamagedError: it is not a whole archive.
     """
     links = {}
-    with _whole(), tarfile.open(path) as archive:
+    with _reading_archive(), tarfile.open(path) as archive:
         for member in archive:
-            target = wanted(PurePosixPath(member.name))
+            target = target_of(PurePosixPath(member.name))
             if target and member.issym():
                 links[target] = member.linkname
             elif target and (member.isfile() or member.islnk()):
@@ -69,15 +69,15 @@ def take(path: Path, wanted: Callable[[PurePosixPath], Path | None]) -> dict[Pat
     return links
 
 
-def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence[Path] = ()) -> None:
+def extract_programs(path: Path, programs: Sequence[str], target: Path, library_archives: Sequence[Path] = ()) -> None:
     """Writes programs and the libraries beside them into an empty folder.
 
-    :param further: archives of libraries that they need too.
+    :param library_archives: archives of libraries that they need too.
     :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
     """
     try:
         folder = folder_of_programs(path, programs)
-        links = take(
+        links = extract_members(
             path,
             lambda member: (
                 target / member.name
@@ -85,16 +85,16 @@ def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence
                 else None
             ),
         )
-        for libraries in further:
-            take(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
+        for libraries in library_archives:
+            extract_members(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
     except DamagedError as error:
         raise Refusal(f"the archive of llama_release cannot be read ({error}): give a whole tar archive") from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
             "the archive of llama_release has links in place of its programs: give one with the programs themselves"
         )
-    for made in target.iterdir():
-        made.chmod(0o755 if made.name in programs else 0o644)
+    for entry in target.iterdir():
+        entry.chmod(0o755 if entry.name in programs else 0o644)
     for link, name in links.items():
         if "/" not in name and ((target / name).is_file() or target / name in links):
             link.symlink_to(name)
@@ -105,8 +105,8 @@ def check_tree(path: Path, folder: str) -> None:
     :raises Refusal: they are not there.
     """
     for member in members(path):
-        found, _slash, name = member.name.rpartition("/")
-        if name == "CMakeLists.txt" and (found == folder if folder else found and "/" not in found):
+        parent, _slash, name = member.name.rpartition("/")
+        if name == "CMakeLists.txt" and (parent == folder if folder else parent and "/" not in parent):
             return
     raise Refusal(
         f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where a build looks for llama.cpp's sources: give one "
@@ -119,14 +119,14 @@ def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
 
     :raises Refusal: it has none.
     """
-    found = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
-    folder = next((member.parent for member in found if member.name == SERVER), None)
-    names = {member.name for member in found if member.parent == folder}
+    files = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
+    folder = next((member.parent for member in files if member.name == SERVER), None)
+    names = {member.name for member in files if member.parent == folder}
     missing = [name for name in programs if name not in names]
     if folder is None or missing:
-        lacking = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
+        missing_text = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
         raise Refusal(
-            f"the archive of llama_release has no {lacking}: give one of llama.cpp's compiled programs that was built with RPC (upstream's for Ubuntu and "
+            f"the archive of llama_release has no {missing_text}: give one of llama.cpp's compiled programs that was built with RPC (upstream's for Ubuntu and "
             "macOS are) and whose build is right, or compile it with source: git"
         )
     return folder

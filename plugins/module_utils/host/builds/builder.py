@@ -136,24 +136,24 @@ class Builder(Installer):
         self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
         return self._install(round(time.monotonic() - started))
 
-    def _clear(self) -> None:
+    def _remove_build_files(self) -> None:
         # A tree that is removed in part must not count as unpacked.
         self.unpacked.unlink()
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
         """Unpacks and patches the tree where an interrupted build has not left the same one."""
-        wanted = "".join(
+        digests = "".join(
             f"{digest}\n" for digest in (self.source.sha256, *(patch.sha256 for patch in self.source.patches))
         )
-        if text_of(self.unpacked) == wanted and (self.work / "source").exists():
+        if text_of(self.unpacked) == digests and (self.work / "source").exists():
             return
         self.unpacked.unlink(missing_ok=True)
         self._unpack()
         for patch in self.source.patches:
             self._patch(patch)
         self._write_build_info()
-        self.unpacked.write_text(wanted)
+        self.unpacked.write_text(digests)
 
     def _unpack(self) -> None:
         archive = Path(self.source.archive)
@@ -194,7 +194,7 @@ class Builder(Installer):
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
 
     def _install(self, seconds: int) -> Manifest:
-        with self._begin() as partial:
+        with self._new_release() as partial:
             for target in self.build.targets:
                 with (partial / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work / "build" / "bin" / target)]
@@ -215,7 +215,7 @@ class Builder(Installer):
 
 def step(line: str) -> str:
     """The progress of a build in words, from the last line of its log that matches STEP_LINES."""
-    counted = re.match(r"\[(\d+)/(\d+)\]", line)
-    if counted:
-        return f"step {counted[1]} of {counted[2]}"
+    match = re.match(r"\[(\d+)/(\d+)\]", line)
+    if match:
+        return f"step {match[1]} of {match[2]}"
     return validation.printable(line.removeprefix("== ")) or "starting"

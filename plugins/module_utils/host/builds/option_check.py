@@ -22,7 +22,7 @@ WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
 
 def check(
     programs: Path,
-    listed: Mapping[str, Mapping[str, bool]],
+    options_by_program: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
     release: ReleasePlan,
     host: str,
@@ -30,51 +30,57 @@ def check(
     """Sentences on planned options that a program does not know, or cannot do; and on those that the launcher says otherwise, or leaves out.
 
     :param programs: folder of the installed programs.
-    :param listed: program → the options of its help. One that lists nothing is not compared with.
+    :param options_by_program: program → the options of its help. One that lists nothing is not compared with.
     :param host: its name in messages.
     """
     fork = release.fork
-    refused, changed = [], []
-    started = [(argv, service.process) for service in services for argv in (service.process, *(service.children or ()))]
-    for argv, launched in [pair for pair in started if Path(pair[0][0]).parent == programs]:
+    refusals, notes = [], []
+    commands = [
+        (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
+    ]
+    for argv, launched in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
-        known = listed[name]
-        instead = options.words_instead(known, fork) if argv == launched and program == options.SERVER else {}
+        known_options = options_by_program[name]
+        replacements = (
+            options.words_instead(known_options, fork) if argv == launched and program == options.SERVER else {}
+        )
         values = {word: rest for word, *rest in options.pairs(argv)}
-        for word in capabilities.unknown_options(program, argv[1:], known, fork) if known else ():
-            option, other = options.owned(program, word), instead.get(word)
+        for word in capabilities.unknown_options(program, argv[1:], known_options, fork) if known_options else ():
+            option, replacement = options.owned(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
-            if other:
-                changed.append(f"{text}: it is said to it as {other}")
-            elif other == "" and options.may_be_left_out(word, values[word]):
-                changed.append(f"{text}{_nearest(word, known)}: it is left out, and llama-server's default holds")
+            if replacement:
+                notes.append(f"{text}: it is said to it as {replacement}")
+            elif replacement == "" and options.may_be_left_out(word, values[word]):
+                notes.append(
+                    f"{text}{_similar_option(word, known_options)}: it is left out, and llama-server's default holds"
+                )
             elif option or fork in options.LISTS_ALL:
-                refused.append(f"{text}{_nearest(word, known)}, {_remedy(option)}")
+                refusals.append(f"{text}{_similar_option(word, known_options)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
-            refused.append(
+            refusals.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
                 f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
             )
-    return list(dict.fromkeys(refused)), list(dict.fromkeys(changed))
+    return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
 
-def record(release: Path, known: Mapping[str, bool], fork: str) -> None:
+def record(release: Path, known_options: Mapping[str, bool], fork: str) -> None:
     """Leaves for the launcher what it says in place of words that a build's llama-server does not know, the same for each plan of the build.
 
     :param release: folder of the build.
     """
-    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(known, fork), sort_keys=True)
+    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(known_options, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
-def _nearest(word: str, known: Collection[str]) -> str:
+def _similar_option(word: str, known_options: Collection[str]) -> str:
     """The word of a help that looks most like it, of those that no read build has for another option."""
-    new = [other for other in known if not options.is_known(other)]
-    longer = [other for other in new if other.startswith(f"{word}-")]
-    found = longer or difflib.get_close_matches(word, new, 1, 0.7)
-    return f" (its help has {found[0]})" if found else ""
+    new = [candidate for candidate in known_options if not options.is_known(candidate)]
+    longer = [candidate for candidate in new if candidate.startswith(f"{word}-")]
+    matches = longer or difflib.get_close_matches(word, new, 1, 0.7)
+    return f" (its help has {matches[0]})" if matches else ""
 
 
 def _lacks_tls(programs: Path, fork: str) -> bool:

@@ -123,8 +123,8 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
         fields = line.split()
         if fields[3] in (LISTENING, ESTABLISHED):
             address, port = fields[1].split(":")
-            local, other = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local, int(port, 16), other, fields[3], fields[9])
+            local, remote = _address(address, family), _address(fields[2].split(":")[0], family)
+            yield Socket(local, int(port, 16), remote, fields[3], fields[9])
 
 
 def sockets() -> Sockets:
@@ -133,18 +133,18 @@ def sockets() -> Sockets:
 
 def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
     """Those processes that listen on the TCP port (Linux), as far as their file descriptors may be read."""
-    own = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
-    return [pid for pid, inodes in _socket_inodes(pids).items() if own & inodes]
+    listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
+    return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
     """Process → inodes of its sockets (Linux), of those whose file descriptors may be read, and that are open still."""
     inodes: dict[int, set[str]] = {pid: set() for pid in pids}
-    for pid, found in inodes.items():
+    for pid, process_inodes in inodes.items():
         with suppress(OSError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
-                    found.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+                    process_inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
     return inodes
 
 
@@ -157,10 +157,10 @@ def is_served(address: str, port: int, running: Collection[int]) -> bool:
         lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
         pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
         return not {*pids.split()}.isdisjoint(map(str, running))
-    there = sockets().listening(port)
-    exact = {entry.inode for entry in there if entry.address.removeprefix("::ffff:") == address}
-    taking = exact or {entry.inode for entry in there if entry.address in EVERY_ADDRESS}
-    return any(taking & inodes for inodes in _socket_inodes(running).values())
+    listeners = sockets().listening(port)
+    exact = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
+    serving_inodes = exact or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
+    return any(serving_inodes & inodes for inodes in _socket_inodes(running).values())
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:

@@ -57,13 +57,17 @@ KEPT_RELEASES = 2
 
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """The fallback of the head's service that is served, or loaded, now, and its process, which has exactly its command line."""
-    found = ((one.name, pid) for one in service.fallbacks or () for pid in _as_told(one.process, running))
-    return next(found, None)
+    matches = (
+        (fallback.name, pid)
+        for fallback in service.fallbacks or ()
+        for pid in _matching_processes(fallback.process, running)
+    )
+    return next(matches, None)
 
 
-def _as_told(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
-    told = words.said_to_build(argv)
-    return [pid for pid, own in running.items() if own == told]
+def _matching_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
+    expected_argv = words.said_to_build(argv)
+    return [pid for pid, process_argv in running.items() if process_argv == expected_argv]
 
 
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
@@ -72,23 +76,23 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
     :param running: process → argv, of processes.of_account.
     """
     address, port = service.listens.rsplit(":", 1)
-    served = served_fallback(service, running)
-    programs = _as_told(service.process, running)
-    programs += [served[1]] if served else []
+    fallback = served_fallback(service, running)
+    programs = _matching_processes(service.process, running)
+    programs += [fallback[1]] if fallback else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
-    found = programs or launchers or processes.listening_at(int(port), running, sockets)
+    pids = programs or launchers or processes.listening_at(int(port), running, sockets)
     if launchers:
         actual = processes.environment_of((programs or launchers)[0])
-        same = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
-        state = (RUNNING if programs else WAITING) if same else DIFFERENT
+        is_planned = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
+        state = (RUNNING if programs else WAITING) if is_planned else DIFFERENT
     else:
-        state = DIFFERENT if found else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
+        state = DIFFERENT if pids else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
     return ServiceState(
         state=state,
-        pid=found[0] if found else None,
+        pid=pids[0] if pids else None,
         addresses=tuple(processes.listening_addresses(int(port), sockets)),
         clients=tuple(processes.clients(int(port), sockets)),
-        fallback=served[0] if served else None,
+        fallback=fallback[0] if fallback else None,
     )
 
 
@@ -97,13 +101,13 @@ def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceSta
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
         return None
-    where = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
-    taken = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
-    return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
+    variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
+    conflicts = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
+    return f"Something else already uses {conflicts}: stop it, or change {' and '.join(variables)}."
 
 
-def _accounts(planned: Iterable[AccountPlan]) -> Iterator[Difference]:
-    for account in planned:
+def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference]:
+    for account in accounts:
         try:
             pwd.getpwnam(account.name)
         except KeyError:
@@ -121,8 +125,8 @@ def _members(group: str) -> list[str]:
     return []
 
 
-def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
-    for path, owner, mode in planned:
+def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
+    for path, owner, mode in folders:
         try:
             status = os.stat(path)
         except OSError:
@@ -135,7 +139,7 @@ def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
             yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned {owner}")
 
 
-def _is_same(file: FilePlan) -> bool:
+def _is_unchanged(file: FilePlan) -> bool:
     """Whether a file is there and has the planned content. Of the known-answer model size and time are compared."""
     path = Path(file.path)
     if not file.sha256:
@@ -143,29 +147,29 @@ def _is_same(file: FilePlan) -> bool:
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _redefined(planned: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
+def _redefined_services(host_plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
     """Services whose definition is missing or different, or that run, and for which no run noted that it started them by this definition with the files
     which are there now."""
-    found, manager = [], service_managers.MANAGERS[planned.service_manager]
-    for service in planned.services:
-        path = manager.definition(planned.units, service.name)
-        same = path.is_file() and text_of(path) == service.definition
-        known = start_records.has_read(planned.prefix, service.name, str(service.definition), service.reads)
-        if not same or (states[service.name].pid and not known):
-            found.append(service.name)
-    return found
+    redefined, manager = [], service_managers.MANAGERS[host_plan.service_manager]
+    for service in host_plan.services:
+        path = manager.definition(host_plan.units, service.name)
+        is_defined = path.is_file() and text_of(path) == service.definition
+        is_recorded = start_records.is_current(host_plan.prefix, service.name, str(service.definition), service.reads)
+        if not is_defined or (states[service.name].pid and not is_recorded):
+            redefined.append(service.name)
+    return redefined
 
 
-def _system(planned: HostPlan) -> Iterator[Difference]:
-    if not service_managers.MANAGERS[planned.service_manager].host_settings:
+def _system_differences(host_plan: HostPlan) -> Iterator[Difference]:
+    if not service_managers.MANAGERS[host_plan.service_manager].host_settings:
         return
     system = System()
-    manager = planned.firewall_manager or "a firewall that is not active"
-    if firewall_rules.differs(planned.firewall_manager, planned.firewall, system):
+    manager = host_plan.firewall_manager or "a firewall that is not active"
+    if firewall_rules.differs(host_plan.firewall_manager, host_plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(planned.links, system):
+    if configuration.differs(host_plan.links, system):
         yield Difference("link", "links", "links are not as planned")
-    if kernel_parameters.differ(planned.tuning.parameters, system):
+    if kernel_parameters.differ(host_plan.tuning.parameters, system):
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
@@ -176,119 +180,129 @@ def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(planned: HostPlan) -> list[str]:
+def unneeded_releases(host_plan: HostPlan) -> list[str]:
     """Builds that never ended, and installed releases beyond the last ones of their backend, oldest first: none that is planned, kept with a plan,
     built or run now. The place of a backend that is not planned any more counts as taken."""
-    folder = Path(planned.prefix) / "releases"
+    folder = Path(host_plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
-    wanted = {build.id for build in planned.builds}
-    running = processes.of_account(planned.prefix, planned.account)
-    held = {*wanted, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
+    planned_ids = {build.id for build in host_plan.builds}
+    running = processes.of_account(host_plan.prefix, host_plan.account)
+    used_ids = {*planned_ids, *kept_plans.kept_builds(host_plan.prefix), *running_releases(host_plan.prefix, running)}
     free = (
         set()
-        if locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
-        else {name for name in times if name.lstrip(".") not in held}
+        if locks.is_held(Path(host_plan.cache, names.BUILDS_LOCK))
+        else {name for name in times if name.lstrip(".") not in used_ids}
     )
-    unneeded: list[str] = []
+    removable: list[str] = []
     whole = sorted(
-        (name for name in times.keys() | wanted if not name.startswith(".")),
-        key=lambda name: (name not in wanted, name in free, -times.get(name, 0)),
+        (name for name in times.keys() | planned_ids if not name.startswith(".")),
+        key=lambda name: (name not in planned_ids, name in free, -times.get(name, 0)),
     )
     for backend in dict.fromkeys(map(words.backend_of, whole)):
-        own = [name for name in whole if words.backend_of(name) == backend]
-        room = KEPT_RELEASES - (0 if wanted.intersection(own) else 1)
-        unneeded += [name for name in own[room:] if name in free]
-    return sorted(name for name in free if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])
+        backend_releases = [name for name in whole if words.backend_of(name) == backend]
+        room = KEPT_RELEASES - (0 if planned_ids.intersection(backend_releases) else 1)
+        removable += [name for name in backend_releases[room:] if name in free]
+    return sorted(name for name in free if name.startswith(".")) + sorted(removable, key=lambda name: times[name])
 
 
-def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
+def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
     """One difference for each subject, whose place in the text is {}."""
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
-def _files(changed: Iterable[str]) -> Iterator[Difference]:
+def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
     """Those of one folder together, as the launcher's are."""
-    for folder, paths in itertools.groupby(sorted(changed, key=os.path.dirname), os.path.dirname):
-        path, *more = paths
-        if more:
-            yield Difference("file", folder, f"{1 + len(more)} files of {folder} are missing or have different content")
+    for folder, paths in itertools.groupby(sorted(changed_paths, key=os.path.dirname), os.path.dirname):
+        path, *other_paths = paths
+        if other_paths:
+            yield Difference(
+                "file", folder, f"{1 + len(other_paths)} files of {folder} are missing or have different content"
+            )
         else:
             yield Difference("file", path, f"{path} is missing or has different content")
 
 
-def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
+def _installed_manifests(host_plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     """Id of each planned build → its manifest; None where it is not installed, not intact or of another builder."""
-    releases = Path(planned.prefix) / "releases"
-    return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in planned.builds}
+    releases = Path(host_plan.prefix) / "releases"
+    return {
+        build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in host_plan.builds
+    }
 
 
-def model_differences(planned: Sequence[ModelFilePlan]) -> model_files.Differences:
-    first = planned[0].path if planned else ""
-    return reading.from_disk(first, lambda: model_files.differences(planned))
+def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
+    first = files[0].path if files else ""
+    return reading.from_disk(first, lambda: model_files.differences(files))
 
 
-def _models(found: model_files.Differences) -> Iterator[Difference]:
-    yield from _each("model", found.missing, "{} of the model is missing or has other content")
-    yield from _each("model", found.unchecked, "{} of the model has not been checked, or was changed since")
+def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
+    yield from _differences("model", differences.missing, "{} of the model is missing or has other content")
+    yield from _differences(
+        "model", differences.unchecked, "{} of the model has not been checked, or was changed since"
+    )
 
 
-def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
+def _record_difference(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
     """:param identity: of the plan; None of one that is not kept."""
     if identity and not (last and last.served and last.id == identity):
         yield Difference("record", identity, f"plan {identity} is not the last one that served")
 
 
-def drift(planned: HostPlan) -> Drift:
+def drift(host_plan: HostPlan) -> Drift:
     """What differs on this host from its part of the plan."""
-    running = processes.of_account(planned.prefix, planned.account)
+    running = processes.of_account(host_plan.prefix, host_plan.account)
     sockets = processes.sockets()
-    services = {service.name: service_state(service, running, sockets) for service in planned.services}
-    defined = place.defined_services(planned.service_manager, planned.units)
-    here = place.place_in(planned)
-    installed = _installed(planned)
-    missing = [identity for identity, made in installed.items() if not made]
-    unplanned = sorted(set(defined) - set(services))
-    changed_files = [file.path for file in planned.files if not _is_same(file)]
-    redefined = _redefined(planned, services)
-    models = model_differences(planned.model)
-    last = kept_plans.last(planned.prefix)
-    keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}
+    services = {service.name: service_state(service, running, sockets) for service in host_plan.services}
+    defined = place.defined_services(host_plan.service_manager, host_plan.units)
+    installation = place.place_in(host_plan)
+    installed = _installed_manifests(host_plan)
+    missing = [identity for identity, build_manifest in installed.items() if not build_manifest]
+    unplanned_services = sorted(set(defined) - set(services))
+    changed_files = [file.path for file in host_plan.files if not _is_unchanged(file)]
+    redefined = _redefined_services(host_plan, services)
+    models = model_differences(host_plan.model)
+    last = kept_plans.last_plan(host_plan.prefix)
+    keys = {path: tunnel_keys.identities(Path(path), host_plan.account) for path in host_plan.tunnel_keys or ()}
     return Drift(
         services=services,
         defined=tuple(defined),
-        unplanned=tuple(unplanned),
+        unplanned=tuple(unplanned_services),
         missing_builds=tuple(missing),
-        running_releases=tuple(running_releases(planned.prefix, running)),
+        running_releases=tuple(running_releases(host_plan.prefix, running)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
-        port_probes=port_probes.probe(planned.port_probes, interfaces.addresses() if planned.port_probes else ()),
+        port_probes=port_probes.probe(host_plan.port_probes, interfaces.addresses() if host_plan.port_probes else ()),
         last=last,
         differences=(
-            *_accounts(planned.accounts),
-            *_folders(planned.folders),
-            *_each("release", missing, "release {} is not installed"),
-            *_files(changed_files),
-            *_models(models),
-            *_each("definition", redefined, "{} is not defined as planned"),
-            *_each("boot", sorted(place.not_at_boot(here, services)), "{} is not started at boot"),
-            *(Difference("manager", planned.service_manager, text) for text in place.problems(here)),
-            *_system(planned),
+            *_account_differences(host_plan.accounts),
+            *_folder_differences(host_plan.folders),
+            *_differences("release", missing, "release {} is not installed"),
+            *_file_differences(changed_files),
+            *_model_differences(models),
+            *_differences("definition", redefined, "{} is not defined as planned"),
+            *_differences("boot", sorted(place.not_at_boot(installation, services)), "{} is not started at boot"),
+            *(Difference("manager", host_plan.service_manager, text) for text in place.problems(installation)),
+            *_system_differences(host_plan),
             *(
                 Difference("service", name, f"{name} is {service.state}")
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_each("unplanned", unplanned, "{} is not planned any more"),
-            *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
-            *_record(planned.id, last),
-            *_each("key", [path for path, own in keys.items() if not own], "{} has no key that nobody else can read"),
+            *_differences("unplanned", unplanned_services, "{} is not planned any more"),
+            *_differences("unneeded", unneeded_releases(host_plan), "release {} is no longer needed"),
+            *_record_difference(host_plan.id, last),
+            *_differences(
+                "key",
+                [path for path, identities in keys.items() if not identities],
+                "{} has no key that nobody else can read",
+            ),
         ),
         archives={
-            build.id: str(made.source.get("sha256"))
-            for build in planned.builds
-            if build.archives and (made := installed[build.id])
+            build.id: str(build_manifest.source.get("sha256"))
+            for build in host_plan.builds
+            if build.archives and (build_manifest := installed[build.id])
         },
         tunnel_keys=keys or None,
     )

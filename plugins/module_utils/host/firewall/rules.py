@@ -25,7 +25,7 @@ NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}
 """Sets the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
-NOT_LASTING = ", either now or after a restart"
+PARTIAL_NOTE = ", either now or after a restart"
 """Of a rule that is not there at both times."""
 
 
@@ -42,51 +42,51 @@ class State(NamedTuple):
 
     present: Sequence[str]
     """in order"""
-    wanted: Mapping[str, dict[str, Any]]
+    planned_rules: Mapping[str, dict[str, Any]]
     """with the arguments of the module that drives the manager; of each port those that accept before those that drop"""
     partial: frozenset[str] = frozenset()
     """present, but not both at run time and permanently"""
 
     @property
     def missing(self) -> list[str]:
-        return [rule for rule in self.wanted if rule not in self.present or rule in self.partial]
+        return [rule for rule in self.planned_rules if rule not in self.present or rule in self.partial]
 
     @property
-    def unplanned(self) -> list[str]:
-        return [rule for rule in self.present if rule not in self.wanted]
+    def obsolete_rules(self) -> list[str]:
+        return [rule for rule in self.present if rule not in self.planned_rules]
 
 
-def _rules(planned: Iterable[FirewallRule]) -> list[Rule]:
-    found = []
-    for rule in sorted(planned, key=lambda rule: (rule.address, rule.port)):
-        found += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
+def _rules(rule_plans: Iterable[FirewallRule]) -> list[Rule]:
+    rules = []
+    for rule in sorted(rule_plans, key=lambda rule: (rule.address, rule.port)):
+        rules += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
         if names.EVERYBODY not in rule.sources:
-            found.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
-    return found
+            rules.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
+    return rules
 
 
 def _firewalld(rules: Sequence[Rule], system: System) -> State:
     """The same rich rules in each zone that is in use, at run time and permanently."""
-    used = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
-    used |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
+    zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
+    zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
     held: list[set[str]] = []
-    for where in ([], ["--permanent"]):
+    for scope in ([], ["--permanent"]):
         lines, zone = set(), ""
-        for line in system.run(["firewall-cmd", *where, "--list-all-zones"]).splitlines():
+        for line in system.run(["firewall-cmd", *scope, "--list-all-zones"]).splitlines():
             zone = line.split()[0] if line[:1].strip() else zone
             if re.search(r'rule priority="(-20050|-20049)" ', line):
                 lines.add(f"{zone}: {line.strip()}")
         held.append(lines)
-    wanted = [f"{zone}: {_for_firewalld(rule)}" for zone in sorted(used) for rule in rules]
+    texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
     partial = frozenset(held[0] ^ held[1])
-    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in wanted}, partial)
+    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
 
 
-def _for_firewalld(rule: Rule) -> str:
+def _rich_rule(rule: Rule) -> str:
     source = "" if rule.source == names.EVERYBODY else f' source address="{rule.source}"'
-    to = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
+    destination = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
     port = f' port port="{rule.port}" protocol="tcp"'
-    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{to}{port} {rule.action}'
+    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
 
 
 def firewalld_arguments(rule: str) -> dict[str, Any]:
@@ -99,13 +99,13 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
         return State([], {})
     added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present = [rule for rule, _word, comment in added if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)]
-    others = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
-    opened = {rule[2:] for rule in rules if _for_ufw(rule) in others}
-    texts = [_for_ufw(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
-    return State(present, {text: ufw_arguments(text) for text in texts if text not in others})
+    foreign_rules = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
+    opened = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
+    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
+    return State(present, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
 
 
-def _for_ufw(rule: Rule) -> str:
+def _ufw_command(rule: Rule) -> str:
     action = {"accept": "allow", "drop": "deny"}[rule.action]
     source = "" if rule.source == names.EVERYBODY else f" from {rule.source}"
     if rule.address != names.EVERY_ADDRESS:
@@ -120,15 +120,19 @@ def ufw_arguments(text: str) -> dict[str, Any]:
 
 
 def _nftables(rules: Sequence[Rule], system: System) -> State:
-    running = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    written = NFT_COMMENT.findall(system.text(NFT_FILE))
-    if foreign_names(system):
+    table_comments = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    file_comments = NFT_COMMENT.findall(system.text(NFT_FILE))
+    if foreign_things(system):
         if rules:
-            raise Refusal(f"This host has {foreign_names(system)[0]}{names.NOT_OURS}.")
+            raise Refusal(f"This host has {foreign_things(system)[0]}{names.NOT_OURS}.")
         return State([], {})
-    lasting = written if system.path(NFT_AT_BOOT).is_symlink() else []
-    partial = frozenset({*running, *written} - set(running).intersection(lasting))
-    return State(list(dict.fromkeys([*running, *written])), {_comment(rule): rule._asdict() for rule in rules}, partial)
+    lasting_comments = file_comments if system.path(NFT_AT_BOOT).is_symlink() else []
+    partial = frozenset({*table_comments, *file_comments} - set(table_comments).intersection(lasting_comments))
+    return State(
+        list(dict.fromkeys([*table_comments, *file_comments])),
+        {_comment(rule): rule._asdict() for rule in rules},
+        partial,
+    )
 
 
 def _comment(rule: Rule) -> str:
@@ -142,7 +146,7 @@ MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
 }
 
 
-def foreign_names(system: System) -> list[str]:
+def foreign_things(system: System) -> list[str]:
     """What others have under the names of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
@@ -151,12 +155,12 @@ def foreign_names(system: System) -> list[str]:
     return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
 
 
-def state_of(manager: str, planned: Iterable[FirewallRule], system: System) -> State:
+def state_of(manager: str, rule_plans: Iterable[FirewallRule], system: System) -> State:
     """What the active manager has of the cluster, and what it is to have."""
-    return MANAGERS[manager](_rules(planned), system)
+    return MANAGERS[manager](_rules(rule_plans), system)
 
 
-def differs(manager: str | None, planned: Iterable[FirewallRule], system: System) -> bool:
+def differs(manager: str | None, rule_plans: Iterable[FirewallRule], system: System) -> bool:
     """Whether a rule of the cluster is missing or is not planned any more."""
-    state = state_of(manager, planned, system) if manager else None
-    return bool(state and (state.missing or state.unplanned))
+    state = state_of(manager, rule_plans, system) if manager else None
+    return bool(state and (state.missing or state.obsolete_rules))

@@ -31,33 +31,40 @@ class Steps(NamedTuple):
     """chains of others in nftables that drop what they do not accept: our table cannot open a port there"""
 
 
-def steps_of(manager: str | None, planned: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
+def steps_of(manager: str | None, rule_plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
     """What brings the active manager to these rules.
 
     :param keep: leave what is not planned any more: something may still listen there.
     """
     if not manager:
         return Steps(False, [], [], [], [])
-    state = rules.state_of(manager, planned, system)
-    unplanned = [] if keep else state.unplanned
-    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *unplanned])]
-    before = [f"{rule}{rules.NOT_LASTING if rule in state.partial else ''}" for rule in set(state.present)]
-    changed = bool(state.missing or unplanned)
-    shown = changed, sorted(before), sorted(after)
+    state = rules.state_of(manager, rule_plans, system)
+    obsolete = [] if keep else state.obsolete_rules
+    rules_after = [
+        *state.planned_rules,
+        *(rule for rule in state.present if rule not in [*state.planned_rules, *obsolete]),
+    ]
+    rules_before = [f"{rule}{rules.PARTIAL_NOTE if rule in state.partial else ''}" for rule in set(state.present)]
+    differs = bool(state.missing or obsolete)
+    summary = differs, sorted(rules_before), sorted(rules_after)
     if manager == "nftables":
-        text = _table(after) if after and changed else system.text(rules.NFT_FILE) if after else ""
-        return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
+        text = (
+            _nft_table(rules_after) if rules_after and differs else system.text(rules.NFT_FILE) if rules_after else ""
+        )
+        return Steps(*summary, [], [], text, _closing_chains(system) if rules_after else ())
     if manager == "ufw":
         # Each is put first, so what accepts has to be put again after what drops.
-        to = itemgetter("to_ip", "to_port")
-        closed = {to(state.wanted[rule]) for rule in state.missing if " deny " in rule}
-        kept = [rule for rule in state.present if rule in state.wanted and " allow " in rule]
-        moved = [rule for rule in kept if to(state.wanted[rule]) in closed]
-        add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
-        first = [{**state.wanted[rule], "delete": True} for rule in moved]
-        return Steps(*shown, first + add, [rules.ufw_arguments(rule) for rule in unplanned])
-    added, removed = ([*map(rules.firewalld_arguments, some)] for some in (state.missing, unplanned))
-    return Steps(*shown, added, removed)
+        destination = itemgetter("to_ip", "to_port")
+        closed = {destination(state.planned_rules[rule]) for rule in state.missing if " deny " in rule}
+        accepting = [rule for rule in state.present if rule in state.planned_rules and " allow " in rule]
+        moved = [rule for rule in accepting if destination(state.planned_rules[rule]) in closed]
+        add = [
+            state.planned_rules[rule] for rule in reversed([*state.planned_rules]) if rule in [*state.missing, *moved]
+        ]
+        deletions = [{**state.planned_rules[rule], "delete": True} for rule in moved]
+        return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete])
+    added, removed = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing, obsolete))
+    return Steps(*summary, added, removed)
 
 
 def _closing_chains(system: System) -> tuple[str, ...]:
@@ -65,9 +72,9 @@ def _closing_chains(system: System) -> tuple[str, ...]:
     return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", printed))
 
 
-def _table(comments: Sequence[str]) -> str:
+def _nft_table(comments: Sequence[str]) -> str:
     """What replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
+    inner = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
         f"table {rules.NFT_TABLE}\ndelete table {rules.NFT_TABLE}\n"
@@ -75,9 +82,9 @@ def _table(comments: Sequence[str]) -> str:
     )
 
 
-def _for_nft(comment: str) -> str:
-    action, source, _to, address, _port, port = comment.split()
+def _nft_rule(comment: str) -> str:
+    action, source, _word, address, _port, port = comment.split()
     client = "" if source == names.EVERYBODY else f"ip saddr {source} "
-    to = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
+    destination = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
     new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'
+    return f'{new}{client}{destination} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'

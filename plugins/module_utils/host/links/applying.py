@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.configuration import (
     compare,
     is_unplugged,
-    live,
+    live_lines,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import NETWORK_MANAGER, NETWORKD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -33,33 +33,33 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
     :returns: files and interfaces before and after, as text.
     :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
     """
-    found = compare(links, system)
-    before, after = found.shown()
-    if check or before == after:
-        return before, after
-    wanted, new, goals = [*found.planned], dict(found.planned.values()), found.goals
-    for path in set(found.files) - set(new):
+    state = compare(links, system)
+    text_before, text_after = state.texts()
+    if check or text_before == text_after:
+        return text_before, text_after
+    managed_links, new, goals = [*state.planned], dict(state.planned.values()), state.goals
+    for path in set(state.files) - set(new):
         system.path(path).unlink()
     for path, text in new.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(system.path(path), text, MODES[found.manager])
+        replace_file(system.path(path), text, MODES[state.manager])
     changed = [
         link
-        for (link, (path, text)), line, goal in zip(found.planned.items(), found.lines, goals)
-        if line != goal or found.files.get(path) != text
+        for (link, (path, text)), line, goal in zip(state.planned.items(), state.lines, goals)
+        if line != goal or state.files.get(path) != text
     ]
-    _reload(found.manager, changed, system)
-    ends = {(str(link.interface), link.address) for link in wanted}
-    _take_back({name: address for name, address in found.former.items() if (name, address) not in ends}, system)
+    _reload(state.manager, changed, system)
+    ends = {(str(link.interface), link.address) for link in managed_links}
+    _remove_addresses({name: address for name, address in state.former.items() if (name, address) not in ends}, system)
     end = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := live(wanted, inspection.inspect(system), system)) != goals:
+    while (lines := live_lines(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > end:
             raise Refusal(
-                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[found.manager]}`, whether another file "
+                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another file "
                 "configures the interface, and whether it supports that MTU."
             )
         time.sleep(POLL_SECONDS)
-    return before, after
+    return text_before, text_after
 
 
 def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
@@ -76,7 +76,7 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
             system.run(["networkctl", "reconfigure", str(link.interface)])
 
 
-def _take_back(former: Mapping[str, str], system: System) -> None:
+def _remove_addresses(former: Mapping[str, str], system: System) -> None:
     """Takes away addresses that the manager left. An MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
         if former.get(name) in interface.addresses:

@@ -22,12 +22,12 @@ SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 """Manager of interfaces → its service. netplan writes files for these two and configures nothing itself."""
 
 
-def of_interface(name: str, system: System) -> Path:
+def interface_folder(name: str, system: System) -> Path:
     """Folder of an interface in sysfs."""
     return system.path(f"sys/class/net/{name}")
 
 
-class Interface(NamedTuple):
+class InterfaceState(NamedTuple):
     addresses: tuple[str, ...]
     """IPv4, with prefix length"""
     mtu: int | None
@@ -38,7 +38,7 @@ class Inspection(NamedTuple):
     """What a host has for links."""
 
     manager: str | None
-    interfaces: Mapping[str, Interface]
+    interfaces: Mapping[str, InterfaceState]
     protected: frozenset[str]
     """names of interfaces that must not be touched"""
 
@@ -68,16 +68,16 @@ def _addresses(system: System) -> dict[str, list[str]]:
     }
 
 
-def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, Interface]:
+def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, InterfaceState]:
     """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
-    found = {}
+    interfaces = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name = folder.name
         is_port = (folder / "master").exists() and not (folder / "device").exists()
         if name != "lo" and folder.is_dir() and not is_port:
             ipv4 = sorted(address for address in addresses.get(name, []) if ":" not in address)
-            found[name] = Interface(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
-    return found
+            interfaces[name] = InterfaceState(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
+    return interfaces
 
 
 def _number(path: Path) -> int | None:
@@ -104,7 +104,7 @@ def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system:
             names.update(route["dev"] for route in json.loads(system.output("ip", "-json", "route", "get", client)))
     queue = list(names - {""})
     while queue:
-        lower = {path.name.partition("_")[2] for path in of_interface(queue.pop(), system).glob("lower_*")} - names
+        lower = {path.name.partition("_")[2] for path in interface_folder(queue.pop(), system).glob("lower_*")} - names
         names |= lower
         queue += lower
     return frozenset(names - {"", "lo"})
