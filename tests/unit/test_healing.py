@@ -51,9 +51,9 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         (child,) = children(process)
 
         def kept():
-            links = progress.look_at(child, set(), set()).links
+            links = progress.sample_process(child, set(), set()).links
             (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
-            with progress.lent(child, progress.descriptors(child)[inode]) as connection:
+            with progress.borrow_socket(child, progress.descriptors(child)[inode]) as connection:
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
         until(kept)
@@ -66,14 +66,16 @@ def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, aft
     """A proxy may answer, or a server that still has the key before the last one."""
     head = llama_server.Head.__new__(llama_server.Head)
     head.argv, head.ready, head.asleep = [llama_server.SLEEP], True, asleep
-    head.props = mock.Mock(said=said, is_alive=lambda: False)
+    head.props_request = mock.Mock(reply=said, is_alive=lambda: False)
     head._follow_sleep(None, 0.0)
-    assert (head.asleep, head.props) == (after, None)
+    assert (head.asleep, head.props_request) == (after, None)
 
 
 def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
-    still, looks = progress.Stillness(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
-    found = [still.seconds(progress.Look(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks]
+    still, looks = progress.IdleTimer(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
+    found = [
+        still.seconds(progress.ProcessSample(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks
+    ]
     assert found == [0, 1, 10, 11, 0]
 
 
@@ -86,15 +88,15 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
     )
     links = progress.links_of(table)
     head = llama_server.Head.__new__(llama_server.Head)
-    head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
-    head.lasting, head.asleep, head.props = progress.Lasting(), False, None
-    look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
+    head.endpoints, head.ready, head.missing_polls = [link.remote for link in links], True, 0
+    head.timers, head.asleep, head.props_request = progress.ConditionTimer(), False, None
+    look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), links, {})
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
     assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
     fault = head._lost_workers(look, 51)
     assert (fault.cause, fault._replace(model="m").cause) == ("lost_worker", "model_lost_worker")
     assert fault.lost == ["192.0.2.11:50052"]
-    assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
+    assert fault.finding == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
 
 
 def test_launchers_tell_systemd_that_they_get_on(cluster, tmp_path, monkeypatch):
@@ -235,8 +237,8 @@ def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
 
 
 def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
-    link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
-    look = progress.Look(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
+    link = progress.TcpSocket("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
+    look = progress.ProcessSample(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
     assert first == loading.Load(1.0, 5, {"192.0.2.2:50052": 100})
     again = progress.load_of(
@@ -246,10 +248,10 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
 
 
 def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(cluster, monkeypatch):
-    look = progress.Look(progress.Activity("S", 0, 0, 0), [], {})
+    look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), [], {})
     head = llama_server.Head([sys.executable, "-c", ""], ["192.0.2.1:50052"], "http://127.0.0.1:1", cluster.state, 0.01)
     head.process.wait()
-    head.ready = head.missing = False
+    head.ready = head.missing_polls = False
     assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
 
 
@@ -324,14 +326,14 @@ def test_two_workers_that_are_away_are_waited_for(cluster):
 
 
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
-    record = serving.Record(tmp_path)
+    record = serving.HeadRecord(tmp_path)
     for number in range(30):
-        record.note(f"line {number}")
-        record.ended()
+        record.add_event(f"line {number}")
+        record.count_restart()
     record.set(serving.FALLBACK, ("strix1:hip",))
-    after = serving.Record(tmp_path)
-    assert after.kept.restarts == 30
-    assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
+    after = serving.HeadRecord(tmp_path)
+    assert after.history.restarts == 30
+    assert [line["text"] for line in after.history.last] == [f"line {number}" for number in range(10, 30)]
     told = json.loads((tmp_path / serving.FILE).read_text())
     assert (told["schema"], told["process"]) == (1, os.getpid())
     assert (told["state"], told["without"]) == ("fallback", ["strix1:hip"])

@@ -76,7 +76,7 @@ class Discovered(NamedTuple):
 
     hostname: Annotated[str, Text()] = ""
     interfaces: tuple[LinkInterface, ...] = ()
-    generating_models: tuple[FoundModel, ...] = ()
+    models: tuple[FoundModel, ...] = ()
 
 
 def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:

@@ -35,27 +35,27 @@ def write(data: bytes) -> None:
             data = data[os.write(OUTPUT, data) :]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     write(f"llamacpp: {text}\n".encode("utf-8", "replace"))
 
 
-SAID: set[str] = set()
+LOGGED_KEYS: set[str] = set()
 
 
-def say_once(text: str, key: str = "") -> None:
+def log_once(text: str, key: str = "") -> None:
     """:param key: what of it is the same each time; empty where all of it is."""
-    if (key or text) not in SAID:
-        SAID.add(key or text)
-        say(text)
+    if (key or text) not in LOGGED_KEYS:
+        LOGGED_KEYS.add(key or text)
+        log(text)
 
 
-def spared(what: str, act: Callable[[], T]) -> T | None:
-    """What ``act`` returns. What only shows or watches a service never ends it: an exception is said, and there is nothing then."""
+def run_safely(failure: str, action: Callable[[], T]) -> T | None:
+    """What ``action`` returns. What only shows or watches a service never ends it: an exception is said, and there is nothing then."""
     try:
-        return act()
+        return action()
     except Exception as error:
-        key = f"{what}: {type(error).__name__}"
-        say_once(f"{key}, {error}", key)
+        key = f"{failure}: {type(error).__name__}"
+        log_once(f"{key}, {error}", key)
         return None
 
 
@@ -76,12 +76,12 @@ class StartLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.room = START_LOG_BYTES
+        self.bytes_left = START_LOG_BYTES
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.file = os.open(path, flags, 0o666)
         except OSError as error:
-            say(f"{path} could not be written: {error.strerror}")
+            log(f"{path} could not be written: {error.strerror}")
             self.file = os.open(os.devnull, os.O_WRONLY)
 
     def __enter__(self) -> StartLog:
@@ -95,7 +95,7 @@ class StartLog:
 
     def write(self, part: bytes) -> None:
         with suppress(OSError):
-            self.room -= os.write(self.file, part[: self.room])
+            self.bytes_left -= os.write(self.file, part[: self.bytes_left])
 
 
 def write_state(path: Path, content: dict) -> bool:
@@ -113,15 +113,15 @@ def replace(path: Path, text: str, mode: int | None = None) -> bool:
             file.write(text)
         partial.replace(path)
     except OSError as error:
-        say_once(f"{path} could not be written: {error.strerror}")
+        log_once(f"{path} could not be written: {error.strerror}")
         return False
     return True
 
 
-def alive() -> None:
+def notify_watchdog() -> None:
     """Tells systemd that the launcher works. systemd ends a launcher that is silent for WatchdogSec, together with its program."""
-    place = os.environ.get(SYSTEMD, "")
-    if place:
+    address = os.environ.get(SYSTEMD, "")
+    if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.setblocking(False)
-            systemd.sendto(b"WATCHDOG=1", "\0" + place[1:] if place.startswith("@") else place)
+            systemd.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)

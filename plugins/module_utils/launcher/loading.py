@@ -76,29 +76,27 @@ def expected(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> Ex
     return Expected(workers, head, cached)
 
 
-def _loaded(load: Load, planned: Expected) -> int:
+def _loaded_bytes(load: Load, goal: Expected) -> int:
     """Bytes that are where they belong. What was read and not sent is taken for the head's own."""
-    if planned.workers and not load.sent:
-        return min(load.read or 0, planned.head + sum(planned.workers.values()))
-    sent = sum(min(size, planned.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
-    return sent + min(max(0, (load.read or 0) - sent), planned.head)
+    if goal.workers and not load.sent:
+        return min(load.read or 0, goal.head + sum(goal.workers.values()))
+    sent = sum(min(size, goal.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
+    return sent + min(max(0, (load.read or 0) - sent), goal.head)
 
 
-def progress_of(load: Load, planned: Expected) -> Progress:
-    loaded = _loaded(load, planned)
-    rate = round(loaded / load.seconds) if load.seconds >= metrics.LEAST_SECONDS and loaded > 0 else None
-    whole = planned.head + sum(planned.workers.values())
-    endpoints = planned.workers or load.sent
+def progress_of(load: Load, goal: Expected) -> Progress:
+    loaded = _loaded_bytes(load, goal)
+    rate = round(loaded / load.seconds) if load.seconds >= metrics.MIN_SECONDS and loaded > 0 else None
+    whole = goal.head + sum(goal.workers.values())
+    endpoints = goal.workers or load.sent
     return Progress(
         round(load.seconds, 1),
         load.read,
         whole or None,
-        tuple(
-            WorkerProgress(endpoint, load.sent.get(endpoint), planned.workers.get(endpoint)) for endpoint in endpoints
-        ),
+        tuple(WorkerProgress(endpoint, load.sent.get(endpoint), goal.workers.get(endpoint)) for endpoint in endpoints),
         rate,
         round((whole - loaded) / rate) if rate and whole > loaded else None,
-        planned.cached,
+        goal.cached,
     )
 
 
@@ -112,16 +110,18 @@ def _part(done: Optional[int], whole: Optional[int]) -> str:
     return f"{figure}{rest} {'GB' if large else 'MB'}"
 
 
-def sentence(done: Progress) -> str:
+def sentence(progress: Progress) -> str:
     """What a person is shown: bytes to each worker, bytes that were read, the rate, and what is left."""
-    known = [worker for worker in done.workers if worker.sent_bytes is not None]
-    parts = [f"{_part(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in done.workers]
-    if done.workers and not known:
+    known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
+    parts = [
+        f"{_part(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
+    ]
+    if progress.workers and not known_workers:
         parts = ["what workers received is not known, since the kernel does not show it"]
-    if done.read_bytes is not None:
-        parts.append(f"{_part(done.read_bytes, done.planned_bytes)} read from files")
-    if done.bytes_per_s:
-        parts.append(f"{units.amount(done.bytes_per_s)}/s")
-    if done.left_s is not None:
-        parts.append(f"{'at most' if done.at_most else 'about'} {units.duration(done.left_s)} left")
+    if progress.read_bytes is not None:
+        parts.append(f"{_part(progress.read_bytes, progress.planned_bytes)} read from files")
+    if progress.bytes_per_s:
+        parts.append(f"{units.amount(progress.bytes_per_s)}/s")
+    if progress.left_s is not None:
+        parts.append(f"{'at most' if progress.at_most else 'about'} {units.duration(progress.left_s)} left")
     return ", ".join(parts)

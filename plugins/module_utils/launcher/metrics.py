@@ -21,11 +21,11 @@ CAUSES = {
 }
 """Why programs are started again, by the kind of service. A head waits for a worker that it has lost; one of several models does not.
 What ran when its launcher was killed, or the host lost power, was killed."""
-LEAST_SECONDS = 0.001
+MIN_SECONDS = 0.001
 """For which a rate makes sense."""
-OF_WORKER = ("worker_host", "worker")
+WORKER_LABELS = ("worker_host", "worker")
 """Labels of what a head says of a worker."""
-LONGEST = 128
+LABEL_LENGTH = 128
 """Characters of a label's value."""
 
 
@@ -38,7 +38,7 @@ class Metric(NamedTuple):
     """Beside those of the target, which Prometheus adds: nobody names another host than its own."""
 
 
-def _planned(what: str, of: str) -> tuple[Metric, ...]:
+def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
     empty = "with an empty context"
     figures = (
         ("", "Predicted", empty),
@@ -48,9 +48,12 @@ def _planned(what: str, of: str) -> tuple[Metric, ...]:
     )
     return tuple(
         Metric(
-            f"planned_{what}_{name}tokens_per_second", GAUGE, f"{said} tokens per second of {of}, {when}", ("model",)
+            f"planned_{kind}_{name}tokens_per_second",
+            GAUGE,
+            f"{qualifier} tokens per second of {subject}, {condition}",
+            ("model",),
         )
-        for name, said, when in figures
+        for name, qualifier, condition in figures
     )
 
 
@@ -63,15 +66,17 @@ METRICS = (
     Metric("state_since_timestamp_seconds", GAUGE, "Since when the head has had its state"),
     Metric("answers", GAUGE, "Whether llama-server says that it is healthy"),
     Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
-    *_planned("generation", "an answer"),
-    *_planned("prompt", "a prompt of 512 tokens"),
-    Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", OF_WORKER),
-    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", OF_WORKER),
-    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", OF_WORKER),
-    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", OF_WORKER),
-    Metric("worker_needless_retransmissions_total", COUNTER, "Of these, segments that had arrived already", OF_WORKER),
-    Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", OF_WORKER),
-    Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", OF_WORKER),
+    *_prediction_metrics("generation", "an answer"),
+    *_prediction_metrics("prompt", "a prompt of 512 tokens"),
+    Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", WORKER_LABELS),
+    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", WORKER_LABELS),
+    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", WORKER_LABELS),
+    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", WORKER_LABELS),
+    Metric(
+        "worker_needless_retransmissions_total", COUNTER, "Of these, segments that had arrived already", WORKER_LABELS
+    ),
+    Metric("worker_sent_bytes_total", COUNTER, "What the worker has got over the connection", WORKER_LABELS),
+    Metric("worker_received_bytes_total", COUNTER, "What came from the worker over the connection", WORKER_LABELS),
     Metric("prompt_tokens_total", COUNTER, "Tokens of prompts that were computed", ("model",)),
     Metric("prompt_seconds_total", COUNTER, "Time that these took", ("model",)),
     Metric("generated_tokens_total", COUNTER, "Tokens of answers", ("model",)),
@@ -83,7 +88,7 @@ METRICS = (
     Metric("verified_timestamp_seconds", GAUGE, "When it was"),
     Metric("device_memory_used_bytes", GAUGE, "What anybody uses of the device's memory", ("worker", "device")),
 )
-OF_SERVER = {
+SERVER_COUNTERS = {
     "prompt_tokens_total": "prompt_tokens_total",
     "prompt_seconds_total": "prompt_seconds_total",
     "tokens_predicted_total": "generated_tokens_total",
@@ -119,7 +124,7 @@ class Figures:
     """What is measured at one moment."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in METRICS}
+        self.values_by_metric: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in METRICS}
         """Metric → values of its labels → figure."""
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
@@ -128,35 +133,35 @@ class Figures:
         :param labels: those of the metric.
         """
         if value is not None and math.isfinite(value):
-            self.found[name][self._key(name, labels)] = value
+            self.values_by_metric[name][self._key(name, labels)] = value
 
     def get(self, name: str, **labels: str) -> float | None:
         """As ``add`` got it."""
-        return self.found[name].get(self._key(name, labels))
+        return self.values_by_metric[name].get(self._key(name, labels))
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(_plain(labels[label]) for label in BY_NAME[name].labels)
+        return tuple(_label_value(labels[label]) for label in BY_NAME[name].labels)
 
     def text(self) -> str:
         lines = []
         for metric in METRICS:
-            name, found = PREFIX + metric.name, self.found[metric.name]
-            if found:
+            name, values = PREFIX + metric.name, self.values_by_metric[metric.name]
+            if values:
                 lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-                lines += [f"{name}{_shown(metric.labels, key)} {_number(value)}" for key, value in found.items()]
+                lines += [f"{name}{_label_text(metric.labels, key)} {_number(value)}" for key, value in values.items()]
         return "\n".join(lines) + "\n"
 
 
 def rate(number: float | None, seconds: float | None) -> float | None:
     """Tokens per second; None where there is too little to tell."""
-    return round(number / seconds, 2) if number is not None and seconds and seconds >= LEAST_SECONDS else None
+    return round(number / seconds, 2) if number is not None and seconds and seconds >= MIN_SECONDS else None
 
 
-def _plain(value: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in value[:LONGEST])
+def _label_value(value: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in value[:LABEL_LENGTH])
 
 
-def _shown(labels: Sequence[str], values: Iterable[str]) -> str:
+def _label_text(labels: Sequence[str], values: Iterable[str]) -> str:
     escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
     pairs = ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped))
     return f"{{{pairs}}}" if labels else ""

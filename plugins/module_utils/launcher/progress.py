@@ -43,7 +43,7 @@ READ_BYTES = 1 << 20
 FAULTS = 16
 
 
-class Link(NamedTuple):
+class TcpSocket(NamedTuple):
     """A TCP socket."""
 
     local: str
@@ -70,7 +70,7 @@ class Traffic(NamedTuple):
     round_trip: int = 0
     """Microseconds, smoothed."""
     retransmissions: int = 0
-    needless: int = 0
+    spurious: int = 0
     """Of these, what had arrived: while a worker computes, its host acknowledges so late that the kernel sends the end of the question again. 0 before
     Linux 4.19."""
 
@@ -95,34 +95,34 @@ class Activity(NamedTuple):
     where the kernel does not say."""
 
 
-class Look(NamedTuple):
+class ProcessSample(NamedTuple):
     """A process at one moment."""
 
     activity: Activity
-    links: list[Link]
+    links: list[TcpSocket]
     traffic: Mapping[str, Traffic]
     """Inode of a link → its traffic. Empty where the kernel lends no sockets."""
     rdma: int = 0
     """Connections over RDMA, of which these links see the handshake and the end alone."""
 
 
-def links_of(table: str) -> list[Link]:
+def links_of(table: str) -> list[TcpSocket]:
     """:param table: text of /proc/net/tcp."""
-    found = []
+    sockets = []
     for line in table.splitlines()[1:]:
         fields = line.split()
-        timer, again = fields[5].split(":")[0], int(fields[6], 16)
-        found.append(
-            Link(
+        timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
+        sockets.append(
+            TcpSocket(
                 local=_endpoint(fields[1]),
                 remote=_endpoint(fields[2]),
                 state=int(fields[3], 16),
                 received=int(fields[4].split(":")[1], 16),
-                retransmissions=again if timer == RETRANSMISSION else 0,
+                retransmissions=timeouts if timer == RETRANSMISSION else 0,
                 inode=fields[9],
             )
         )
-    return found
+    return sockets
 
 
 def _endpoint(text: str) -> str:
@@ -150,7 +150,7 @@ def rdma_connections(process: int) -> int:
 
 
 @contextmanager
-def lent(process: int, descriptor: int) -> Iterator[socket.socket]:
+def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
     """A copy of a socket of another process.
 
     :raises OSError: the kernel is too old, or does not allow it.
@@ -171,11 +171,11 @@ def lent(process: int, descriptor: int) -> Iterator[socket.socket]:
 
 def traffic_of(connection: socket.socket) -> Traffic:
     """From struct tcp_info (include/uapi/linux/tcp.h)."""
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
-    round_trip, retransmissions = struct.unpack_from("=I28xI", told, 68)
-    sent, received = struct.unpack_from("=QQ", told, 120)
-    (needless,) = struct.unpack_from("=I", told.ljust(TCP_INFO_BYTES, b"\0"), 216)
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
+    round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
+    sent, received = struct.unpack_from("=QQ", info, 120)
+    (needless,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
     return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions, needless)
 
 
@@ -188,23 +188,23 @@ def keep_alive(connection: socket.socket) -> None:
 
 def activity_of(process: int) -> Activity:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    read, from_files = 0, None
+    read_bytes, from_files = 0, None
     with suppress(OSError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
-        asked, came = int(counts["rchar"]), int(counts["read_bytes"])
-        read, from_files = asked + came, max(asked, came)
+        requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
+        read_bytes, from_files = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
-    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]), from_files)
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), from_files)
 
 
 def children_of(process: int) -> dict[int, list[str]]:
     """Those of a process that run → argv."""
-    found = {}
+    children = {}
     for path in Path("/proc").glob(f"{process}/task/*/children"):
         with suppress(OSError):
             for child in path.read_text().split():
-                found[int(child)] = argv_of(int(child))
-    return {child: argv for child, argv in found.items() if argv}
+                children[int(child)] = argv_of(int(child))
+    return {child: argv for child, argv in children.items() if argv}
 
 
 def argv_of(process: int) -> list[str]:
@@ -215,88 +215,90 @@ def argv_of(process: int) -> list[str]:
         return []
 
 
-def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
+def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) -> ProcessSample:
     """What a process does now. Its connections from or to these ports are kept alive.
 
-    :param kept_alive: inodes of the connections for which that is done; new ones are added.
+    :param keepalive_inodes: inodes of the connections for which that is done; new ones are added.
     :raises OSError: the process is gone, or the kernel does not say.
     """
-    own = descriptors(process)
-    links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in own]
+    descriptors_by_inode = descriptors(process)
+    links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
-            with suppress(OSError), lent(process, own[link.inode]) as connection:
-                if link.inode not in kept_alive and {port_of(link.local), port_of(link.remote)} & ports:
+            with suppress(OSError), borrow_socket(process, descriptors_by_inode[link.inode]) as connection:
+                if link.inode not in keepalive_inodes and {port_of(link.local), port_of(link.remote)} & ports:
                     keep_alive(connection)
-                    kept_alive.add(link.inode)
+                    keepalive_inodes.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
-    return Look(activity_of(process), links, traffic, rdma_connections(process))
+    return ProcessSample(activity_of(process), links, traffic, rdma_connections(process))
 
 
 def port_of(endpoint: str) -> str:
     return endpoint.rsplit(":", 1)[1]
 
 
-class Lasting:
+class ConditionTimer:
     """For how long conditions have been met without a break."""
 
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
 
-    def seconds(self, name: str, met: bool, now: float) -> float:
+    def seconds(self, name: str, met: bool, timestamp: float) -> float:
         if not met:
             self.since.pop(name, None)
             return 0.0
-        return now - self.since.setdefault(name, now)
+        return timestamp - self.since.setdefault(name, timestamp)
 
 
-class Stillness:
+class IdleTimer:
     """For how long nothing has moved: no byte on the given connections, and neither processor time nor reading worth the name."""
 
-    def __init__(self, window: float, now: float) -> None:
+    def __init__(self, window: float, timestamp: float) -> None:
         self.window = window
         """Seconds over which processor time and reading are counted."""
-        self.since = now
-        self.counted: tuple[float, Activity | None] = (now, None)
+        self.since = timestamp
+        self.reference: tuple[float, Activity | None] = (timestamp, None)
         self.bytes: dict[str, tuple[int, int]] = {}
 
-    def seconds(self, look: Look, remotes: list[str], now: float) -> float:
+    def seconds(self, sample: ProcessSample, remotes: list[str], timestamp: float) -> float:
         """:param remotes: the other ends of the connections that count."""
-        moved = {
-            link.inode: look.traffic[link.inode][:2]
-            for link in look.links
-            if link.remote in remotes and link.inode in look.traffic
+        byte_counts = {
+            link.inode: sample.traffic[link.inode][:2]
+            for link in sample.links
+            if link.remote in remotes and link.inode in sample.traffic
         }
-        if moved != self.bytes:
-            self.bytes, self.since = moved, now
-        began, before = self.counted
-        if before is None or now - began >= self.window:
-            if before is not None and _active(before, look.activity, now - began):
-                self.since = now
-            self.counted = (now, look.activity)
-        return now - self.since
+        if byte_counts != self.bytes:
+            self.bytes, self.since = byte_counts, timestamp
+        sampled_at, previous = self.reference
+        if previous is None or timestamp - sampled_at >= self.window:
+            if previous is not None and _is_active(previous, sample.activity, timestamp - sampled_at):
+                self.since = timestamp
+            self.reference = (timestamp, sample.activity)
+        return timestamp - self.since
 
 
-def load_of(look: Look, endpoints: Collection[str], seconds: float, before: loading.Load | None) -> loading.Load:
-    """:param before: the last one: what was sent over connections that are closed stays counted."""
-    sent = dict(before.sent) if before else {}
+def load_of(
+    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.Load | None
+) -> loading.Load:
+    """:param previous: the last one: what was sent over connections that are closed stays counted."""
+    sent = dict(previous.sent) if previous else {}
     for endpoint in endpoints:
-        found = [
-            look.traffic[link.inode].sent
-            for link in look.links
-            if link.remote == endpoint and link.inode in look.traffic
+        counts = [
+            sample.traffic[link.inode].sent
+            for link in sample.links
+            if link.remote == endpoint and link.inode in sample.traffic
         ]
-        if found and not look.rdma:
-            sent[endpoint] = max(sum(found), sent.get(endpoint, 0))
-    return loading.Load(seconds, look.activity.from_files, sent)
+        if counts and not sample.rdma:
+            sent[endpoint] = max(sum(counts), sent.get(endpoint, 0))
+    return loading.Load(seconds, sample.activity.from_files, sent)
 
 
-def _active(before: Activity, after: Activity, seconds: float) -> bool:
+def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
     return (
-        after.seconds - before.seconds > seconds * BUSY_SHARE
-        or after.read - before.read >= READ_BYTES
-        or after.faults - before.faults >= FAULTS
+        later.seconds - earlier.seconds > seconds * BUSY_SHARE
+        or later.read - earlier.read >= READ_BYTES
+        or later.faults - earlier.faults >= FAULTS
     )
 
 
@@ -306,13 +308,13 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_when_asked() -> None:
+def exit_on_signals() -> None:
     """SIGTERM and SIGINT raise SystemExit from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _asked_to_stop)
+        signal.signal(number, _exit)
 
 
-def _asked_to_stop(_number: int, _frame: object) -> None:
+def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 

@@ -31,7 +31,7 @@ STOP_SECONDS = 2.0
 """An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
 exit»), in which nobody gets an answer, and nothing is lost when it is killed."""
 HEALTH_SECONDS = 2.0
-HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
+HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
 UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
 """Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
@@ -46,19 +46,19 @@ ANSWER_BYTES = 4 * 1024 * 1024
 ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
 """The smallest request that makes it compute."""
 SLEEP = "--sleep-idle-seconds"
-COUNTS, COUNTS_SECONDS = "--metrics", 0.2
+METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
 """Has it count. It answers at once where it computes nothing."""
-COUNTED = re.compile(
+COUNTER_LINE = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
 """As the router writes them for the processes that it starts (server-models.cpp of 0.3.36)."""
-SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
+SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """What it logs before that."""
-OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
+CHILD_LINE = re.compile(rb"\[ *([0-9]+)\] ")
 """How a line begins that it passes on: with the port of who said it."""
 LONGEST_LINE = 65536
-CHILDREN_AT = "http://127.0.0.1:"
+CHILD_URL = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """In an answer of /props, and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
@@ -66,10 +66,10 @@ LONGEST_LOAD_SECONDS = 86400.0
 
 def counts_of(text: str) -> dict[str, float]:
     """Counters and gauges of llama-server, without its prefix, from the text of its /metrics."""
-    return {name: float(value) for name, value in COUNTED.findall(text)}
+    return {name: float(value) for name, value in COUNTER_LINE.findall(text)}
 
 
-def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
+def connected(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
     return {link.remote for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
 
 
@@ -105,13 +105,13 @@ def keys_of(path: Path) -> list[str]:
     return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
-class Question(threading.Thread):
+class ServerRequest(threading.Thread):
     """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
 
     def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait: float = 0.0, body: str = "") -> None:
         """:param wait: seconds for which this waits for the answer."""
         super().__init__(daemon=True)
-        self.url, self.path, self.headers, self.body, self.said = url, path, headers, body, b""
+        self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
         self.start()
         self.join(wait)
 
@@ -122,13 +122,13 @@ class Question(threading.Thread):
         ):
             headers = {"Content-Type": b"application/json", **self.headers}
             connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
-            self.said = connection.getresponse().read(ANSWER_BYTES)
+            self.reply = connection.getresponse().read(ANSWER_BYTES)
 
 
 class Fault(NamedTuple):
     """Why llama-server is ended."""
 
-    saw: str
+    finding: str
     lost: Sequence[str] = ()
     """Workers whose connection is gone."""
     silent: bool = False
@@ -145,18 +145,18 @@ class Fault(NamedTuple):
         return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
 
     @property
-    def how(self) -> str:
-        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
+    def ending(self) -> str:
+        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.finding}"
 
 
-class Watched:
+class WatchedServer:
     """One llama-server process that serves a model, and what is watched about it."""
 
-    tunnels = tunnel.NONE
+    tunnels = tunnel.NO_TUNNELS
     """To its workers."""
 
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
-        now = time.monotonic()
+        timestamp = time.monotonic()
         self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
@@ -171,142 +171,152 @@ class Watched:
         """The last answer, and when it was asked for."""
         self.asleep = False
         """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
-        self.props: Question | None = None
+        self.props_request: ServerRequest | None = None
         """One for /props that is not answered yet."""
-        self.counting: Question | None = None
+        self.counts_request: ServerRequest | None = None
         """One for its counters that is not answered yet."""
         self.counts: dict[str, float] = {}
         """Its own counters and gauges, as it said them last."""
-        self.counted = 0.0
+        self.counts_asked_at = 0.0
         """When they were asked for."""
-        self.missing = 0
-        self.kept_alive: set[str] = set()
-        self.lasting = progress.Lasting()
-        self.stillness = progress.Stillness(silence / 5, now)
-        self.question: Question | None = None
+        self.missing_polls = 0
+        self.keepalive_inodes: set[str] = set()
+        self.timers = progress.ConditionTimer()
+        self.idle_timer = progress.IdleTimer(silence / 5, timestamp)
+        self.token_request: ServerRequest | None = None
         """One for a token that is not answered yet."""
-        self.began = now
-        self.seen: progress.Look | None = None
+        self.started = timestamp
+        self.last_sample: progress.ProcessSample | None = None
         """The last look at it."""
         self.load: loading.Load | None = None
         """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
 
-    def look(self) -> progress.Look | None:
+    def take_sample(self) -> progress.ProcessSample | None:
         """What the kernel says of llama-server; None where it says nothing."""
         if not progress.ON_LINUX:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return self.tunnels.with_outer(progress.look_at(self.pid, self.kept_alive, ports))
+            return self.tunnels.with_outer_connections(progress.sample_process(self.pid, self.keepalive_inodes, ports))
         except OSError:
             return None
 
-    def follow(self, now: float) -> progress.Look | None:
+    def update(self, timestamp: float) -> progress.ProcessSample | None:
         """Looks whether it is healthy, what it does, and how far it has loaded the model."""
-        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
-            self.health = (healthy(self.url), now)
+        if not self.ready or timestamp - self.health[1] >= HEALTH_POLL_SECONDS:
+            self.health = (healthy(self.url), timestamp)
             self.ready = self.ready or self.health[0]
-        self.seen = look = self.look()
-        if look:
-            self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
-        return look
+        self.last_sample = sample = self.take_sample()
+        if sample:
+            self.load = (
+                None if self.ready else progress.load_of(sample, self.endpoints, timestamp - self.started, self.load)
+            )
+        return sample
 
     def fault(self) -> Fault | None:
         """What is wrong with llama-server or its workers."""
-        now = time.monotonic()
-        look = self.follow(now)
-        if look is None:
+        timestamp = time.monotonic()
+        sample = self.update(timestamp)
+        if sample is None:
             return None
-        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        stopped = self.timers.seconds("stopped", sample.activity.state == "T", timestamp)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
-        self._follow_sleep(look, now)
-        return self._lost_workers(look, now) or self._stands_still(look, now)
+        self._update_sleep(sample, timestamp)
+        return self._lost_workers(sample, timestamp) or self._detect_stall(sample, timestamp)
 
     def busy(self) -> bool:
         """Whether a client waits for an answer, as far as is known."""
-        look = self.look()
-        return look is None or bool(self.clients(look))
+        sample = self.take_sample()
+        return sample is None or bool(self.clients(sample))
 
-    def clients(self, look: progress.Look) -> list[progress.Link]:
+    def clients(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
         """llama-server closes connections without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
-            link for link in look.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
+            link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
         ]
 
-    def _listens(self, look: progress.Look) -> bool:
+    def _listens(self, sample: progress.ProcessSample) -> bool:
         """Whether llama-server has its port: a key is for nobody else."""
         port = progress.port_of(self.url)
-        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
+        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
 
-    def _follow_sleep(self, look: progress.Look, now: float) -> None:
+    def _update_sleep(self, sample: progress.ProcessSample, timestamp: float) -> None:
         """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""
         if SLEEP not in self.argv or not self.ready:
             return
-        if self.props is None:
-            present = connected(look.links, self.endpoints)
-            changed = bool(present or self.clients(look)) if self.asleep else present != set(self.endpoints)
-            due = not self.endpoints and self.lasting.seconds("unasked", True, now) >= HEALTH_EVERY
-            if not (changed or due) or not self._listens(look):
+        if self.props_request is None:
+            present = connected(sample.links, self.endpoints)
+            is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
+            is_due = not self.endpoints and self.timers.seconds("unasked", True, timestamp) >= HEALTH_POLL_SECONDS
+            if not (is_changed or is_due) or not self._listens(sample):
                 return
-            self.lasting.seconds("unasked", False, now)
-            self.props = Question(self.url, "/props", self.headers, HEALTH_SECONDS)
-        if not self.props.is_alive():
-            said, self.props = self.props.said, None
-            self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
+            self.timers.seconds("unasked", False, timestamp)
+            self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
+        if not self.props_request.is_alive():
+            reply, self.props_request = self.props_request.reply, None
+            self.asleep = ASLEEP in reply or (self.asleep and AWAKE not in reply)
 
-    def follow_counts(self) -> None:
+    def update_counts(self) -> None:
         """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so one that may sleep is only asked where something has moved
         since: a client that is connected may want nothing, or /health."""
-        present = self.ready and not self.asleep and not self.props and COUNTS in self.argv
-        due = SLEEP not in self.argv or self.stillness.since > self.counted
-        if self.counting is None and present and due and self.seen and self._listens(self.seen):
-            self.counted = time.monotonic()
-            self.counting = Question(self.url, "/metrics", self.headers, COUNTS_SECONDS)
-        if self.counting and not self.counting.is_alive():
-            text, self.counting = self.counting.said.decode("utf-8", "replace"), None
+        present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
+        is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
+        if self.counts_request is None and present and is_due and self.last_sample and self._listens(self.last_sample):
+            self.counts_asked_at = time.monotonic()
+            self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
+        if self.counts_request and not self.counts_request.is_alive():
+            text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
 
-    def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
+    def _lost_workers(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
         """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
         unreached = []
-        for link in look.links:
-            again = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
-            if self.lasting.seconds(f"unacknowledged {link.remote}", again, now) >= UNACKNOWLEDGED_SECONDS:
+        for link in sample.links:
+            is_unacknowledged = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if (
+                self.timers.seconds(f"unacknowledged {link.remote}", is_unacknowledged, timestamp)
+                >= UNACKNOWLEDGED_SECONDS
+            ):
                 unreached.append(link.remote)
         if unreached:
             return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
-        present = connected(look.links, self.endpoints)
-        holds = self.ready and not self.asleep and not self.props
+        present = connected(sample.links, self.endpoints)
+        holds = self.ready and not self.asleep and not self.props_request
         lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
-        self.missing = self.missing + 1 if lost else 0
-        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing >= LOST_AFTER_POLLS else None
+        self.missing_polls = self.missing_polls + 1 if lost else 0
+        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing_polls >= LOST_AFTER_POLLS else None
 
-    def _stands_still(self, look: progress.Look, now: float) -> Fault | None:
+    def _detect_stall(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
         """Whether something is wanted of llama-server, and nothing has moved for the set time."""
-        still = self.stillness.seconds(look, self.endpoints, now)
-        client = bool(self.clients(look))
-        mute = self.lasting.seconds("mute", self.ready and not self.health[0] and not client, now)
-        if min(mute, still) >= HEALTH_LOST_SECONDS:
+        idle = self.idle_timer.seconds(sample, self.endpoints, timestamp)
+        client = bool(self.clients(sample))
+        mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, timestamp)
+        if min(mute, idle) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
-        seen = bool(look.traffic) or not self.endpoints
-        loads = not self.ready or self.props is not None
-        quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
+        is_observable = bool(sample.traffic) or not self.endpoints
+        is_loading = not self.ready or self.props_request is not None
+        quiet = min(
+            idle,
+            self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), timestamp),
+        )
         if quiet < self.silence / 2:
-            self.question = None
+            self.token_request = None
             return None
-        if loads:
+        if is_loading:
             return (
                 Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
             )
         awaited = [
             link.remote
-            for link in look.links
-            if link.remote in self.endpoints and link.inode in look.traffic and look.traffic[link.inode].awaits_answer
+            for link in sample.links
+            if link.remote in self.endpoints
+            and link.inode in sample.traffic
+            and sample.traffic[link.inode].awaits_answer
         ]
-        if not awaited and self._answers(look):
-            self.stillness.since = now
+        if not awaited and self._answers(sample):
+            self.idle_timer.since = timestamp
         elif quiet >= self.silence:
             blamed = (
                 f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
@@ -314,14 +324,14 @@ class Watched:
             return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
         return None
 
-    def _answers(self, look: progress.Look) -> bool:
+    def _answers(self, sample: progress.ProcessSample) -> bool:
         """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
-        if self.question is None and self._listens(look):
-            self.question = Question(self.url, "/completion", self.headers, body=ONE_TOKEN)
-        if self.question is None or self.question.is_alive():
+        if self.token_request is None and self._listens(sample):
+            self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
+        if self.token_request is None or self.token_request.is_alive():
             return False
-        said, self.question = self.question.said, None
-        return bool(said)
+        reply, self.token_request = self.token_request.reply, None
+        return bool(reply)
 
 
 def log_of_model(state: Path, name: str) -> Path:
@@ -329,7 +339,7 @@ def log_of_model(state: Path, name: str) -> Path:
     return state / f"{quote(name, safe='')}.{journal.START_LOG}"
 
 
-class Head(Watched):
+class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
@@ -369,7 +379,7 @@ class Head(Watched):
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
         start_log.write(part)
 
-    def models(self) -> dict[str, Watched]:
+    def models(self) -> dict[str, WatchedServer]:
         """Model → the process that serves it; one that is alone has no name."""
         return {"": self}
 
@@ -390,11 +400,11 @@ class Router(Head):
     """A llama-server that starts another one for a model that is asked for. Those have the workers."""
 
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
-        self.children: dict[int, Watched] = {}
+        self.children: dict[int, WatchedServer] = {}
         self.state = state
         self.logs: dict[bytes, journal.StartLog] = {}
         """Port of a child → the log of its start."""
-        self.cut = b""
+        self.partial_line = b""
         """A line whose end has not come yet."""
         for path in state.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
@@ -420,29 +430,29 @@ class Router(Head):
 
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
         """What children say is kept with their models."""
-        *ended, rest = (self.cut + part).split(b"\n")
-        lines, self.cut = [line + b"\n" for line in ended], rest
+        *ended, rest = (self.partial_line + part).split(b"\n")
+        lines, self.partial_line = [line + b"\n" for line in ended], rest
         if len(rest) > LONGEST_LINE:
-            lines, self.cut = [*lines, rest], b""
+            lines, self.partial_line = [*lines, rest], b""
         for line in lines:
-            spawned, said = SPAWNS.search(line.rstrip()), OF_CHILD.match(line)
-            if spawned and not said:
-                self._begin(*spawned.groups())
-            (self.logs.get(said[1], start_log) if said else start_log).write(line)
+            spawned, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
+            if spawned and not child_line:
+                self._begin_log(*spawned.groups())
+            (self.logs.get(child_line[1], start_log) if child_line else start_log).write(line)
 
-    def _begin(self, name: bytes, port: bytes) -> None:
+    def _begin_log(self, name: bytes, port: bytes) -> None:
         path = log_of_model(self.state, name.decode("utf-8", "replace"))
-        for other in [other for other, log in self.logs.items() if log.path == path]:
-            self.logs.pop(other).close()
+        for old_port in [old_port for old_port, log in self.logs.items() if log.path == path]:
+            self.logs.pop(old_port).close()
         self.logs[port] = journal.StartLog(path)
 
-    def _child(self, pid: int, argv: list[str]) -> Watched:
+    def _child(self, pid: int, argv: list[str]) -> WatchedServer:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
-        child = Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), self.silence, pid)
+        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT), self.silence, pid)
         child.tunnels = self.tunnels
         return child
 
-    def models(self) -> dict[str, Watched]:
+    def models(self) -> dict[str, WatchedServer]:
         return {_value(child.argv, ALIAS): child for child in self.children.values()}
 
     def loaded(self) -> set[str] | None:
@@ -450,13 +460,13 @@ class Router(Head):
 
     def kill(self) -> None:
         super().kill()
-        self._end_children()
+        self._kill_children()
 
     def stop(self) -> None:
         super().stop()
-        self._end_children()
+        self._kill_children()
 
-    def _end_children(self) -> None:
+    def _kill_children(self) -> None:
         """They end by themselves when the router does, but for one that hangs."""
         for pid, child in self.children.items():
             _kill(pid, child.argv)

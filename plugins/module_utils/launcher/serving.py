@@ -25,23 +25,23 @@ WORDS = {
     ASLEEP: "asleep (a request wakes it)",
 }
 """States that people are shown in other words."""
-LAST = 20
-TEXT = 500
+KEPT_EVENTS = 20
+EVENT_LENGTH = 500
 """Characters of one line that are kept."""
-LARGEST = 1 << 53
+MAX_COUNT = 1 << 53
 """No count and no clock goes beyond it."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
 """The file is written so often, and while a model is loaded."""
 
 
-class Kept(NamedTuple):
+class History(NamedTuple):
     """What one start leaves for the next."""
 
     restarts: int = 0
     last: tuple[dict[str, Any], ...] = ()
 
 
-class Fallback(NamedTuple):
+class FallbackCommand(NamedTuple):
     name: str
     without: str
     """The worker that may be away, as ADDRESS:PORT."""
@@ -49,34 +49,37 @@ class Fallback(NamedTuple):
     argv: tuple[str, ...]
 
 
-def read_kept(path: Path) -> Kept:
+def read_history(path: Path) -> History:
     """What the last start left."""
-    return journal.read_back(path, _kept) or Kept()
+    return journal.read_back(path, _parse_history) or History()
 
 
-def _kept(told: Any) -> Kept:
-    last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told["last"][-LAST:]]
-    return Kept(_count(told["restarts"]), tuple(last))
+def _parse_history(record: Any) -> History:
+    last = [
+        {"time": _count(line["time"]), "text": str(line["text"])[:EVENT_LENGTH]}
+        for line in record["last"][-KEPT_EVENTS:]
+    ]
+    return History(_count(record["restarts"]), tuple(last))
 
 
 def _count(value: Any) -> int:
-    if not 0 <= value <= LARGEST:
+    if not 0 <= value <= MAX_COUNT:
         raise ValueError("it is neither a count nor a time")
     return int(value)
 
 
-class Record:
+class HeadRecord:
     """Writes the file, at each change of the state and every ten seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        self.kept = read_kept(self.path)
+        self.history = read_history(self.path)
         self.state = WAITING
         self.since = time.time()
         self.without: Sequence[str] = ()
         self.waiting_for: Sequence[str] = ()
         self.load: loading.Load | None = None
-        self.written = -math.inf
+        self.last_write = -math.inf
 
     def set(
         self,
@@ -86,28 +89,28 @@ class Record:
         load: loading.Load | None = None,
     ) -> None:
         """:param load: how far the model is loaded."""
-        changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
+        is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()
         self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
-        if changed or time.monotonic() - self.written >= (LOAD_SECONDS if load else WRITE_SECONDS):
+        if is_changed or time.monotonic() - self.last_write >= (LOAD_SECONDS if load else WRITE_SECONDS):
             self._write()
 
-    def note(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
         """Says one line, and keeps it."""
-        journal.say(text)
-        line = {"time": int(time.time()), "text": text[:TEXT]}
-        self.kept = self.kept._replace(last=(*self.kept.last, line)[-LAST:])
+        journal.log(text)
+        line = {"time": int(time.time()), "text": text[:EVENT_LENGTH]}
+        self.history = self.history._replace(last=(*self.history.last, line)[-KEPT_EVENTS:])
         self._write()
 
-    def ended(self) -> None:
+    def count_restart(self) -> None:
         """Counts a restart of llama-server."""
-        self.kept = self.kept._replace(restarts=self.kept.restarts + 1)
-        self.written = -math.inf
+        self.history = self.history._replace(restarts=self.history.restarts + 1)
+        self.last_write = -math.inf
         self.set(WAITING)
 
     def _write(self) -> None:
-        told = {
-            **self.kept._asdict(),
+        content = {
+            **self.history._asdict(),
             "schema": 1,
             "time": int(time.time()),
             "process": os.getpid(),
@@ -117,18 +120,18 @@ class Record:
             "waiting_for": list(self.waiting_for),
             "load": self.load and {**self.load._asdict(), "sent": dict(self.load.sent)},
         }
-        journal.write_state(self.path, told)
-        self.written = time.monotonic()
+        journal.write_state(self.path, content)
+        self.last_write = time.monotonic()
 
 
-def read_fallbacks(path: Path) -> list[Fallback] | None:
+def read_fallbacks(path: Path) -> list[FallbackCommand] | None:
     """None where it is not a list of fallbacks."""
-    return journal.read_back(path, lambda told: [_fallback(**entry) for entry in told])
+    return journal.read_back(path, lambda entries: [_fallback(**entry) for entry in entries])
 
 
-def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> Fallback:
+def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> FallbackCommand:
     for endpoint in (without, *workers):
         rpc.place_of(endpoint)
     if not all(isinstance(word, str) for word in (name, *argv)):
         raise TypeError
-    return Fallback(name, without, tuple(workers), tuple(argv))
+    return FallbackCommand(name, without, tuple(workers), tuple(argv))

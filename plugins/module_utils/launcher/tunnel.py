@@ -29,8 +29,8 @@ SHARED_MEMORY = "/dev/shm"
 STOP_SECONDS = 2.0
 RESTART_SECONDS = 5.0
 """Between two starts of stunnel, which logs some lines each time."""
-GLOBAL = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
-EACH = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
+GLOBAL_OPTIONS = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
+TUNNEL_OPTIONS = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
 """Of a tunnel. A stranger who says nothing is hung up on; an idle cluster keeps its workers: the default, 12 hours, would end their connections at night."""
 
 
@@ -47,7 +47,7 @@ class Tunnel(NamedTuple):
     """Whether it is the head's."""
 
 
-def of_words(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
+def parse_tunnels(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
     """:param words: ``ACCEPT=CONNECT`` each.
     :param keys: folder; a file there is named for the address of the worker's host, which both ends know.
     """
@@ -64,11 +64,11 @@ def configuration(tunnels: list[Tunnel]) -> str:
     if progress.ON_LINUX:
         options.update(SO_KEEPALIVE=1, **progress.KEEPALIVE)
     sockets = [f"socket = {side}:{name}={value}" for name, value in options.items() for side in "lr"]
-    lines = [*GLOBAL]
+    lines = [*GLOBAL_OPTIONS]
     for tunnel in tunnels:
         lines += [f"[{tunnel.accept}]", f"client = {'yes' if tunnel.client else 'no'}"]
         lines += [f"accept = {tunnel.accept}", f"connect = {tunnel.connect}", f"PSKsecrets = {tunnel.key}"]
-        lines += [*EACH, *sockets]
+        lines += [*TUNNEL_OPTIONS, *sockets]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +83,7 @@ class Tunnels:
     def __init__(self, tunnels: list[Tunnel]) -> None:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
-        self.read: list[int] = []
+        self.key_versions: list[int] = []
         self.started = -RESTART_SECONDS
         self.file = ""
         """Of the configuration."""
@@ -93,7 +93,7 @@ class Tunnels:
             memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
             descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", memory)
             os.close(descriptor)
-        self.keep()
+        self.maintain()
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -103,55 +103,55 @@ class Tunnels:
             with suppress(OSError):
                 os.unlink(self.file)
 
-    def keep(self) -> None:
+    def maintain(self) -> None:
         """Starts stunnel where it does not run, and has it read keys that were changed."""
         if not self.file:
             return
         versions = [_version(tunnel.key) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
-            journal.say_once(f"stunnel ended {progress.ended_how(self.process.returncode)}: it is started again")
+            journal.log_once(f"stunnel ended {progress.ended_how(self.process.returncode)}: it is started again")
             self.process = None
         if self.process is None:
             if time.monotonic() - self.started < RESTART_SECONDS:
                 return
             self.started = time.monotonic()
             self._start()
-        elif versions != self.read:
-            journal.say("the keys of the tunnels were changed: stunnel reads them")
+        elif versions != self.key_versions:
+            journal.log("the keys of the tunnels were changed: stunnel reads them")
             self._write()  # it reads this file too, which what tidies up folders may have removed
             self.process.send_signal(signal.SIGHUP)
-        self.read = versions
+        self.key_versions = versions
 
     def _write(self) -> None:
         Path(self.file).write_text(configuration(self.tunnels))
 
     def _start(self) -> None:
         missing = [str(tunnel.key) for tunnel in self.tunnels if not tunnel.key.is_file()]
-        found = program()
-        if missing or not found:
-            lacking = f"{missing[0]} is missing" if missing else "stunnel is not installed"
-            journal.say_once(f"there is no tunnel, since {lacking}: run site.yml")
+        path = program()
+        if missing or not path:
+            reason = f"{missing[0]} is missing" if missing else "stunnel is not installed"
+            journal.log_once(f"there is no tunnel, since {reason}: run site.yml")
             return
         self._write()
         self.process = subprocess.Popen(
-            [found, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent
+            [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent
         )
 
-    def with_outer(self, look: progress.Look) -> progress.Look:
+    def with_outer_connections(self, sample: progress.ProcessSample) -> progress.ProcessSample:
         """What the kernel says of a program, with its connections to workers as they are on the network: the program's own end at stunnel, which takes
         and acknowledges everything at once."""
         if not self.process:
-            return look
-        behind = progress.look_at(self.process.pid, set(), set())
-        links, traffic = list(look.links), dict(look.traffic)
+            return sample
+        stunnel = progress.sample_process(self.process.pid, set(), set())
+        links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for near, far in zip(_connections(look, tunnel.accept), _connections(behind, tunnel.connect)):
-                links[links.index(near)] = near._replace(retransmissions=far.retransmissions)
-                if far.inode in behind.traffic:
-                    traffic[near.inode] = behind.traffic[far.inode]
-        return look._replace(links=links, traffic=traffic)
+            for local, outer in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
+                links[links.index(local)] = local._replace(retransmissions=outer.retransmissions)
+                if outer.inode in stunnel.traffic:
+                    traffic[local.inode] = stunnel.traffic[outer.inode]
+        return sample._replace(links=links, traffic=traffic)
 
-    def explained(self, endpoint: str, detail: str) -> str:
+    def explain(self, endpoint: str, detail: str) -> str:
         """What is known of a worker that does not answer: stunnel accepts every connection on this host."""
         for tunnel in self.tunnels:
             if tunnel.accept == endpoint:
@@ -159,16 +159,16 @@ class Tunnels:
         return detail
 
 
-NONE = Tunnels([])
+NO_TUNNELS = Tunnels([])
 
 
 def run(argv: list[str], tunnels: Tunnels) -> int:
     """Runs a program that needs the tunnels of a head, to its end; returns its exit status."""
-    progress.end_when_asked()
+    progress.exit_on_signals()
     process = subprocess.Popen(argv, preexec_fn=progress.end_with_parent)
     try:
         while process.poll() is None:
-            tunnels.keep()
+            tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1.0)
     except SystemExit:
@@ -177,10 +177,10 @@ def run(argv: list[str], tunnels: Tunnels) -> int:
     return process.returncode
 
 
-def _connections(look: progress.Look, remote: str) -> list[progress.Link]:
+def _connections(sample: progress.ProcessSample, remote: str) -> list[progress.TcpSocket]:
     """Those to an endpoint that stand, the one with the most bytes first: behind a tunnel they have the same order."""
-    links = [link for link in look.links if link.remote == remote and link.state == progress.ESTABLISHED]
-    sent = {link.inode: look.traffic[link.inode].sent for link in links if link.inode in look.traffic}
+    links = [link for link in sample.links if link.remote == remote and link.state == progress.ESTABLISHED]
+    sent = {link.inode: sample.traffic[link.inode].sent for link in links if link.inode in sample.traffic}
     return sorted(links, key=lambda link: sent.get(link.inode, 0), reverse=True)
 
 

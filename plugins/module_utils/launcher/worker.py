@@ -29,19 +29,19 @@ TIDY_SECONDS = 60.0
 STOP_SECONDS = 2.0
 """A worker has nothing to put away. As long as llama-server is given."""
 GONE_SECONDS = 30.0
-NOT_EXPORTED = exporter.Exporter()
+NO_EXPORTER = exporter.Exporter()
 
 
 def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
     path = cache.parent / "sizes.json"
-    before = journal.read_back(path, lambda told: {int(size) for size in told["sizes"]}) or set()
-    known = before | set(sizes)
-    if known != before:
+    recorded_sizes = journal.read_back(path, lambda record: {int(size) for size in record["sizes"]}) or set()
+    all_sizes = recorded_sizes | set(sizes)
+    if all_sizes != recorded_sizes:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        journal.write_state(path, {"sizes": sorted(known)})
-    return known
+        journal.write_state(path, {"sizes": sorted(all_sizes)})
+    return all_sizes
 
 
 def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
@@ -51,28 +51,28 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
     :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
     :param age: seconds for which nobody has written to a file that was cut off.
     """
-    known = known_sizes(cache, sizes) if sizes else set()
+    all_sizes = known_sizes(cache, sizes) if sizes else set()
     files, removed = [], []
     for place, _folders, inside in os.walk(cache):
         for path in (Path(place, name) for name in inside):
             with suppress(OSError):
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode):
-                    cut = known and found.st_size not in known and time.time() - found.st_mtime >= age
-                    files.append((not cut, max(found.st_atime, found.st_mtime), found.st_size, path))
-    held = sum(size for _whole, _used, size, _path in files)
-    for whole, _used, size, path in sorted(files):
-        if whole and held <= limit:
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    cut = all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= age
+                    files.append((not cut, max(status.st_atime, status.st_mtime), status.st_size, path))
+    total_bytes = sum(size for _whole, _used_at, size, _path in files)
+    for whole, _used_at, size, path in sorted(files):
+        if whole and total_bytes <= limit:
             break
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            journal.say_once(f"{path} could not be removed: {error.strerror}")
+            journal.log_once(f"{path} could not be removed: {error.strerror}")
             continue
-        held -= size
+        total_bytes -= size
         removed.append(path.name)
     if removed:
-        journal.say(f"removed {len(removed)} files from {cache}: cut off, or beyond its {limit // rpc.MIB} MiB")
+        journal.log(f"removed {len(removed)} files from {cache}: cut off, or beyond its {limit // rpc.MIB} MiB")
     return removed
 
 
@@ -82,22 +82,22 @@ class Guard:
     def __init__(self, process: int, port: str) -> None:
         self.process = process
         self.port = port
-        self.kept_alive: set[str] = set()
-        self.lasting = progress.Lasting()
+        self.keepalive_inodes: set[str] = set()
+        self.timers = progress.ConditionTimer()
 
     def fault(self) -> str | None:
         """Why the worker has to be ended."""
         try:
-            look = progress.look_at(self.process, self.kept_alive, {self.port})
+            sample = progress.sample_process(self.process, self.keepalive_inodes, {self.port})
         except OSError:
             return None
-        now = time.monotonic()
-        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        timestamp = time.monotonic()
+        stopped = self.timers.seconds("stopped", sample.activity.state == "T", timestamp)
         if stopped >= progress.STOPPED_SECONDS:
             return f"the worker has been stopped by a signal for {stopped:.0f} s"
-        own = [link for link in look.links if progress.port_of(link.local) == self.port]
-        gone = [link for link in own if link.state == progress.CLOSE_WAIT]
-        ignored = self.lasting.seconds("gone", bool(gone), now)
+        client_links = [link for link in sample.links if progress.port_of(link.local) == self.port]
+        gone = [link for link in client_links if link.state == progress.CLOSE_WAIT]
+        ignored = self.timers.seconds("gone", bool(gone), timestamp)
         if ignored >= GONE_SECONDS:
             return f"the worker has not noticed for {ignored:.0f} s that its client {gone[0].remote} has gone"
         return None
@@ -107,52 +107,52 @@ def run(
     argv: list[str],
     cache: Path | None,
     limit: int,
-    pause: float = TIDY_SECONDS,
+    tidy_seconds: float = TIDY_SECONDS,
     port: str = "",
-    look: float = 1.0,
+    poll_seconds: float = 1.0,
     sizes: Sequence[int] = (),
-    exports: exporter.Exporter = NOT_EXPORTED,
-    tunnels: tunnel.Tunnels = tunnel.NONE,
+    exports: exporter.Exporter = NO_EXPORTER,
+    tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
     """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
 
     :param sizes: as of tidy.
     :param port: at which the worker listens; empty where nobody watches it.
-    :param look: seconds between two looks at it.
+    :param poll_seconds: seconds between two looks at it.
     :param exports: what writes its metrics.
     """
-    progress.end_when_asked()
+    progress.exit_on_signals()
     if cache:
         tidy(cache, limit, sizes)
     # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
     )
-    exports.begins()
+    exports.note_start()
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
     tidied = time.monotonic()
     try:
         while process.poll() is None:
-            journal.alive()
-            tunnels.keep()
+            journal.notify_watchdog()
+            tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(look, pause) if guard or tunnels.tunnels else pause)
+                process.wait(timeout=min(poll_seconds, tidy_seconds) if guard or tunnels.tunnels else tidy_seconds)
             watched = guard and process.poll() is None
-            fault = journal.spared("the worker is not watched", guard.fault) if guard and watched else None
+            fault = journal.run_safely("the worker is not watched", guard.fault) if guard and watched else None
             if fault:
-                journal.say(f"{fault}: it is started again")
+                journal.log(f"{fault}: it is started again")
                 process.kill()
                 process.wait()
-                exports.ended("hung")
+                exports.note_end("hung")
                 break
-            if cache and time.monotonic() - tidied >= pause:
-                tidy(cache, limit, sizes, pause)
+            if cache and time.monotonic() - tidied >= tidy_seconds:
+                tidy(cache, limit, sizes, tidy_seconds)
                 tidied = time.monotonic()
-            exports.of_worker()
+            exports.export_worker()
         else:
-            journal.say(f"the worker ended {progress.ended_how(process.returncode)}")
-            exports.ended("ended")
-        exports.of_worker()
+            journal.log(f"the worker ended {progress.ended_how(process.returncode)}")
+            exports.note_end("ended")
+        exports.export_worker()
     except SystemExit:
         exports.stop()
         progress.stop(process, STOP_SECONDS)
