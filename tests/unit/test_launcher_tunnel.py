@@ -168,7 +168,7 @@ class TestRealTunnels:
         for process in (worker, client):
             (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
             os.kill(own, signal.SIGKILL)
-            lines_until(process, "stunnel ended by signal 9: it is started again")
+            lines_until(process, "stunnel exited by signal 9: restarting it")
             assert until(lambda: ends.state() == "ok")
 
     def test_a_head_whose_key_is_another_one_says_so_and_serves_once_it_is_right(self, ends):
@@ -185,7 +185,7 @@ class TestRealTunnels:
         worker, head = ends.start(), ends.head()
         until(lambda: ends.cluster.is_now("serving"))
         worker.terminate()
-        assert f"lost worker {ends.near}: llama-server is started again" in launched.healed(head, "started again")
+        assert f"lost worker {ends.near}: restarting llama-server" in launched.healed(head, "restarting llama-server")
 
     def test_the_key_is_in_no_command_line_and_in_no_log(self, ends):
         ends.share_a_key()

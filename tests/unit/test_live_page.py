@@ -83,8 +83,8 @@ def exports_of(plan, folder):
 def gathered(plan, folder, state, name="worker2"):
     """What the launcher knows in a state, and its record of it."""
     exports, record = exports_of(plan, folder), serving.HeadRecord(folder)
-    for text in ("lost worker 192.0.2.11:50052: llama-server is started again", "worker <b>x</b> is back"):
-        record.note(text)
+    for text in ("lost worker 192.0.2.11:50052: restarting llama-server", "worker <b>x</b> is back"):
+        record.add_event(text)
     record.set(
         "serving" if state == "silent" else state,
         (name,) if state == "fallback" else (),
@@ -206,7 +206,9 @@ def test_it_is_not_served_where_keys_cannot_be_read(exported):
     extra = exported.describe("llamacpp-server", kind="head", planned={"m": {}})
     port = free_port()
     process = exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"], ["--api-key-file", keys])
-    assert f"no page is served: {keys} has no key" in launched.lines_until(process, "no page is served")[-1]
+    assert (
+        f"the page is not served: {keys} contains no key" in launched.lines_until(process, "the page is not served")[-1]
+    )
     exported.when("state", 1, state="serving")
     assert fetched(port) == (0, "")
 

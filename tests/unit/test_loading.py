@@ -64,7 +64,7 @@ def test_what_a_person_is_shown():
 
 
 def test_where_the_kernel_does_not_count_bytes_what_is_known_is_shown():
-    unknown = "what workers received is not known, since the kernel does not show it"
+    unknown = "bytes sent to workers are unknown, because the kernel does not report them"
     assert shown(Load(10, 3 * GB, {})) == f"{unknown}, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
     assert shown(Load(10, None, {})) == unknown
     assert f"? of 2.0 GB to worker {TWO}" in shown(Load(10, None, {ONE: GB}))

@@ -227,7 +227,7 @@ def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(expor
     exporter.Exporter(description, "another").export_worker()
     said = capfd.readouterr().out
     assert said.count(f"{exported.file} could not be written: No such file or directory") == 1
-    assert f"no metrics are written: {description} does not describe another" in said
+    assert f"metrics are not written: {description} does not describe another" in said
 
 
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):

@@ -73,7 +73,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
     launcher = cluster.router(
         {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
     )
-    lines_until(launcher, f"worker {two} stays away: models that use it fail until it is back")
+    lines_until(launcher, f"worker {two} does not answer: models that use it fail until it is back")
     until(lambda: cluster.is_now("asleep"))
     assert cluster.ask(model="one") == b"the answer"
     with pytest.raises(urllib.error.HTTPError):

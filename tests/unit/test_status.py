@@ -29,8 +29,8 @@ TOLD = {
     "waiting_for": [],
     "restarts": 3,
     "last": [
-        {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: llama-server is started again"},
-        {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: llama-server is started again"},
+        {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: restarting llama-server"},
+        {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: restarting llama-server"},
     ],
 }
 DIFFERENCE = {"kind": "file", "subject": "/opt/llamacpp/x", "text": "/opt/llamacpp/x is missing"}
@@ -419,7 +419,7 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         as_planned=None,
         uptime_s=480,
         restarts=1,
-        last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: llama-server is started again"),),
+        last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: restarting llama-server"),),
         without=("strix1:cpu",),
         verified=types.VerificationStatus(3600, True, (), "b11063"),
     )

@@ -62,9 +62,9 @@ PART = b"x" * 100
 @pytest.mark.parametrize(
     "fault, said, remedy",
     [
-        (answer(401), "needs permission (HTTP 401)", "give a token with llama_model_token_file"),
+        (answer(401), "needs permission (HTTP 401)", "set llama_model_token_file"),
         (answer(404), "does not exist (HTTP 404)", "correct the URL"),
-        (answer(429), "is requested too often", "wait some minutes, or give a token"),
+        (answer(429), "is requested too often", "wait a few minutes, or set a token"),
         (answer(503), "is not available (HTTP 503)", "try again later"),
         (answer(200, PART), "does not send parts of files (HTTP 200", "use its path"),
         (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),

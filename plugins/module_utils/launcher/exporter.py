@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gathers what the launcher knows of its service: for node exporter's textfile collector, and for the page. A folder that is full or missing stops nothing.
+"""Gathers what the launcher knows of its service, for node exporter's textfile collector and for the page. A full or missing folder stops nothing.
 
-The file goes when the service is stopped; that of a launcher that was killed stays, and grows old.
+Stopping the service removes the file. The file of a launcher that was killed stays, and its time shows its age.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 
 EXPORT_SECONDS = 15.0
 VERIFIED = "verified.json"
-"""Result of the last verification, beside the description."""
+"""Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
 MEMORIES = "vram", "gtt"
-"""Of a device of AMD's: its own, and what the host lends it."""
+"""Memory kinds of an AMD device: its own memory, and memory that the host lends it."""
 
 
 def description_of(path: Path, service: str) -> metrics.Description | None:
-    """None where it does not describe the service."""
+    """Return the description of a service; None if the file does not describe it."""
     return journal.read_back(path, lambda record: _description(**record["services"][service]))
 
 
@@ -50,33 +50,33 @@ def _description(**fields: Any) -> metrics.Description:
 
 
 class Exporter:
-    """Of one service."""
+    """Exports the metrics of one service."""
 
     def __init__(self, path: Path | None = None, service: str = "") -> None:
-        """:param path: file with the description; None where nothing is exported."""
+        """:param path: file with the description; None to export nothing."""
         self.path, self.service = path, service
         self.state = ""
         self.snapshot: page.Snapshot | None = None
-        """What the page shows."""
+        """Snapshot for the page."""
         self.last_export = -EXPORT_SECONDS
         self.started: float | None = None
         self.restarts: dict[str, int] = {}
         self.sensors = Sensors()
         self.description = description_of(path, service) if path else None
-        """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
+        """Description of the running program. A run replaces the file long before it restarts services, and leaves out services that it drops."""
         if self.description:
             self.restarts = {
                 **dict.fromkeys(metrics.CAUSES[self.description.kind], 0),
                 **self._previous_restarts(self.description),
             }
         elif path:
-            journal.log(f"no metrics are written: {path} does not describe {service}")
+            journal.log(f"metrics are not written: {path} does not describe {service}")
 
     def _file(self, description: metrics.Description) -> Path:
         return Path(description.folder or os.devnull, f"{self.service}.prom")
 
     def _previous_restarts(self, description: metrics.Description) -> dict[str, int]:
-        """Cause → how often the program was started again for it, by the file that the start before this one left."""
+        """Return restarts by cause, from the file that the previous start left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
         text = journal.read_back(self._file(description), str, bytes.decode) or ""
         matches = re.findall(pattern, text, re.MULTILINE)
@@ -85,21 +85,21 @@ class Exporter:
         return {**counts, "killed": counts.get("killed", 0) + ran}
 
     def note_start(self) -> None:
-        """The program is started."""
+        """Note that the program was started."""
         self.started, self.last_export = time.time(), -EXPORT_SECONDS
 
     def note_end(self, cause: str) -> None:
-        """The program has ended."""
+        """Note that the program has ended."""
         self.started = None
         self.count_restart(cause)
 
     def count_restart(self, cause: str) -> None:
-        """A part of it has ended, or all."""
+        """Count a restart of the program, or of a part of it."""
         self.last_export = -EXPORT_SECONDS
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 
     def stop(self) -> None:
-        """The service ends for good."""
+        """Remove the file, because the service stops for good."""
         if self.description:
             with suppress(OSError):
                 self._file(self.description).unlink()
@@ -116,7 +116,7 @@ class Exporter:
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
         if self.description and time.monotonic() - self.last_export >= EXPORT_SECONDS:
             self.last_export = time.monotonic()
-            journal.run_safely("no metrics are written", partial(self._write, self.description, add))
+            journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
     def _write(
         self, description: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]
@@ -164,7 +164,7 @@ class Exporter:
 
 
 def _parse_verification(report: Any) -> tuple[bool, tuple[str, ...]]:
-    """Whether the last verification passed, and the checks that failed."""
+    """Return whether the last verification passed, and the checks that failed."""
     return bool(report["passed"]), tuple(map(str, report["failed"]))
 
 
@@ -181,7 +181,7 @@ def _add_record(figures: metrics.Figures, record: serving.HeadRecord, descriptio
 
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
-    """What the kernel says of connections to workers and from clients."""
+    """Add what the kernel reports about connections to workers and from clients."""
     samples = [watched.last_sample for watched in head.models().values() if watched.last_sample]
     for endpoint, (host, worker) in workers.items() if samples else ():
         names = {"worker_host": host, "worker": worker}
@@ -218,7 +218,7 @@ def _add_counts(figures: metrics.Figures, head: server.Head, description: metric
 
 
 class Sensors:
-    """Memory that is used of a host's devices."""
+    """Reads how much memory of a host's devices is in use."""
 
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
@@ -226,9 +226,9 @@ class Sensors:
         self.query_thread: threading.Thread | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, int]:
-        """Device → bytes, where that is known.
+        """Return used bytes by device, if they are known.
 
-        :param devices: as llama.cpp calls them.
+        :param devices: names of llama.cpp.
         """
         sizes = {**self._read_amd(), **self.nvidia}
         if any(name.startswith(CUDA) for name in devices) and not (self.query_thread and self.query_thread.is_alive()):
@@ -237,7 +237,7 @@ class Sensors:
         return {name: sizes[name] for name in devices if name in sizes}
 
     def _read_amd(self) -> dict[str, int]:
-        """In the order of their render nodes. Vulkan has an order of its own, with devices of all vendors."""
+        """Return used bytes by device, in the order of render nodes. Vulkan's order is its own, with devices of all vendors."""
         nodes, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
         for node in nodes:
             with suppress(OSError, ValueError):
@@ -249,7 +249,7 @@ class Sensors:
         }
 
     def _query_nvidia(self) -> None:
-        """In a thread, since nvidia-smi may take seconds, or hang with its driver. What it says is read the next time."""
+        """Ask nvidia-smi in a thread, because it may take seconds or hang with its driver. The next export uses the answer."""
         output = ""
         with suppress(OSError):
             output = subprocess.run(

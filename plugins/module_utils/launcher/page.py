@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the launcher knows of its cluster as one web page, for people without Prometheus."""
+"""Web page with the launcher's knowledge of its cluster, for people without Prometheus."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
-"""What a browser may do with the page."""
+"""Content security policy of the page."""
 
 
 class Snapshot(NamedTuple):
-    """What was known at one moment."""
+    """State of the cluster at one moment."""
 
     description: metrics.Description
     figures: metrics.Figures
@@ -63,24 +63,24 @@ class Snapshot(NamedTuple):
     unused_workers: Sequence[str]
     waiting_for: Sequence[str]
     load: loading.Load | None
-    """In progress."""
+    """Load in progress."""
     failed: Sequence[str]
-    """Checks of the last verification."""
+    """Failed checks of the last verification."""
 
 
 def state_of(snapshot: Snapshot) -> str:
-    """One of serving.STATES, or that it says that it serves and does not answer."""
+    """Return one of serving.STATES, or SILENT if the server should answer and does not."""
     claims_service = snapshot.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
     return serving.SILENT if claims_service and not snapshot.figures.get("answers") else snapshot.state
 
 
 def _element(name: str, text: str, look: str = "") -> str:
-    """:param text: with tags."""
+    """:param text: HTML."""
     return f'<{name} class="{look}">{text}</{name}>' if look else f"<{name}>{text}</{name}>"
 
 
 def _elements(name: str, texts: Iterable[str], look: str = "") -> str:
-    """:param texts: without tags."""
+    """:param texts: plain text."""
     return "".join(_element(name, html.escape(text), look) for text in texts)
 
 
@@ -98,9 +98,9 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
     if state == serving.SILENT:
         yield "llama-server does not answer"
     if snapshot.state == serving.FALLBACK:
-        yield f"it serves without {', '.join(snapshot.unused_workers) or 'a worker'}"
+        yield f"the server runs without {', '.join(snapshot.unused_workers) or 'a worker'}"
     if state == serving.WAITING and snapshot.waiting_for:
-        yield f"it waits for worker {', '.join(_worker_name(snapshot, endpoint) for endpoint in snapshot.waiting_for)}"
+        yield f"the head waits for worker {', '.join(_worker_name(snapshot, endpoint) for endpoint in snapshot.waiting_for)}"
     if snapshot.figures.get("verified_passed") == 0:
         yield f"the last verification failed{': ' * bool(snapshot.failed)}{'; '.join(snapshot.failed)}"
 
@@ -120,8 +120,8 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
         ]
         rows.append((words, _speed(speed), f"{predictions[0]} ({predictions[1]} to {predictions[2]})"))
     waits = [
-        f"{number:.0f} requests {word}"
-        for word, name in (("in progress", "requests_processing"), ("wait", "requests_deferred"))
+        f"{number:.0f} request{'s' * (number != 1)} {word}"
+        for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
         if (number := figures.get(name, model=model))
     ]
     notes = [*([] if loaded is None else ["in memory" if loaded else "not in memory"]), *waits]
@@ -141,10 +141,10 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
     state, look = ("away", "bad") if is_awaited else ("connected", "good") if connected else ("not connected", "quiet")
     notes = []
     if (seconds := figure("worker_round_trip_seconds")) is not None:
-        notes.append(f"{seconds * 1000:.2g} ms there and back")
+        notes.append(f"{seconds * 1000:.2g} ms round trip")
     if (retransmissions := figure("worker_retransmissions_total")) is not None:
         lost = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
-        notes.append(f"{lost:.0f} segments lost")
+        notes.append(f"{lost:.0f} segment{'s' * (lost != 1)} lost")
     if (sent := figure("worker_sent_bytes_total")) is not None:
         notes.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
     details = _element("span", html.escape(", ".join(["", *notes])), "quiet")
@@ -154,7 +154,7 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
 def _verification(snapshot: Snapshot, timestamp: float) -> str:
     verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
     if verified_at is None:
-        return _element("p", "never, as far as the head knows", "quiet")
+        return _element("p", "The head knows of no verification.", "quiet")
     result = "passed" if passed else "failed"
     return _element(
         "p",
@@ -172,10 +172,10 @@ def _recent_events(snapshot: Snapshot, timestamp: float) -> str:
 
 
 def render(snapshot: Snapshot | None, timestamp: float) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
-    :param snapshot: None where nothing was gathered yet.
-    :param timestamp: in seconds since 1970.
+    :param snapshot: None before the first snapshot.
+    :param timestamp: seconds since 1970.
     """
     if snapshot is None:
         return _document("starting", [_element("p", "The launcher has just started.")])
@@ -203,13 +203,13 @@ def render(snapshot: Snapshot | None, timestamp: float) -> str:
     if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
         body += [_element("h2", "Connections to workers"), _element("ul", connections)]
     body += [_element("h2", "Last verification"), _verification(snapshot, timestamp)]
-    body += [_element("h2", "What happened lately"), _recent_events(snapshot, timestamp)]
+    body += [_element("h2", "Recent events"), _recent_events(snapshot, timestamp)]
     return _document(f"{word}: {description.cluster}", body)
 
 
 def _document(title: str, body: Iterable[str]) -> str:
-    """:param body: with tags."""
-    gone = '<p id="gone" class="notice bad" hidden>The head does not answer: what follows is old.</p>'
+    """:param body: HTML."""
+    gone = '<p id="gone" class="notice bad" hidden>The head does not answer: this page is out of date.</p>'
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serves one page, in a thread beside the launcher's work. It asks for the keys of llama-server, and shows its certificate."""
+"""Serves one page in a thread of the launcher. It requires llama-server's keys, and uses its certificate."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
 
 CLIENT_SECONDS = 5.0
-"""For the handshake, for a question, and for the way of an answer."""
+"""Timeout of a handshake, of a request and of sending an answer."""
 WRONG_KEY_SECONDS = 1.0
-"""That the answer to a wrong key takes."""
+"""Delay of the answer to a wrong key."""
 RETRY_SECONDS = 10.0
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
-"""At the same time, and of a question. More clients wait in the kernel, and take no descriptor."""
+"""Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
 SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
-"""Of a host's name in its network. Nobody can buy a name with one of them."""
+"""Suffixes of a host's name in its network. Nobody can register a name with one of them."""
 FOREIGN_NAME_TEXT = (
-    "The page is not shown by this name, which may be a stranger's. Open it by an address of its host, or by the name that the host has itself "
-    "or in the inventory. With llama_server_api_key_file each name will do."
+    "The page is not served under this name, which may be a stranger's. Open it by an address of its host, by the host's own name, "
+    "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
 HEADERS = (
     f"Content-Security-Policy: {page.POLICY}",
@@ -43,23 +43,24 @@ HEADERS = (
 
 
 class PageAccess(NamedTuple):
-    """Where it is served, and to whom."""
+    """Address of the page, and its access control."""
 
     address: str
     port: int
     api_keys: Sequence[str] = ()
-    """One of which a client has to know, where there are any."""
+    """Keys, one of which a client must send; empty if none is required."""
     certificate: str = ""
     tls_key: str = ""
-    """Files of TLS; empty where it is HTTP."""
+    """Files for TLS; empty for HTTP."""
     names: Sequence[str] = ()
-    """Of its host. Without keys it is shown by these and by addresses alone, so that no page of a stranger, whose name points here, can read it."""
+    """Names of its host. Without keys the page is served only under these names and addresses, so that a foreign page whose name points here cannot read
+    it."""
 
 
 def start(access: PageAccess, current: Callable[[], str]) -> None:
-    """Returns at once. What is wrong with it is said, and stops nothing.
+    """Start the server and return at once. Errors are logged and stop nothing.
 
-    :param current: the page.
+    :param current: returns the page.
     """
     threading.Thread(target=_listen, args=(access, current), daemon=True).start()
 
@@ -72,7 +73,7 @@ def _listen(access: PageAccess, current: Callable[[], str]) -> None:
             context.load_cert_chain(access.certificate, access.tls_key)
         return socket.create_server((access.address, access.port)), context
 
-    while not (opened := journal.run_safely(f"no page is served at {access.address}:{access.port}", listen)):
+    while not (opened := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
         time.sleep(RETRY_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
     host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in SUFFIXES]
@@ -82,7 +83,7 @@ def _listen(access: PageAccess, current: Callable[[], str]) -> None:
 
 
 def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Callable[[bytes], bytes]) -> None:
-    """One client after the other."""
+    """Serve one client after the other."""
 
     def serve_client() -> bool:
         client, _address = listener.accept()
@@ -93,7 +94,7 @@ def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Calla
         return True
 
     while True:
-        if not journal.run_safely("the page was not shown", serve_client):
+        if not journal.run_safely("a request for the page failed", serve_client):
             time.sleep(WRONG_KEY_SECONDS)
 
 
@@ -120,7 +121,7 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], cur
     if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
         return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)
     if first.split(b" ")[:2] != [b"GET", b"/"]:
-        return _message("404 Not Found", "There is one page alone: /")
+        return _message("404 Not Found", "The only page is /")
     return _message("200 OK", current(), "Content-Type: text/html; charset=utf-8")
 
 
@@ -131,7 +132,7 @@ def _message(status: str, text: str, *headers: str) -> bytes:
 
 
 def _is_host_name(host_field: str, host_names: Sequence[str]) -> bool:
-    """Whether a client that says this has asked for an address, or for one of these names."""
+    """Return whether a client has asked for an address or for one of these names."""
     host = re.sub(r":\d*$", "", host_field).lower()
     try:
         ipaddress.ip_address(host.strip("[]"))
@@ -141,7 +142,7 @@ def _is_host_name(host_field: str, host_names: Sequence[str]) -> bool:
 
 
 def _has_key(authorization: bytes, keys: Sequence[bytes]) -> bool:
-    """Whether a client says a key: as a bearer, or as the password of a browser."""
+    """Return whether a client sends a key, as a bearer token or as a browser's password."""
     scheme, _space, password = authorization.partition(b" ")
     if scheme.lower() == b"basic":
         with suppress(ValueError):

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a process gets on with its work: what the kernel of Linux says of it and of its TCP connections over IPv4.
+"""Checks whether a process makes progress: what the Linux kernel reports about it and its TCP connections over IPv4.
 
-A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes that were read, and bytes that
-came and went on connections. For bytes the kernel lends this process a copy of the other one's socket (pidfd_getfd, Linux 5.6), as it does for children.
+A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes read, and bytes on connections. To
+count these, the kernel lends a copy of the other process's socket (pidfd_getfd, Linux 5.6); for children it always does.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
 STOPPED_SECONDS = 5.0
-"""Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
+"""Seconds after which a service that a signal has stopped is restarted; a debugger's stop is another state."""
 TCP_TABLE = Path("/proc/net/tcp")
 ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 RETRANSMISSION = "01"
-"""Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
+"""Timer in /proc/net/tcp of a connection whose data wait for an acknowledgement."""
 PIDFD_GETFD = 438
-"""The same number on all processors."""
+"""Number of the system call, the same on all processors."""
 TCP_INFO_BYTES = 220
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""The kernel ends an idle connection 25 s after the last sign of the other host. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
+"""The kernel closes an idle connection 25 s after the other host's last sign. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
 RDMA_DEVICES = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
-"""Of a processor. A question for /health took less than 0.5 ms of llama-server 0.7.0, so one in each second is less than this."""
+"""Share of a processor. A /health request took less than 0.5 ms of llama-server 0.7.0, so one per second is less than this."""
 READ_BYTES = 1 << 20
 FAULTS = 16
 
@@ -48,31 +48,31 @@ class TcpSocket(NamedTuple):
 
     local: str
     remote: str
-    """ADDRESS:PORT, as ``local``."""
+    """ADDRESS:PORT, like ``local``."""
     state: int
     received: int
-    """Bytes that its process has not read; connections that wait for it, where it listens."""
+    """Bytes that its process has not read; for a listening socket, connections that wait for it."""
     retransmissions: int
-    """How often the kernel has sent the same data again without an acknowledgement."""
+    """Number of times the kernel has sent the same data again without an acknowledgement."""
     inode: str
 
 
 class Traffic(NamedTuple):
-    """Of one connection, since it began."""
+    """Counters of one connection since it began."""
 
     sent: int
     """Bytes that the other side has acknowledged."""
     received: int
     since_sent: int
-    """Milliseconds."""
+    """Milliseconds since it last sent."""
     since_received: int
-    """Milliseconds."""
+    """Milliseconds since it last received."""
     round_trip: int = 0
-    """Microseconds, smoothed."""
+    """Smoothed round trip in microseconds."""
     retransmissions: int = 0
     spurious: int = 0
-    """Of these, what had arrived: while a worker computes, its host acknowledges so late that the kernel sends the end of the question again. 0 before
-    Linux 4.19."""
+    """Retransmissions of segments that had arrived. While a worker computes, its host acknowledges so late that the kernel sends the last segment again.
+    0 before Linux 4.19."""
 
     @property
     def awaits_answer(self) -> bool:
@@ -80,30 +80,30 @@ class Traffic(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Of a process, since it began."""
+    """Counters of a process since it began."""
 
     state: str
-    """A letter; T means that a signal has stopped it."""
+    """State letter; T means that a signal has stopped it."""
     seconds: float
-    """Of processors."""
+    """Seconds of processors."""
     read: int
-    """Bytes that it asked for, and bytes that came from a disk for it."""
+    """Bytes that it requested, plus bytes read from a disk for it."""
     faults: int
     """Pages of files that it had to wait for."""
     from_files: int | None = None
-    """Bytes of files: the larger one of those two, since mapped pages count as the second alone, and what memory still held as the first. None
-    where the kernel does not say."""
+    """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
+    report them."""
 
 
 class ProcessSample(NamedTuple):
-    """A process at one moment."""
+    """State of a process at one moment."""
 
     activity: Activity
     links: list[TcpSocket]
     traffic: Mapping[str, Traffic]
-    """Inode of a link → its traffic. Empty where the kernel lends no sockets."""
+    """Inode of a socket → its counters. Empty if the kernel lends no sockets."""
     rdma: int = 0
-    """Connections over RDMA, of which these links see the handshake and the end alone."""
+    """Number of RDMA connections. Of these the sockets carry only the handshake and the end."""
 
 
 def links_of(table: str) -> list[TcpSocket]:
@@ -131,19 +131,19 @@ def _endpoint(text: str) -> str:
 
 
 def _open_files(process: int) -> Iterator[tuple[int, str]]:
-    """Number of each descriptor of a process, and what it leads to."""
+    """Yield each descriptor of a process with its target."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
             yield int(link.name), os.readlink(link)
 
 
 def descriptors(process: int) -> dict[str, int]:
-    """Inode of each socket of a process → its descriptor there."""
+    """Return a process's descriptors by inode of their sockets."""
     return {name[8:-1]: number for number, name in _open_files(process) if name.startswith("socket:[")}
 
 
 def rdma_connections(process: int) -> int:
-    """How many connections over RDMA it has: RPC opens the device for each (transport.cpp of 0.3.36). 0 where the process has ended."""
+    """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once for each (transport.cpp of 0.3.36)."""
     with suppress(OSError):
         return sum(name.startswith(RDMA_DEVICES) for _number, name in _open_files(process))
     return 0
@@ -151,12 +151,12 @@ def rdma_connections(process: int) -> int:
 
 @contextmanager
 def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
-    """A copy of a socket of another process.
+    """Yield a copy of another process's socket.
 
     :raises OSError: the kernel is too old, or does not allow it.
     """
     if not hasattr(os, "pidfd_open"):
-        raise OSError("this kernel or Python lends no sockets")
+        raise OSError("this kernel or Python cannot lend sockets")
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(process)
     try:
@@ -170,7 +170,7 @@ def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
 
 
 def traffic_of(connection: socket.socket) -> Traffic:
-    """From struct tcp_info (include/uapi/linux/tcp.h)."""
+    """Read struct tcp_info (include/uapi/linux/tcp.h)."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
@@ -180,7 +180,7 @@ def traffic_of(connection: socket.socket) -> Traffic:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Has the kernel end the connection when the other host is gone, whatever its process set."""
+    """Make the kernel close the connection when the other host is gone, whatever the process set."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -198,7 +198,7 @@ def activity_of(process: int) -> Activity:
 
 
 def children_of(process: int) -> dict[int, list[str]]:
-    """Those of a process that run → argv."""
+    """Return the running children of a process with their argv."""
     children = {}
     for path in Path("/proc").glob(f"{process}/task/*/children"):
         with suppress(OSError):
@@ -208,7 +208,7 @@ def children_of(process: int) -> dict[int, list[str]]:
 
 
 def argv_of(process: int) -> list[str]:
-    """Empty where it has ended, or is not shown."""
+    """Return an argv; empty if the process has ended or is hidden."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
     except OSError:
@@ -216,10 +216,10 @@ def argv_of(process: int) -> list[str]:
 
 
 def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) -> ProcessSample:
-    """What a process does now. Its connections from or to these ports are kept alive.
+    """Return a sample of a process, and enable keepalive on its connections from or to these ports.
 
-    :param keepalive_inodes: inodes of the connections for which that is done; new ones are added.
-    :raises OSError: the process is gone, or the kernel does not say.
+    :param keepalive_inodes: inodes of connections with keepalive; new ones are added.
+    :raises OSError: the process is gone, or the kernel does not report it.
     """
     descriptors_by_inode = descriptors(process)
     links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
@@ -239,7 +239,7 @@ def port_of(endpoint: str) -> str:
 
 
 class ConditionTimer:
-    """For how long conditions have been met without a break."""
+    """Measures how long conditions have been met without a break."""
 
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
@@ -252,7 +252,7 @@ class ConditionTimer:
 
 
 class IdleTimer:
-    """For how long nothing has moved: no byte on the given connections, and neither processor time nor reading worth the name."""
+    """Measures how long nothing has moved: no byte on the connections, and almost no processor time or reading."""
 
     def __init__(self, window: float, timestamp: float) -> None:
         self.window = window
@@ -262,7 +262,7 @@ class IdleTimer:
         self.bytes: dict[str, tuple[int, int]] = {}
 
     def seconds(self, sample: ProcessSample, remotes: list[str], timestamp: float) -> float:
-        """:param remotes: the other ends of the connections that count."""
+        """:param remotes: remote ends of the connections that count."""
         byte_counts = {
             link.inode: sample.traffic[link.inode][:2]
             for link in sample.links
@@ -281,7 +281,7 @@ class IdleTimer:
 def load_of(
     sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.Load | None
 ) -> loading.Load:
-    """:param previous: the last one: what was sent over connections that are closed stays counted."""
+    """:param previous: previous state; it keeps the bytes of closed connections."""
     sent = dict(previous.sent) if previous else {}
     for endpoint in endpoints:
         counts = [
@@ -303,13 +303,13 @@ def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
 
 
 def end_with_parent() -> None:
-    """A program whose launcher was killed would keep the port and the workers."""
+    """Kill a program with its launcher: otherwise it would keep the port and the workers."""
     if ON_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def exit_on_signals() -> None:
-    """SIGTERM and SIGINT raise SystemExit from now on."""
+    """Make SIGTERM and SIGINT raise SystemExit."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
 
@@ -319,17 +319,17 @@ def _exit(_number: int, _frame: object) -> None:
 
 
 def stop(process: subprocess.Popen, seconds: float) -> None:
-    """Asks a process to end, and kills it after so many seconds: one that a signal has stopped does not hear it."""
+    """Terminate a process, and kill it after this many seconds: a process that a signal has stopped does not react."""
     process.terminate()
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Of a wait that a signal interrupts Python may keep the lock, and one without an end would never come back.
+        # Python may keep the lock of a wait that a signal interrupts, so an endless wait might never return.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
 
 
 def ended_how(status: int) -> str:
-    """What the return code of a process says of its end."""
+    """Describe how a process ended."""
     return f"with status {status}" if status >= 0 else f"by signal {-status}"

@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The launcher of services, the one program of this collection that stays on a host. It works without a controller.
+"""Launcher of services, the only program of this collection that stays on a host. It works without a controller.
 
-For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this start, ends llama-server
-when a worker is lost or nothing moves, writes down how it ended, and ends: the service manager starts it again. Where a worker stays away, it serves
-on a fallback. It ends a worker that is stopped or does not notice that its client has gone. It keeps a worker's cache of tensors, from which
-llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder, rpc.py, words.py and units.py,
-and needs nothing but Python 3.9.
+For a head, it waits until every worker shakes hands, records the handshakes, starts llama-server and keeps the log of this start. It stops
+llama-server when a worker is lost or nothing moves, records how it ended, and exits; the service manager starts it again. If a worker stays away, it
+serves on a fallback. It restarts a worker that is stopped or does not notice that its client has gone, and keeps a worker's tensor cache below its
+limit, because llama.cpp never removes anything from it. It is installed with copies of the other modules of this folder, rpc.py, words.py and
+units.py, and needs only Python 3.9.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
-if not __package__:  # as installed on a host, where all modules lie in one folder
+if not __package__:  # on a host all modules are in one folder
     for name in [
         *itertools.accumulate(PACKAGES, "{}.{}".format),
         *(".".join((*PACKAGES, each)) for each in ("common", "launcher", "llamacpp")),
@@ -52,25 +52,25 @@ HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
-"""So long the handshake of a worker that nobody uses is believed."""
+"""Seconds for which the handshake of an unused worker stays valid."""
 EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
-"""So often a worker is asked at first; stunnel logs each time that it is away."""
+"""Pause between the first handshakes, and how long it applies; stunnel logs each failed one."""
 RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
-"""So long a worker has to answer before the head returns to it from a fallback."""
+"""Seconds that a worker must answer before the head returns to it from a fallback."""
 NO_HANDSHAKE = rpc.Handshake("", "")
 Answers = Mapping[str, rpc.Handshake]
-"""Endpoint of a worker → its last answer."""
+"""Last answer of each worker, by endpoint."""
 
 
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
-    """Nobody may use the worker."""
+    """Shake hands with a worker that nobody uses."""
     journal.notify_watchdog()
     return rpc.probe(*rpc.place_of(endpoint), timeout, protocol)
 
 
 def write_handshakes(state: Path, answers: Answers) -> bool:
-    """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
+    """Write the answers; return whether they were written. If not, remove the file, so that nobody trusts older answers."""
     path = state / HANDSHAKES
     workers = {
         endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
@@ -84,35 +84,35 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 
 
 def record_exit(state: Path, ending: str, log: str) -> None:
-    """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
+    """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
     number = journal.read_back(state / ENDS, lambda record: int(record["number"])) or 0
     journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
 
 
 class HeadSettings(NamedTuple):
-    """How a head is served."""
+    """Settings of a head."""
 
     endpoints: Sequence[str]
-    """Of the workers of the plan."""
+    """Endpoints of the plan's workers."""
     url: str
-    """Where llama-server answers."""
+    """Address of llama-server."""
     state: Path
-    """Folder for what the launcher writes down."""
+    """Folder for the launcher's records."""
     protocol: str | None = None
     timeout: float = 5.0
     """Seconds for one handshake."""
     pause: float = 1.0
-    """Seconds between two looks at llama-server."""
+    """Seconds between two samples of llama-server."""
     fallbacks: Path | None = None
     fallback_after: float = 60.0
-    """Seconds for which a worker is waited for."""
+    """Seconds to wait for a worker."""
     silence: float = server.SILENCE_SECONDS
     router: bool = False
     """Whether llama-server starts others, one for each model."""
 
 
 class StartChoice(NamedTuple):
-    """With what llama-server is started."""
+    """Command line and workers of one start of llama-server."""
 
     argv: Sequence[str]
     endpoints: Sequence[str]
@@ -125,7 +125,7 @@ class StartChoice(NamedTuple):
 
 
 class Start:
-    """One start of the launcher of a head: waits for the workers, starts llama-server, and watches it."""
+    """One start of a head: waits for the workers, starts llama-server, and watches it."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class Start:
         self.record = serving.HeadRecord(settings.state)
         self.return_timer = progress.ConditionTimer()
         self.asked_at = 0.0
-        """When workers that are away were asked last."""
+        """Time of the last handshakes with absent workers."""
 
     def choose(self) -> StartChoice:
-        """The full plan when all of its workers shook hands, or a fallback when one of them stays away. A router is started without them: other models may
-        not need them. A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced."""
+        """Return the full plan when all of its workers have shaken hands, or a fallback when one stays away. A router starts without absent workers:
+        other models may not need them. A worker with an unsuitable release counts as absent, because it is probably being replaced."""
         settings, began = self.settings, time.monotonic()
         answers: dict[str, rpc.Handshake] = {}
         asked_times: dict[str, float] = {}
@@ -168,7 +168,7 @@ class Start:
                     return fallback_choice
                 if settings.router:
                     self.record.add_event(
-                        f"worker {', '.join(absent)} stays away: models that use it fail until it is back"
+                        f"worker {', '.join(absent)} does not answer: models that use it fail until it is back"
                     )
                     absent = []
             if not absent:
@@ -177,7 +177,7 @@ class Start:
             time.sleep(min(settings.pause, EAGER_PAUSE) if is_eager else settings.pause)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
-        """Asks a worker; says what keeps the head from it, where that has changed."""
+        """Shake hands with a worker; log why it is not ready, if that has changed."""
         answer = ask_worker(endpoint, self.settings.protocol, self.settings.timeout)
         if answer.state not in ("ok", "refused", last_state):
             answer = answer._replace(detail=self.tunnels.explain(endpoint, answer.detail))
@@ -189,10 +189,10 @@ class Start:
         return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
 
     def _fallback(self, path: Path, answers: Answers) -> StartChoice | None:
-        """The fallback that fits now, if there is one."""
+        """Return the fallback that fits now, if there is one."""
         fallbacks = serving.read_fallbacks(path)
         if fallbacks is None:
-            journal.log_once(f"{path} gives no fallback: run site.yml")
+            journal.log_once(f"{path} cannot be read: run site.yml")
             return None
         other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._ask(sorted(other_workers))}
@@ -203,12 +203,12 @@ class Start:
         fallback = next(fitting, None)
         if fallback is None:
             return None
-        self.record.add_event(f"worker {', '.join(absent)} stays away: llama-server is started without {fallback.name}")
+        self.record.add_event(f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}")
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
     def serve(self, choice: StartChoice) -> None:
-        """Runs llama-server until it ends."""
+        """Run llama-server until it ends."""
         record, settings = self.record, self.settings
         record.set(serving.LOADING, choice.without)
         argv = words.said_to_build(choice.argv)
@@ -219,7 +219,7 @@ class Start:
                 head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
         except (OSError, ValueError) as error:
             record.add_event(f"llama-server could not be started: {error}")
-            self._record_exit("start_failed", f"before it began, {error}", "")
+            self._record_exit("start_failed", f"before it started: {error}", "")
             return
         self.exports.note_start()
         head.tunnels = self.tunnels
@@ -237,7 +237,7 @@ class Start:
             return
         ending = fault.ending if fault else progress.ended_how(head.process.returncode)
         if not fault:
-            record.add_event(f"llama-server ended {ending}: it is started again")
+            record.add_event(f"llama-server exited {ending}: restarting it")
         self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))
 
     def _record_exit(self, cause: str, ending: str, log: str) -> None:
@@ -247,7 +247,7 @@ class Start:
         self.exports.export_head(self.record)
 
     def _watch(self, head: server.Head, choice: StartChoice) -> server.Fault | None:
-        """Until llama-server ends, or has to; why, where it did not end by itself."""
+        """Watch llama-server until it ends or must end; return the fault in the second case."""
         recorded = False
         while head.process.poll() is None:
             journal.notify_watchdog()
@@ -256,14 +256,14 @@ class Start:
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.settings.pause)
                 continue
-            fault = journal.run_safely("llama-server is not watched", head.fault)
+            fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if fault and fault.model:
                 self.record.add_event(
-                    f"{fault.finding}: model {fault.model} is ended, and the next question loads it again"
+                    f"{fault.finding}: stopping model {fault.model}; the next request loads it again"
                 )
                 self.exports.count_restart(fault.cause)
             elif fault:
-                self.record.add_event(f"{fault.finding}: llama-server is started again")
+                self.record.add_event(f"{fault.finding}: restarting llama-server")
                 return fault
             if head.load:
                 self.record.set(serving.LOADING, choice.without, load=head.load)
@@ -274,16 +274,16 @@ class Start:
             if not head.ready:
                 continue
             choice = self._update_handshakes(head, choice)
-            if choice.fallback and journal.run_safely("no return is tried", partial(self._may_return, head, choice)):
+            if choice.fallback and journal.run_safely("the head stays on its fallback", partial(self._may_return, head, choice)):
                 self.record.add_event(
-                    f"worker {choice.fallback.without} is back: llama-server is started with all workers"
+                    f"worker {choice.fallback.without} is back: restarting llama-server with all workers"
                 )
                 head.stop()
                 return server.Fault("the worker is back", returns=True)
         return None
 
     def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
-        """With what workers say now that were away when a router was started, and that no model holds."""
+        """Shake hands with workers that were absent when a router was started and that no model uses."""
         timestamp = time.monotonic()
         held_workers = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
         absent = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in held_workers]
@@ -298,7 +298,7 @@ class Start:
         return choice
 
     def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
-        """Whether all workers of the full plan have answered for long enough and nobody waits for an answer. Workers in use are not asked."""
+        """Return whether all workers of the full plan have answered for long enough and no client waits. Workers in use are not asked."""
         timestamp = time.monotonic()
         if timestamp - self.asked_at >= RETURN_SECONDS:
             self.asked_at = timestamp
@@ -318,9 +318,9 @@ def run(
     exports: exporter.Exporter = worker.NO_EXPORTER,
     tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
-    """Waits, starts and watches; returns the exit status of the service, which only ends with 0 when it is asked to stop."""
+    """Wait, start and watch; return the service's exit status, which is 0 only after a request to stop."""
     progress.exit_on_signals()
-    with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
+    with suppress(OSError):  # if the folder is still missing, the failed writes report it
         settings.state.mkdir(exist_ok=True)
     write_handshakes(settings.state, {})
     start = Start(argv, settings, exports, tunnels)
@@ -333,16 +333,16 @@ def run(
 
 
 def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) -> None:
-    """Has the page served, behind the keys and the certificate of llama-server; not at all where these cannot be read.
+    """Serve the page with llama-server's keys and certificate; serve none if these cannot be read.
 
     :param endpoint: ADDRESS:PORT.
-    :param argv: of llama-server.
+    :param argv: command line of llama-server.
     """
     option_values = dict(zip(argv, argv[1:]))
     file = option_values.get(server.API_KEYS)
-    keys = journal.run_safely("no page is served", lambda: server.keys_of(Path(file))) if file else []
+    keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(file))) if file else []
     if file and not keys:
-        journal.log(f"no page is served: {file} has no key")
+        journal.log(f"the page is not served: {file} contains no key")
         return
     address, port = endpoint.rsplit(":", 1)
     tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
@@ -362,37 +362,37 @@ def main() -> int:
         default=[],
         dest="endpoints",
         metavar="ADDRESS:PORT",
-        help="one that must answer first",
+        help="worker that must answer first",
     )
-    head.add_argument("--protocol", help="RPC protocol that this head speaks")
+    head.add_argument("--protocol", help="RPC protocol of this head")
     head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
-    head.add_argument("--url", required=True, help="where llama-server answers")
+    head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
-    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="what to serve on when a worker stays away")
-    head.add_argument("--fallback-after", type=float, default=60.0, metavar="SECONDS", help="when it stays away")
+    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="fallbacks for an absent worker")
+    head.add_argument("--fallback-after", type=float, default=60.0, metavar="SECONDS", help="how long to wait for a worker")
     head.add_argument(
-        "--silence", type=float, default=server.SILENCE_SECONDS, help="when a server that works has to move"
+        "--silence", type=float, default=server.SILENCE_SECONDS, help="seconds after which a busy server that makes no progress is restarted"
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
-    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="where it shows how the cluster is")
+    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
     worker_parser = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
-    worker_parser.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
+    worker_parser.add_argument("--port", default="", help="port of the worker; without it the worker is not monitored")
     worker_parser.add_argument("--cache", type=Path, help="folder of the cache")
-    worker_parser.add_argument("--limit-mib", type=int, default=0, help="what the cache may hold")
+    worker_parser.add_argument("--limit-mib", type=int, default=0, help="limit of the cache")
     worker_parser.add_argument(
-        "--size", type=int, action="append", default=[], help="bytes of a tensor that it may hold"
+        "--size", type=int, action="append", default=[], help="size of a tensor that the cache may contain"
     )
     for part in (head, worker_parser):
         part.add_argument(
-            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="what describes its metrics, and its name"
+            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
         )
     client = parts.add_parser("client", help="run a program that needs the tunnels of a head")
     for part in (head, worker_parser, client):
         part.add_argument(
-            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="ends, ADDRESS:PORT each"
+            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="with the keys of its tunnels"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the keys of its tunnels"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()

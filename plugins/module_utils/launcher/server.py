@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-server as the launcher runs it: its log, whether it serves, and what is wrong with it or its workers.
+"""Runs llama-server and detects faults of it and its workers.
 
-llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is looked at once a second
-(progress.py); elsewhere it ends by itself at the next request.
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is sampled once a second
+(progress.py); elsewhere it exits at the next request.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 LAST_BYTES = 4096
 STOP_SECONDS = 2.0
-"""An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
-exit»), in which nobody gets an answer, and nothing is lost when it is killed."""
+"""An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s («cleaning up before exit»). No client gets an answer
+then, so killing it loses nothing."""
 HEALTH_SECONDS = 2.0
 HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
 UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
-"""Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
-takes. Retransmissions alone say little: on a link that is down they come twice a second."""
+"""Retransmissions (the fourth comes after 3 s), and for how long there must be as many: together as long as the keepalive of an idle connection.
+Retransmissions alone prove little: on a link that is down they come twice a second."""
 SILENCE_SECONDS = 600.0
-"""The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
-time a worker computes, and no byte moves."""
+"""The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
+worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
-"""For llama-server a key is bytes."""
+"""Encoding of keys, which are bytes for llama-server."""
 ANSWER_BYTES = 4 * 1024 * 1024
 ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
-"""The smallest request that makes it compute."""
+"""Smallest request that makes llama-server compute."""
 SLEEP = "--sleep-idle-seconds"
 METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
-"""Has it count. It answers at once where it computes nothing."""
+"""Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
 COUNTER_LINE = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
-"""As the router writes them for the processes that it starts (server-models.cpp of 0.3.36)."""
+"""Options that the router passes to its children (server-models.cpp of 0.3.36)."""
 SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
-"""What it logs before that."""
+"""Line that the router logs before it starts a child."""
 CHILD_LINE = re.compile(rb"\[ *([0-9]+)\] ")
-"""How a line begins that it passes on: with the port of who said it."""
+"""Beginning of a line that the router relays: the port of its child."""
 LONGEST_LINE = 65536
 CHILD_URL = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
-"""In an answer of /props, and in the log (tools/server of 0.3.36)."""
+"""Marks in an answer of /props and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
 
 
 def counts_of(text: str) -> dict[str, float]:
-    """Counters and gauges of llama-server, without its prefix, from the text of its /metrics."""
+    """Return llama-server's counters and gauges, without their prefix, from its /metrics."""
     return {name: float(value) for name, value in COUNTER_LINE.findall(text)}
 
 
@@ -74,7 +74,7 @@ def connected(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]
 
 
 def healthy(url: str) -> bool:
-    """Whether llama-server answers that it serves. It is told nothing, so its certificate is not checked."""
+    """Return whether llama-server reports that it serves. The request contains no secret, so the certificate is not checked."""
     with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_SECONDS)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -92,7 +92,7 @@ def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
 
 
 def _authorization(argv: list[str]) -> dict[str, bytes]:
-    """A header with the first API key, where llama-server wants one.
+    """Return a header with the first API key, if llama-server requires one.
 
     :raises OSError: the file cannot be read.
     """
@@ -101,15 +101,16 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
 
 
 def keys_of(path: Path) -> list[str]:
-    """:raises OSError: it cannot be read."""
+    """:raises OSError: the file cannot be read."""
     return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
 class ServerRequest(threading.Thread):
-    """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
+    """Request in a thread. llama-server answers when it has computed a batch, freed its model, or loaded it again; until then each request uses one of
+    its threads."""
 
     def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait: float = 0.0, body: str = "") -> None:
-        """:param wait: seconds for which this waits for the answer."""
+        """:param wait: seconds to wait for the answer."""
         super().__init__(daemon=True)
         self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
         self.start()
@@ -126,34 +127,34 @@ class ServerRequest(threading.Thread):
 
 
 class Fault(NamedTuple):
-    """Why llama-server is ended."""
+    """Reason to stop llama-server."""
 
     finding: str
     lost: Sequence[str] = ()
     """Workers whose connection is gone."""
     silent: bool = False
-    """Whether only time tells it from something slow."""
+    """Whether only time distinguishes it from slow work."""
     returns: bool = False
     """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
-    """The one of several whose process alone was ended."""
+    """Model whose process alone was killed, one of several."""
 
     @property
     def cause(self) -> str:
-        """For metrics."""
+        """Return the cause for metrics."""
         lost = "model_lost_worker" if self.model else "lost_worker"
         return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
 
     @property
     def ending(self) -> str:
-        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.finding}"
+        return f"after losing worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.finding}"
 
 
 class WatchedServer:
-    """One llama-server process that serves a model, and what is watched about it."""
+    """One llama-server process that serves a model, and its monitoring."""
 
     tunnels = tunnel.NO_TUNNELS
-    """To its workers."""
+    """Tunnels to its workers."""
 
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
         timestamp = time.monotonic()
@@ -163,36 +164,36 @@ class WatchedServer:
         self.url = url
         self.silence = silence
         self.headers: Mapping[str, bytes] = {}
-        """With the API key that llama-server reads now: its file may be another one later."""
+        """Headers with the API key that llama-server has read; its file may change later."""
         with suppress(OSError):
             self.headers = _authorization(argv)
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
-        """The last answer, and when it was asked for."""
+        """Last answer, and the time of its request."""
         self.asleep = False
-        """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
+        """Whether it has freed its model and left its workers because of --sleep-idle-seconds, until it has loaded the model again."""
         self.props_request: ServerRequest | None = None
-        """One for /props that is not answered yet."""
+        """Pending request for /props."""
         self.counts_request: ServerRequest | None = None
-        """One for its counters that is not answered yet."""
+        """Pending request for its counters."""
         self.counts: dict[str, float] = {}
-        """Its own counters and gauges, as it said them last."""
+        """Its latest counters and gauges."""
         self.counts_asked_at = 0.0
-        """When they were asked for."""
+        """Time of the last request for counters."""
         self.missing_polls = 0
         self.keepalive_inodes: set[str] = set()
         self.timers = progress.ConditionTimer()
         self.idle_timer = progress.IdleTimer(silence / 5, timestamp)
         self.token_request: ServerRequest | None = None
-        """One for a token that is not answered yet."""
+        """Pending request for one token."""
         self.started = timestamp
         self.last_sample: progress.ProcessSample | None = None
-        """The last look at it."""
+        """Latest sample of its process."""
         self.load: loading.Load | None = None
-        """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
+        """Progress of loading, until it is ready; None if the kernel reports nothing."""
 
     def take_sample(self) -> progress.ProcessSample | None:
-        """What the kernel says of llama-server; None where it says nothing."""
+        """Return a sample of llama-server; None if the kernel reports nothing."""
         if not progress.ON_LINUX:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
@@ -202,7 +203,7 @@ class WatchedServer:
             return None
 
     def update(self, timestamp: float) -> progress.ProcessSample | None:
-        """Looks whether it is healthy, what it does, and how far it has loaded the model."""
+        """Update its health, its sample and the progress of loading."""
         if not self.ready or timestamp - self.health[1] >= HEALTH_POLL_SECONDS:
             self.health = (healthy(self.url), timestamp)
             self.ready = self.ready or self.health[0]
@@ -214,7 +215,7 @@ class WatchedServer:
         return sample
 
     def fault(self) -> Fault | None:
-        """What is wrong with llama-server or its workers."""
+        """Return the fault of llama-server or its workers."""
         timestamp = time.monotonic()
         sample = self.update(timestamp)
         if sample is None:
@@ -226,24 +227,24 @@ class WatchedServer:
         return self._lost_workers(sample, timestamp) or self._detect_stall(sample, timestamp)
 
     def busy(self) -> bool:
-        """Whether a client waits for an answer, as far as is known."""
+        """Return whether a client may wait for an answer."""
         sample = self.take_sample()
         return sample is None or bool(self.clients(sample))
 
     def clients(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
-        """llama-server closes connections without a request after 5 s (cpp-httplib)."""
+        """Return connections of clients. llama-server closes those without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
             link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
         ]
 
     def _listens(self, sample: progress.ProcessSample) -> bool:
-        """Whether llama-server has its port: a key is for nobody else."""
+        """Return whether llama-server itself has its port: no other process may receive a key."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
 
     def _update_sleep(self, sample: progress.ProcessSample, timestamp: float) -> None:
-        """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""
+        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 that neither wakes it nor keeps it awake."""
         if SLEEP not in self.argv or not self.ready:
             return
         if self.props_request is None:
@@ -259,8 +260,8 @@ class WatchedServer:
             self.asleep = ASLEEP in reply or (self.asleep and AWAKE not in reply)
 
     def update_counts(self) -> None:
-        """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so one that may sleep is only asked where something has moved
-        since: a client that is connected may want nothing, or /health."""
+        """Ask for its counters, if it has any. That postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a connected
+        client may want nothing, or only /health."""
         present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
         is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
         if self.counts_request is None and present and is_due and self.last_sample and self._listens(self.last_sample):
@@ -271,7 +272,7 @@ class WatchedServer:
             self.counts.update(counts_of(text))
 
     def _lost_workers(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
-        """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
+        """Report workers whose connection is gone in two samples of a ready server, or whose host does not acknowledge."""
         unreached = []
         for link in sample.links:
             is_unacknowledged = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
@@ -281,7 +282,7 @@ class WatchedServer:
             ):
                 unreached.append(link.remote)
         if unreached:
-            return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
+            return Fault(f"lost worker {', '.join(unreached)}, whose host does not acknowledge data", unreached)
         present = connected(sample.links, self.endpoints)
         holds = self.ready and not self.asleep and not self.props_request
         lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
@@ -289,12 +290,12 @@ class WatchedServer:
         return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing_polls >= LOST_AFTER_POLLS else None
 
     def _detect_stall(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
-        """Whether something is wanted of llama-server, and nothing has moved for the set time."""
+        """Report that llama-server has work, and nothing has moved for the set time."""
         idle = self.idle_timer.seconds(sample, self.endpoints, timestamp)
         client = bool(self.clients(sample))
         mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, timestamp)
         if min(mute, idle) >= HEALTH_LOST_SECONDS:
-            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
+            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and makes no progress", silent=True)
         is_observable = bool(sample.traffic) or not self.endpoints
         is_loading = not self.ready or self.props_request is not None
         quiet = min(
@@ -306,7 +307,7 @@ class WatchedServer:
             return None
         if is_loading:
             return (
-                Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
+                Fault(f"loading has made no progress for {quiet:.0f} s", silent=True) if quiet >= self.silence else None
             )
         awaited = [
             link.remote
@@ -319,13 +320,13 @@ class WatchedServer:
             self.idle_timer.since = timestamp
         elif quiet >= self.silence:
             blamed = (
-                f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
+                f"worker {', '.join(awaited)} does not answer llama-server" if awaited else "llama-server does not answer a client"
             )
             return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
         return None
 
     def _answers(self, sample: progress.ProcessSample) -> bool:
-        """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
+        """Ask for one token, once, and return whether it answered: a client that keeps a connection open may want nothing."""
         if self.token_request is None and self._listens(sample):
             self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
         if self.token_request is None or self.token_request.is_alive():
@@ -335,7 +336,7 @@ class WatchedServer:
 
 
 def log_of_model(state: Path, name: str) -> Path:
-    """The log of the last load of a model of several."""
+    """Return the log of the last load of one of several models."""
     return state / f"{quote(name, safe='')}.{journal.START_LOG}"
 
 
@@ -365,9 +366,9 @@ class Head(WatchedServer):
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+        """Copy the output to the service's log, its beginning to a file, and its end to memory.
 
-        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        It reads to the end even if writing fails: llama-server stalls once its output is full.
         """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         with journal.StartLog(path) as start_log:
@@ -380,15 +381,15 @@ class Head(WatchedServer):
         start_log.write(part)
 
     def models(self) -> dict[str, WatchedServer]:
-        """Model → the process that serves it; one that is alone has no name."""
+        """Return the process of each model; a single model has no name."""
         return {"": self}
 
     def loaded(self) -> set[str] | None:
-        """Those of the models that are in memory; None where that is not known."""
+        """Return the models in memory; None if that is unknown."""
         return {name for name, watched in self.models().items() if watched.ready and not watched.asleep}
 
     def kill(self) -> None:
-        """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
+        """Kill it at once: an orderly exit asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
         self.process.wait()
 
@@ -397,22 +398,22 @@ class Head(WatchedServer):
 
 
 class Router(Head):
-    """A llama-server that starts another one for a model that is asked for. Those have the workers."""
+    """A llama-server that starts another one for each requested model. These use the workers."""
 
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
         self.children: dict[int, WatchedServer] = {}
         self.state = state
         self.logs: dict[bytes, journal.StartLog] = {}
-        """Port of a child → the log of its start."""
+        """Port of a child → log of its start."""
         self.partial_line = b""
-        """A line whose end has not come yet."""
+        """Line whose end has not arrived."""
         for path in state.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
         super().__init__(argv, [], url, state, silence)
 
     def fault(self) -> Fault | None:
-        """Of the router, or of a model, whose process is ended then: the router starts it again when that is asked for."""
+        """Return a fault of the router, or kill the process of a model with a fault: the router starts it again on request."""
         fault = super().fault()
         if fault or not progress.ON_LINUX:
             return fault
@@ -429,7 +430,7 @@ class Router(Head):
         return None
 
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
-        """What children say is kept with their models."""
+        """Copy the output of children to the logs of their models."""
         *ended, rest = (self.partial_line + part).split(b"\n")
         lines, self.partial_line = [line + b"\n" for line in ended], rest
         if len(rest) > LONGEST_LINE:
@@ -467,13 +468,13 @@ class Router(Head):
         self._kill_children()
 
     def _kill_children(self) -> None:
-        """They end by themselves when the router does, but for one that hangs."""
+        """Kill children that hang; the others exit with the router."""
         for pid, child in self.children.items():
             _kill(pid, child.argv)
 
 
 def _kill(pid: int, argv: list[str]) -> None:
-    """Ends a process, unless its number has become another one's."""
+    """Kill a process, unless its number belongs to another one now."""
     if progress.argv_of(pid) == argv:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)

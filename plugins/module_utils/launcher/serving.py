@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the head's launcher remembers from one start to the next, and reports of itself: state/serving.json. And the fallbacks that it may serve on."""
+"""The head's record, state/serving.json, which survives restarts of its launcher; and the fallbacks that it may serve on."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
-"""The record says that llama-server serves, and llama-server does not answer."""
+"""State of a server that should answer and does not."""
 WORDS = {
     SILENT: "does not answer as a server",
     FALLBACK: "serves on a fallback",
     ASLEEP: "asleep (a request wakes it)",
 }
-"""States that people are shown in other words."""
+"""Texts of states, if they differ from their names."""
 KEPT_EVENTS = 20
 EVENT_LENGTH = 500
-"""Characters of one line that are kept."""
+"""Longest event, in characters."""
 MAX_COUNT = 1 << 53
-"""No count and no clock goes beyond it."""
+"""Upper limit of counts and clocks."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
-"""The file is written so often, and while a model is loaded."""
+"""Seconds between two writes, and while a model is loaded."""
 
 
 class History(NamedTuple):
-    """What one start leaves for the next."""
+    """Part of the record that the next start keeps."""
 
     restarts: int = 0
     last: tuple[dict[str, Any], ...] = ()
@@ -44,13 +44,13 @@ class History(NamedTuple):
 class FallbackCommand(NamedTuple):
     name: str
     without: str
-    """The worker that may be away, as ADDRESS:PORT."""
+    """The absent worker, as ADDRESS:PORT."""
     workers: tuple[str, ...]
     argv: tuple[str, ...]
 
 
 def read_history(path: Path) -> History:
-    """What the last start left."""
+    """Return what the last start left."""
     return journal.read_back(path, _parse_history) or History()
 
 
@@ -64,12 +64,12 @@ def _parse_history(record: Any) -> History:
 
 def _count(value: Any) -> int:
     if not 0 <= value <= MAX_COUNT:
-        raise ValueError("it is neither a count nor a time")
+        raise ValueError("not a count or a time")
     return int(value)
 
 
 class HeadRecord:
-    """Writes the file, at each change of the state and every ten seconds."""
+    """Writes the record at each change of the state and every ten seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -88,7 +88,7 @@ class HeadRecord:
         waiting_for: Sequence[str] = (),
         load: loading.Load | None = None,
     ) -> None:
-        """:param load: how far the model is loaded."""
+        """:param load: progress of loading."""
         is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()
         self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
@@ -96,14 +96,14 @@ class HeadRecord:
             self._write()
 
     def add_event(self, text: str) -> None:
-        """Says one line, and keeps it."""
+        """Log an event and keep it."""
         journal.log(text)
         line = {"time": int(time.time()), "text": text[:EVENT_LENGTH]}
         self.history = self.history._replace(last=(*self.history.last, line)[-KEPT_EVENTS:])
         self._write()
 
     def count_restart(self) -> None:
-        """Counts a restart of llama-server."""
+        """Count a restart of llama-server."""
         self.history = self.history._replace(restarts=self.history.restarts + 1)
         self.last_write = -math.inf
         self.set(WAITING)
@@ -125,7 +125,7 @@ class HeadRecord:
 
 
 def read_fallbacks(path: Path) -> list[FallbackCommand] | None:
-    """None where it is not a list of fallbacks."""
+    """Return the fallbacks; None if the file is invalid."""
     return journal.read_back(path, lambda entries: [_fallback(**entry) for entry in entries])
 
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A worker as the launcher runs it: its cache, and what is wrong with it.
+"""Runs a worker, bounds its cache and detects its faults.
 
-A worker serves one client at a time, and has no timeout. So one that hangs keeps the head away until it is ended.
+A worker serves one client at a time, and has no timeout. So a hung worker blocks the head until it is killed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 TIDY_SECONDS = 60.0
-"""So often the cache is looked through; a file that was written to meanwhile may be on its way."""
+"""Seconds between two inspections of the cache; a file that was written in between may be incomplete."""
 STOP_SECONDS = 2.0
-"""A worker has nothing to put away. As long as llama-server is given."""
+"""Seconds as for llama-server, though a worker has nothing to save."""
 GONE_SECONDS = 30.0
 NO_EXPORTER = exporter.Exporter()
 
 
 def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
-    """These sizes of tensors and those that were known before, which are kept beside the cache: it may hold tensors of other models."""
+    """Add sizes of tensors to the recorded ones, and return all: the cache may contain tensors of other models."""
     path = cache.parent / "sizes.json"
     recorded_sizes = journal.read_back(path, lambda record: {int(size) for size in record["sizes"]}) or set()
     all_sizes = recorded_sizes | set(sizes)
@@ -45,11 +45,11 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
 
 
 def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
-    """Removes files of sizes that no tensor has, which a full disk or a power failure cut off: a worker does not notice that when it reads them. Then
-    those that were used longest ago, until there are no more than so many bytes. Returns the names of all of them.
+    """Remove files whose size matches no tensor, then the least recently used ones until the rest fits the limit. Return the names of all of them. A
+    full disk or a power failure truncates files, and a worker does not notice that.
 
-    :param sizes: bytes of the planned model's tensors; files are not compared with them where there are none.
-    :param age: seconds for which nobody has written to a file that was cut off.
+    :param sizes: bytes of the planned model's tensors; empty to compare none.
+    :param age: seconds for which a truncated file must be unchanged.
     """
     all_sizes = known_sizes(cache, sizes) if sizes else set()
     files, removed = [], []
@@ -72,12 +72,12 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
         total_bytes -= size
         removed.append(path.name)
     if removed:
-        journal.log(f"removed {len(removed)} files from {cache}: cut off, or beyond its {limit // rpc.MIB} MiB")
+        journal.log(f"removed {len(removed)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB")
     return removed
 
 
 class Guard:
-    """What is watched about a worker."""
+    """Monitors a worker."""
 
     def __init__(self, process: int, port: str) -> None:
         self.process = process
@@ -86,7 +86,7 @@ class Guard:
         self.timers = progress.ConditionTimer()
 
     def fault(self) -> str | None:
-        """Why the worker has to be ended."""
+        """Return why the worker must be restarted."""
         try:
             sample = progress.sample_process(self.process, self.keepalive_inodes, {self.port})
         except OSError:
@@ -114,17 +114,17 @@ def run(
     exports: exporter.Exporter = NO_EXPORTER,
     tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
-    """Runs a worker, and keeps its cache below the limit in bytes and whole; returns the exit status of the service.
+    """Run a worker, keep its cache intact and below the limit in bytes; return the service's exit status.
 
-    :param sizes: as of tidy.
-    :param port: at which the worker listens; empty where nobody watches it.
-    :param poll_seconds: seconds between two looks at it.
-    :param exports: what writes its metrics.
+    :param sizes: as in tidy.
+    :param port: port of the worker; empty to disable monitoring.
+    :param poll_seconds: seconds between two samples.
+    :param exports: writes its metrics.
     """
     progress.exit_on_signals()
     if cache:
         tidy(cache, limit, sizes)
-    # A worker has to go on ignoring SIGPIPE, which a connection that was given up would end it with.
+    # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
     )
@@ -138,9 +138,9 @@ def run(
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=min(poll_seconds, tidy_seconds) if guard or tunnels.tunnels else tidy_seconds)
             watched = guard and process.poll() is None
-            fault = journal.run_safely("the worker is not watched", guard.fault) if guard and watched else None
+            fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and watched else None
             if fault:
-                journal.log(f"{fault}: it is started again")
+                journal.log(f"{fault}: restarting it")
                 process.kill()
                 process.wait()
                 exports.note_end("hung")
@@ -150,7 +150,7 @@ def run(
                 tidied = time.monotonic()
             exports.export_worker()
         else:
-            journal.log(f"the worker ended {progress.ended_how(process.returncode)}")
+            journal.log(f"the worker exited {progress.ended_how(process.returncode)}")
             exports.note_end("ended")
         exports.export_worker()
     except SystemExit:
