@@ -162,7 +162,7 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
     host.run = lambda argv, run=host.run: recorded if argv[-1] == "--list-all-zones" else run(argv)
     present = firewall_rules._firewalld([], host).present
     assert [line.partition(": ")[0] for line in present] == ["public"] * 4
-    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).planned_rules}
+    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).goals}
     del host.run
     host.zones[""] = {(zone, rich) for zone, rich in host.zones[""] if not rich.endswith("drop")}
     assert host.differs(rule())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work in folders of another account, done as that account."""
+"""Runs work in folders of another account under that account."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any]
 
 
 def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``work`` returns, as JSON has it, done by another process as an account where this one is root's: so that no path that the account
-    changes leads root elsewhere."""
+    """Return what ``work`` returns, as JSON. If this process is root's, a child does the work under the account, so that no path that the account
+    changes can mislead root."""
     changes = commands.as_account(account)
     if not changes:
         return work(*arguments)
@@ -40,7 +40,7 @@ def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> A
     process.start()
     sender.close()
     try:
-        reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
+        reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # as root, a pickle of the account could run code
     except (EOFError, OSError, ValueError) as error:
         raise Refusal(
             f"the process that works as {account} has ended without a result: run the playbook again"

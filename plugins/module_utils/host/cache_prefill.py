@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fills the caches of workers before a head loads, from a copy of the model that their own host has.
+"""Fills the caches of workers before a head loads, from a copy of the model on their own host.
 
-A worker of the same release gets the tensors over its protocol: it names the files of its cache by a hash that takes Python too long. What a cache has
-already is read from the cache itself (rpc_upload.fingerprint), so nothing is written down. A file that a full disk cut off is another tensor, so it
-is written again.
+A worker of the same release gets the tensors over its protocol, because Python is too slow for the hash that names its cache files. The cache itself
+shows what it contains (rpc_upload.fingerprint), so nothing is recorded. A truncated file counts as another tensor, so it is written again.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 
 CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
-"""How a worker names the files of its cache."""
+"""Names of files in a worker's cache."""
 SECONDS_TO_START = 60.0
 SECONDS_TO_COMPARE = 600.0
-"""For samples of the model and of the files in the cache."""
+"""Time to sample the model and the files in the cache."""
 LOWEST_RATE = 5 * MIB
-"""Bytes per second that are waited for. Assumed: a slow disk that others use, too."""
+"""Lowest rate in bytes per second, assumed: a slow disk that others use, too."""
 RESERVED_BYTES = 1024 * MIB
-"""What stays free on a disk."""
+"""Space that stays free on a disk."""
 
 
 class Worker(NamedTuple):
-    """A worker of the plan, as far as its cache needs it."""
+    """Cache of a planned worker."""
 
     name: str
     environment: Mapping[str, str]
@@ -55,14 +54,14 @@ class Worker(NamedTuple):
 
 
 def fill(worker: Worker, check_mode: bool = False) -> int:
-    """Gives a worker's cache what it lacks and this host has; returns how many bytes these are.
+    """Send a worker's cache the tensors that it lacks and this host has; return their bytes.
 
-    :raises Refusal: a copy of the model cannot be read, or the worker does not take it.
+    :raises Refusal: a copy of the model cannot be read, or the worker does not accept it.
     """
     tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), SECONDS_TO_COMPARE)
     size = sum(place.bytes for place in tensors)
     if tensors and not check_mode:
-        # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
+        # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
         launcher.known_sizes(worker.folder, {row.bytes for row in worker.prefill.tensors})
         _check_free_space(worker.folder, size)
         _send_tensors(worker, tensors)
@@ -70,7 +69,7 @@ def fill(worker: Worker, check_mode: bool = False) -> int:
 
 
 def missing_tensors(worker: Worker) -> list[gguf.Place]:
-    """Tensors of the worker that models on this host have and its cache does not; of tensors that are alike one.
+    """Return tensors of the worker that this host's models contain and its cache lacks; one of each group of equal tensors.
 
     :raises Refusal: a model cannot be read.
     """
@@ -87,7 +86,7 @@ def missing_tensors(worker: Worker) -> list[gguf.Place]:
 
 
 def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
-    """Names of the tensors of these rows of the plan, and their bytes."""
+    """Return the bytes of the tensors in these rows of the plan, by name."""
     return {
         row.name.replace("*", str(layer), 1): row.bytes
         for row in rows
@@ -106,7 +105,7 @@ def _errors_as_refusal(path: str) -> Iterator[None]:
 
 
 def _cached_fingerprints(folder: Path) -> set[str]:
-    """Fingerprint of each tensor that is in a cache, which may be missing."""
+    """Return the fingerprint of each tensor in a cache, which may be missing."""
     fingerprints = set()
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
@@ -127,9 +126,9 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
 
 
 def _send_tensors(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
-    """Gives the tensors to an instance of the worker's program on loopback, which shares its cache.
+    """Send the tensors to an instance of the worker's program on loopback, which shares its cache.
 
-    :raises Refusal: it does not run, or does not take one.
+    :raises Refusal: it does not run, or does not accept a tensor.
     """
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
@@ -156,9 +155,9 @@ def _send_tensors(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
 
 
 def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits until the worker answers.
+    """Wait until the worker answers.
 
-    :raises Refusal: it does not, or by a protocol whose messages are not known.
+    :raises Refusal: it does not answer, or its protocol is unknown.
     """
     end = time.monotonic() + SECONDS_TO_START
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an inventory is written from beside a host's facts: its interfaces, whom it sees there, and models that lie on it."""
+"""Facts for writing an inventory: interfaces, neighbours and models of a host."""
 
 import ipaddress
 import json
@@ -27,13 +27,13 @@ FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
-"""Where people and other programs put files of models."""
+"""Folders in which people and other programs put models."""
 MAX_DEPTH, MAX_MODELS = 6, 20
-"""Levels of folders below these that are looked into, and models of a host whose headers are read, the largest first."""
+"""Depth of the search in these folders, and number of models whose headers are read, the largest first."""
 MODEL_SECONDS = 120
-"""For all models of a host."""
+"""Time limit for all models of a host."""
 WIRED_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
-"""``type`` of an interface that has hardware addresses; tunnels have none."""
+"""``type`` of interfaces with hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
@@ -46,33 +46,33 @@ class LinkInterface(NamedTuple):
     kind: Annotated[str, names.LINK_KINDS]
     mac: Mac
     mbit: Optional[int]
-    """per second, as its driver says it"""
+    """Mbit per second, as its driver reports it"""
     addresses: tuple[Annotated[str, Text(INTERFACE)], ...]
     main: bool
-    """Whether the controller's connection or the default route goes over it."""
+    """Whether the controller's connection or the default route uses it."""
     sees: tuple[Mac, ...]
     """Hardware addresses of its neighbours."""
 
 
 class FoundModel(NamedTuple):
-    """A model that lies on a host."""
+    """A model on a host."""
 
     kind: Annotated[str, ("path", "ollama")]
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
-    """Path of its first file, or what Ollama calls it."""
+    """Path of its first file, or its name in Ollama."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
     closed: Optional[Annotated[str, Text(longest=4096)]]
-    """The folder or file that keeps the account of the services from reading it."""
+    """Folder or file that the services' account may not read."""
     summary: Mapping[str, Any]
 
     @property
     def layer_bytes(self) -> int:
-        """For which the plan finds room on devices: what else a host says of its size decides nothing."""
+        """Return the bytes that need space on devices; the plan uses no other size of a found model."""
         return sum(self.summary["layer_bytes"])
 
 
 class Discovered(NamedTuple):
-    """What discovery_info reports."""
+    """Result of discovery_info."""
 
     hostname: Annotated[str, Text()] = ""
     interfaces: tuple[LinkInterface, ...] = ()
@@ -80,10 +80,11 @@ class Discovered(NamedTuple):
 
 
 def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
-    """
+    """Return the facts of this host.
+
     :param addresses: IPv4 addresses of other hosts.
-    :param folders: with models.
-    :param account: that is to read the models; None for that of this process.
+    :param folders: folders with models.
+    :param account: account that reads the models; None for the account of this process.
     """
     found_models = reading.from_disk(
         ", ".join(folders), lambda: tuple(generating_models(folders, account)), MODEL_SECONDS
@@ -109,7 +110,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
 
 
 def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.InterfaceState]) -> None:
-    """Has the kernel look for the other hosts: those in a network of this one get an empty datagram."""
+    """Send other hosts in this one's networks an empty datagram, so that the kernel looks for them."""
     networks = [
         ipaddress.ip_interface(address).network for interface in wired.values() for address in interface.addresses
     ]
@@ -123,9 +124,9 @@ def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.Inte
 
 
 def neighbour_macs(listing: str) -> dict[str, set[str]]:
-    """Interface → hardware addresses that answered there.
+    """Return the hardware addresses that answered, by interface.
 
-    :param listing: what ``ip -json neigh`` prints.
+    :param listing: output of ``ip -json neigh``.
     """
     macs: dict[str, set[str]] = {}
     with suppress(ValueError):
@@ -136,7 +137,7 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
 
 
 def generating_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
-    """Those whose headers say that they can be served, the largest first."""
+    """Yield models that generate text, the largest first."""
     largest = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
     report = local_models.report([], [path for path, _bytes in largest], list(ollama.names()), account)
     for path, entry in report["paths"].items():
@@ -149,14 +150,14 @@ def generating_models(folders: Iterable[str], account: Optional[str]) -> Iterato
 
 
 def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:
-    """Whether a header is of a model that generates text, and not of a projector, a vocabulary or an encoder."""
+    """Return whether a header describes a model that generates text, and not a projector, a vocabulary or an encoder."""
     with suppress(typed_json.Mismatch):
         return "bert" not in header_summary.parse(summary).architecture
     return False
 
 
 def _whole_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Path of the first file and bytes of each whole model below the folders, of the same files once."""
+    """Yield the first path and the bytes of each complete model below the folders, once for the same files."""
     real_paths = set()
     for top in map(os.path.expanduser, folders):
         for place, below, entries in os.walk(top):

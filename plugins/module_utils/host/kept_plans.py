@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plans that a host keeps below its prefix, each its own part: the one that serves, the one that served before, and the one that is applied now."""
+"""Plans that a host keeps below its prefix, each with the host's own part: the serving one, the previous one, and the one that is being applied."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan im
 
 NEXT, CURRENT, PREVIOUS = PLACES = "next", "now", "before"
 FILE_BYTES = 32 << 20
-"""The head's facts are most of it, about 20 kB for each host."""
+"""Limit of a plan. The head's facts are most of it, about 20 kB for each host."""
 
 
 def read(prefix: str, place: str) -> KeptPlan | None:
-    """One of the kept plans; None where there is none that this account can use."""
+    """Return one of the kept plans; None without one that this account can use."""
     try:
         return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, place), FILE_BYTES))
     except (OSError, ValueError):
@@ -30,26 +30,26 @@ def _path(prefix: str, place: str) -> Path:
 
 
 def last_plan(prefix: str) -> LastPlan | None:
-    """What the host took last."""
+    """Return the plan that the host accepted last."""
     pending = read(prefix, NEXT)
     plan = pending or read(prefix, CURRENT)
     return LastPlan(plan.id, plan.release, plan.declared, not pending, plan.variables) if plan else None
 
 
 def kept_builds(prefix: str) -> set[str]:
-    """Ids of the builds of all kept plans."""
+    """Return ids of the builds of all kept plans."""
     plans = filter(None, (read(prefix, place) for place in PLACES))
     return {build.id for plan in plans for build in plan.host.builds}
 
 
 def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
-    """Keeps a plan that is applied now, unless it is the one that serves; whether anything changes.
+    """Keep a plan that is applied now, unless it already serves; return whether anything changes.
 
-    :raises OSError: nothing is changed.
+    :raises OSError: nothing has changed.
     """
     present = read(prefix, CURRENT)
     is_current = present is not None and present.id == plan.id
-    # Not all that a host's part has is in the id of the plan: facts that are left on the head are not.
+    # The plan's id does not cover the facts that are stored on the head.
     differs = present != plan if is_current else True
     if differs and not check:
         _write(prefix, CURRENT if is_current else NEXT, plan)
@@ -57,9 +57,9 @@ def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
 
 
 def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
-    """Notes that a kept plan serves; whether anything changes. The one that served until now becomes the one before.
+    """Mark a kept plan as serving and the serving one as previous; return whether anything changes.
 
-    :raises Refusal: the host does not keep it.
+    :raises Refusal: the host does not keep the plan.
     """
     plans = {place: read(prefix, place) for place in PLACES}
     present, pending_path = plans[CURRENT], _path(prefix, NEXT)

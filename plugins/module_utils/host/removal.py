@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Removes what an installation has made on a host, and nothing that somebody else made."""
+"""Removes an installation from a host, and nothing foreign."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
-"""How names of files begin that a killed run leaves in a folder."""
+"""Prefixes of files that a killed run leaves in a folder."""
 REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
 def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
-    """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
-    it is empty then.
+    """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
 
-    :param name: of the host.
-    :returns: what is removed, or would be in check mode (paths), and what is left (a sentence for each).
+    :param name: name of the host.
+    :returns: removed paths (in check mode, paths to remove), and a sentence for everything that stays.
     :raises Refusal: something cannot be removed.
     """
     prefix = Path(place.prefix)
@@ -43,7 +42,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     for steps in [] if check else installed:
         _remove(prefix.joinpath(*steps))
     if not other_entries and not check:
-        with suppress(OSError):  # a link, or a disk is mounted there
+        with suppress(OSError):  # it may be a link or a mount point
             os.rmdir(prefix)
     remainders = {
         f"{prefix} on {name} stays with": other_entries,
@@ -58,7 +57,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder with all that it holds, however deep; of a link the link alone.
+    """Remove a file, a link, or a folder with its contents.
 
     :raises Refusal: it cannot be removed.
     """
@@ -66,7 +65,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_metrics(place: Place, check: bool) -> list[str]:
-    """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
+    """Remove the metrics of killed launchers, and the account's right to write there. Return the paths."""
     descriptions = read_left(place.prefix, names.METRICS).get("services", {})
     exported = {service: description for service, description in descriptions.items() if description["folder"]}
     paths = [
@@ -85,10 +84,10 @@ def _remove_metrics(place: Place, check: bool) -> list[str]:
 
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
-    """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
+    """Return the parts of each path that an installation has made below the prefix, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
-    if models.is_dir() and not models.is_symlink():  # others may use what lies behind a link
+    if models.is_dir() and not models.is_symlink():  # a link's target may have other users
         generated = {path for path in models.iterdir() if _is_generated(path)}
         paths += [(names.MODELS, path.name) for path in generated]
         rest = (path for path in models.iterdir() if path not in generated)
@@ -98,7 +97,7 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
 
 
 def _is_generated(path: Path) -> bool:
-    """Whether a file of the folder of models is a known-answer model, or a part of one."""
+    """Return whether a file of the folder of models is a known-answer model, or a part of one."""
     return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
@@ -107,7 +106,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def give_back(account: str, cache: str, check: bool) -> list[str]:
-    """Gives root what the building account has in the cache: when that account is gone, its number may become somebody else's. Returns the paths."""
+    """Give root the building account's files in the cache: its uid may get another owner after the account is gone. Return the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
     for place, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
         for name in (*folders, *file_names):

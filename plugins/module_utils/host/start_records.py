@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""By which definition and files each service was started last, so that what has changed since is known."""
+"""Records of the definition and files with which each service was last started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading im
 
 READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
-"""Larger files that a service reads are compared by size and time."""
+"""Size above which a service's files are compared by size and time."""
 
 
 def digest_of(definition: str, paths: Iterable[str]) -> str:
-    """Of what a service is started by: its definition, and the content of files, of a large one, a model, size and time.
+    """Return a digest of a service's definition and its files; large files, such as a model, count by size and time.
 
     :raises Refusal: a disk does not answer.
     """
@@ -42,12 +42,12 @@ def _state_of(path: Path) -> str:
 
 
 def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
-    """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
+    """Return whether a service was started with this definition and the present files."""
     return read_digests(prefix).get(name) == digest_of(definition, paths)
 
 
 def read_digests(prefix: str) -> dict[str, Any]:
-    """Service → digest of what a run started it by last."""
+    """Return the recorded digest of each service."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):
@@ -55,9 +55,9 @@ def read_digests(prefix: str) -> dict[str, Any]:
 
 
 def write(prefix: str, started: Mapping[str, str]) -> None:
-    """Notes what services read that were started.
+    """Record the digests of started services.
 
-    :param started: service → its digest, from before: a file that changed meanwhile restarts it once more.
+    :param started: service → digest from before the start; a file that changed meanwhile restarts it once more.
     :raises OSError: names the file.
     """
     if started:

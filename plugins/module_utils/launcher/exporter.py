@@ -72,15 +72,15 @@ class Exporter:
         elif path:
             journal.log(f"metrics are not written: {path} does not describe {service}")
 
-    def _file(self, description: metrics.Description) -> Path:
-        return Path(description.folder or os.devnull, f"{self.service}.prom")
+    def _file(self, info: metrics.Description) -> Path:
+        return Path(info.folder or os.devnull, f"{self.service}.prom")
 
-    def _previous_restarts(self, description: metrics.Description) -> dict[str, int]:
+    def _previous_restarts(self, info: metrics.Description) -> dict[str, int]:
         """Return restarts by cause, from the file that the previous start left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
-        text = journal.read_back(self._file(description), str, bytes.decode) or ""
+        text = journal.read_back(self._file(info), str, bytes.decode) or ""
         matches = re.findall(pattern, text, re.MULTILINE)
-        counts = {cause: int(number) for cause, number in matches if cause in metrics.CAUSES[description.kind]}
+        counts = {cause: int(number) for cause, number in matches if cause in metrics.CAUSES[info.kind]}
         ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
         return {**counts, "killed": counts.get("killed", 0) + ran}
 
@@ -108,58 +108,45 @@ class Exporter:
         """:param head: llama-server, while it runs."""
         if record.state != self.state:
             self.state, self.last_export = record.state, -EXPORT_SECONDS
-        self._export(lambda figures, description: self._add_head(figures, description, record, head))
+        self._export(lambda figures, info: self._add_head(figures, info, record, head))
 
     def export_worker(self) -> None:
-        self._export(lambda _figures, _description: None)
+        self._export(lambda _figures, _info: None)
 
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
         if self.description and time.monotonic() - self.last_export >= EXPORT_SECONDS:
             self.last_export = time.monotonic()
             journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
-    def _write(
-        self, description: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]
-    ) -> None:
-        service_label = {"service": self.service}
+    def _write(self, info: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
+        label = {"service": self.service}
         figures = metrics.Figures()
-        figures.add(
-            "service_info",
-            1,
-            **service_label,
-            kind=description.kind,
-            release=description.release,
-            plan=description.plan,
-        )
-        figures.add("updated_timestamp_seconds", time.time(), **service_label)
-        figures.add("started_timestamp_seconds", self.started, **service_label)
+        figures.add("service_info", 1, **label, kind=info.kind, release=info.release, plan=info.plan)
+        figures.add("updated_timestamp_seconds", time.time(), **label)
+        figures.add("started_timestamp_seconds", self.started, **label)
         for cause, number in self.restarts.items():
-            figures.add("restarts_total", number, **service_label, cause=cause)
-        for device, used_bytes in self.sensors.read(description.drives).items():
-            figures.add("device_memory_used_bytes", used_bytes, worker=description.worker, device=device)
-        add(figures, description)
-        if description.folder:
-            journal.replace(self._file(description), figures.text(), 0o644)
+            figures.add("restarts_total", number, **label, cause=cause)
+        for device, used_bytes in self.sensors.read(info.drives).items():
+            figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
+        add(figures, info)
+        if info.folder:
+            journal.replace(self._file(info), figures.text(), 0o644)
 
     def _add_head(
-        self,
-        figures: metrics.Figures,
-        description: metrics.Description,
-        record: serving.HeadRecord,
-        head: server.Head | None,
+        self, figures: metrics.Figures, info: metrics.Description, record: serving.HeadRecord, head: server.Head | None
     ) -> None:
-        _add_record(figures, record, description)
+        _add_record(figures, record, info)
         figures.add("answers", bool(head and head.health[0]))
         if head:
-            _add_connections(figures, head, description.workers)
-            _add_counts(figures, head, description)
+            _add_connections(figures, head, info.workers)
+            _add_counts(figures, head, info)
         verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _parse_verification)
         if verified and self.path:
             figures.add("verified_passed", verified[0])
             figures.add("verified_timestamp_seconds", self.path.with_name(VERIFIED).stat().st_mtime)
         record_fields, load = (record.history, record.without, record.waiting_for), head.load if head else None
         self.snapshot = page.Snapshot(
-            description, figures, record.state, *record_fields, load, verified[1] if verified else ()
+            info, figures, record.state, *record_fields, load, verified[1] if verified else ()
         )
 
 
@@ -168,14 +155,14 @@ def _parse_verification(report: Any) -> tuple[bool, tuple[str, ...]]:
     return bool(report["passed"]), tuple(map(str, report["failed"]))
 
 
-def _add_record(figures: metrics.Figures, record: serving.HeadRecord, description: metrics.Description) -> None:
+def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metrics.Description) -> None:
     for state in serving.STATES:
         figures.add("state", state == record.state, state=state)
     figures.add("state_since_timestamp_seconds", record.since)
-    for model, predicted in description.planned.items():
+    for model, predicted in info.planned.items():
         for name, value in predicted.items():
             figures.add(name, value, model=model)
-    for endpoint, (host, worker) in description.workers.items():
+    for endpoint, (host, worker) in info.workers.items():
         away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
         figures.add("worker_awaited", bool(away), worker_host=host, worker=worker)
 
@@ -205,16 +192,16 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
         figures.add("client_connections", len(head.clients(head.last_sample)))
 
 
-def _add_counts(figures: metrics.Figures, head: server.Head, description: metrics.Description) -> None:
-    loaded, is_single = head.loaded(), len(description.planned) == 1
-    for model in description.planned:
+def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
+    loaded, is_single = head.loaded(), len(info.planned) == 1
+    for model in info.planned:
         figures.add(
             "model_loaded", None if loaded is None else bool(loaded & {model, "" if is_single else model}), model=model
         )
     for model, watched in head.models().items():
         watched.update_counts()
         for name, metric in metrics.SERVER_COUNTERS.items():
-            figures.add(metric, watched.counts.get(name), model=model or next(iter(description.planned), ""))
+            figures.add(metric, watched.counts.get(name), model=model or next(iter(info.planned), ""))
 
 
 class Sensors:

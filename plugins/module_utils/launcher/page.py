@@ -74,14 +74,14 @@ def state_of(snapshot: Snapshot) -> str:
     return serving.SILENT if claims_service and not snapshot.figures.get("answers") else snapshot.state
 
 
-def _element(name: str, text: str, look: str = "") -> str:
+def _tag(name: str, text: str, look: str = "") -> str:
     """:param text: HTML."""
     return f'<{name} class="{look}">{text}</{name}>' if look else f"<{name}>{text}</{name}>"
 
 
-def _elements(name: str, texts: Iterable[str], look: str = "") -> str:
+def _tags(name: str, texts: Iterable[str], look: str = "") -> str:
     """:param texts: plain text."""
-    return "".join(_element(name, html.escape(text), look) for text in texts)
+    return "".join(_tag(name, html.escape(text), look) for text in texts)
 
 
 def _speed(value: float | None, digits: int = 9) -> str:
@@ -125,10 +125,10 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
         if (number := figures.get(name, model=model))
     ]
     notes = [*([] if loaded is None else ["in memory" if loaded else "not in memory"]), *waits]
-    head = _element("thead", _element("tr", _elements("th", ("tokens/s", "since load", "planned"))))
-    table = _element("table", head + _element("tbody", "".join(_element("tr", _elements("td", row)) for row in rows)))
-    title = _element("h3", html.escape(model)) + _element("p", html.escape(", ".join(notes)), "quiet small")
-    return _element("section", title + table, "card")
+    head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
+    table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
+    title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
+    return _tag("section", title + table, "card")
 
 
 def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
@@ -147,19 +147,18 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
         notes.append(f"{lost:.0f} segment{'s' * (lost != 1)} lost")
     if (sent := figure("worker_sent_bytes_total")) is not None:
         notes.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
-    details = _element("span", html.escape(", ".join(["", *notes])), "quiet")
-    return _element("li", f"{html.escape(_worker_name(snapshot, endpoint))} {_element('span', state, look)}{details}")
+    details = _tag("span", html.escape(", ".join(["", *notes])), "quiet")
+    return _tag("li", f"{html.escape(_worker_name(snapshot, endpoint))} {_tag('span', state, look)}{details}")
 
 
 def _verification(snapshot: Snapshot, timestamp: float) -> str:
     verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
     if verified_at is None:
-        return _element("p", "The head knows of no verification.", "quiet")
+        return _tag("p", "The head knows of no verification.", "quiet")
     result = "passed" if passed else "failed"
-    return _element(
+    return _tag(
         "p",
-        _element("span", result, "good" if passed else "bad")
-        + f" {units.duration(max(0, timestamp - verified_at))} ago",
+        _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, timestamp - verified_at))} ago",
     )
 
 
@@ -168,7 +167,7 @@ def _recent_events(snapshot: Snapshot, timestamp: float) -> str:
         f"{units.duration(max(0, timestamp - line['time']))} ago: {line['text']}"
         for line in reversed(snapshot.history.last)
     ]
-    return _element("ul", _elements("li", lines)) if lines else _element("p", "nothing", "quiet")
+    return _tag("ul", _tags("li", lines)) if lines else _tag("p", "nothing", "quiet")
 
 
 def render(snapshot: Snapshot | None, timestamp: float) -> str:
@@ -178,7 +177,7 @@ def render(snapshot: Snapshot | None, timestamp: float) -> str:
     :param timestamp: seconds since 1970.
     """
     if snapshot is None:
-        return _document("starting", [_element("p", "The launcher has just started.")])
+        return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
     since = snapshot.figures.get("state_since_timestamp_seconds")
     word = serving.WORDS.get(state, state)
@@ -189,21 +188,21 @@ def render(snapshot: Snapshot | None, timestamp: float) -> str:
         f"plan {description.plan}",
     ]
     body = [
-        _element("h1", html.escape(description.cluster)),
-        _element("p", html.escape(word), f"state {CLASSES.get(state, 'bad')}"),
-        _element("p", html.escape(" · ".join(about)), "quiet"),
-        _elements("p", _problems(snapshot), "notice bad"),
+        _tag("h1", html.escape(description.cluster)),
+        _tag("p", html.escape(word), f"state {CLASSES.get(state, 'bad')}"),
+        _tag("p", html.escape(" · ".join(about)), "quiet"),
+        _tags("p", _problems(snapshot), "notice bad"),
     ]
     if snapshot.state == serving.LOADING and snapshot.load:
         body.append(
-            _elements("p", [loading.sentence(loading.progress_of(snapshot.load, loading.Expected()))], "notice warn")
+            _tags("p", [loading.sentence(loading.progress_of(snapshot.load, loading.Expected()))], "notice warn")
         )
     models = "".join(_model_card(snapshot, model) for model in description.planned)
-    body += [_element("h2", "Models"), _element("div", models, "cards")]
+    body += [_tag("h2", "Models"), _tag("div", models, "cards")]
     if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
-        body += [_element("h2", "Connections to workers"), _element("ul", connections)]
-    body += [_element("h2", "Last verification"), _verification(snapshot, timestamp)]
-    body += [_element("h2", "Recent events"), _recent_events(snapshot, timestamp)]
+        body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
+    body += [_tag("h2", "Last verification"), _verification(snapshot, timestamp)]
+    body += [_tag("h2", "Recent events"), _recent_events(snapshot, timestamp)]
     return _document(f"{word}: {description.cluster}", body)
 
 

@@ -244,24 +244,24 @@ class ConditionTimer:
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
 
-    def seconds(self, name: str, met: bool, timestamp: float) -> float:
+    def seconds(self, name: str, met: bool, clock: float) -> float:
         if not met:
             self.since.pop(name, None)
             return 0.0
-        return timestamp - self.since.setdefault(name, timestamp)
+        return clock - self.since.setdefault(name, clock)
 
 
 class IdleTimer:
     """Measures how long nothing has moved: no byte on the connections, and almost no processor time or reading."""
 
-    def __init__(self, window: float, timestamp: float) -> None:
+    def __init__(self, window: float, clock: float) -> None:
         self.window = window
         """Seconds over which processor time and reading are counted."""
-        self.since = timestamp
-        self.reference: tuple[float, Activity | None] = (timestamp, None)
+        self.since = clock
+        self.reference: tuple[float, Activity | None] = (clock, None)
         self.bytes: dict[str, tuple[int, int]] = {}
 
-    def seconds(self, sample: ProcessSample, remotes: list[str], timestamp: float) -> float:
+    def seconds(self, sample: ProcessSample, remotes: list[str], clock: float) -> float:
         """:param remotes: remote ends of the connections that count."""
         byte_counts = {
             link.inode: sample.traffic[link.inode][:2]
@@ -269,13 +269,13 @@ class IdleTimer:
             if link.remote in remotes and link.inode in sample.traffic
         }
         if byte_counts != self.bytes:
-            self.bytes, self.since = byte_counts, timestamp
+            self.bytes, self.since = byte_counts, clock
         sampled_at, previous = self.reference
-        if previous is None or timestamp - sampled_at >= self.window:
-            if previous is not None and _is_active(previous, sample.activity, timestamp - sampled_at):
-                self.since = timestamp
-            self.reference = (timestamp, sample.activity)
-        return timestamp - self.since
+        if previous is None or clock - sampled_at >= self.window:
+            if previous is not None and _is_active(previous, sample.activity, clock - sampled_at):
+                self.since = clock
+            self.reference = (clock, sample.activity)
+        return clock - self.since
 
 
 def load_of(

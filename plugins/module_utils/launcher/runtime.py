@@ -164,8 +164,8 @@ class Start:
                 self.exports.export_head(self.record)
             absent = _absent_workers(answers)
             if absent and time.monotonic() - began >= settings.fallback_after:
-                if settings.fallbacks and (fallback_choice := self._fallback(settings.fallbacks, answers)):
-                    return fallback_choice
+                if settings.fallbacks and (choice := self._fallback(settings.fallbacks, answers)):
+                    return choice
                 if settings.router:
                     self.record.add_event(
                         f"worker {', '.join(absent)} does not answer: models that use it fail until it is back"
@@ -203,7 +203,9 @@ class Start:
         fallback = next(fitting, None)
         if fallback is None:
             return None
-        self.record.add_event(f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}")
+        self.record.add_event(
+            f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}"
+        )
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
@@ -258,9 +260,7 @@ class Start:
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if fault and fault.model:
-                self.record.add_event(
-                    f"{fault.finding}: stopping model {fault.model}; the next request loads it again"
-                )
+                self.record.add_event(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
                 self.exports.count_restart(fault.cause)
             elif fault:
                 self.record.add_event(f"{fault.finding}: restarting llama-server")
@@ -274,7 +274,9 @@ class Start:
             if not head.ready:
                 continue
             choice = self._update_handshakes(head, choice)
-            if choice.fallback and journal.run_safely("the head stays on its fallback", partial(self._may_return, head, choice)):
+            if choice.fallback and journal.run_safely(
+                "the head stays on its fallback", partial(self._may_return, head, choice)
+            ):
                 self.record.add_event(
                     f"worker {choice.fallback.without} is back: restarting llama-server with all workers"
                 )
@@ -284,12 +286,12 @@ class Start:
 
     def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
         """Shake hands with workers that were absent when a router was started and that no model uses."""
-        timestamp = time.monotonic()
+        clock = time.monotonic()
         held_workers = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
         absent = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in held_workers]
-        if not absent or timestamp - self.asked_at < RETURN_SECONDS:
+        if not absent or clock - self.asked_at < RETURN_SECONDS:
             return choice
-        self.asked_at = timestamp
+        self.asked_at = clock
         answers = self._ask(absent)
         for endpoint in answers.keys() - set(_absent_workers(answers)):
             self.record.add_event(f"worker {endpoint} is back")
@@ -299,13 +301,13 @@ class Start:
 
     def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
         """Return whether all workers of the full plan have answered for long enough and no client waits. Workers in use are not asked."""
-        timestamp = time.monotonic()
-        if timestamp - self.asked_at >= RETURN_SECONDS:
-            self.asked_at = timestamp
+        clock = time.monotonic()
+        if clock - self.asked_at >= RETURN_SECONDS:
+            self.asked_at = clock
             unused = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
-            self.return_timer.seconds("back", not _absent_workers(self._ask(unused)), timestamp)
-        since = self.return_timer.since.get("back", timestamp)
-        return timestamp - since >= STEADY_SECONDS and not head.busy()
+            self.return_timer.seconds("back", not _absent_workers(self._ask(unused)), clock)
+        since = self.return_timer.since.get("back", clock)
+        return clock - since >= STEADY_SECONDS and not head.busy()
 
 
 def _absent_workers(answers: Answers) -> list[str]:
@@ -369,9 +371,14 @@ def main() -> int:
     head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
     head.add_argument("--fallbacks", type=Path, metavar="FILE", help="fallbacks for an absent worker")
-    head.add_argument("--fallback-after", type=float, default=60.0, metavar="SECONDS", help="how long to wait for a worker")
     head.add_argument(
-        "--silence", type=float, default=server.SILENCE_SECONDS, help="seconds after which a busy server that makes no progress is restarted"
+        "--fallback-after", type=float, default=60.0, metavar="SECONDS", help="how long to wait for a worker"
+    )
+    head.add_argument(
+        "--silence",
+        type=float,
+        default=server.SILENCE_SECONDS,
+        help="seconds after which a busy server that makes no progress is restarted",
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")

@@ -157,7 +157,7 @@ class WatchedServer:
     """Tunnels to its workers."""
 
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
-        timestamp = time.monotonic()
+        clock = time.monotonic()
         self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
@@ -183,10 +183,10 @@ class WatchedServer:
         self.missing_polls = 0
         self.keepalive_inodes: set[str] = set()
         self.timers = progress.ConditionTimer()
-        self.idle_timer = progress.IdleTimer(silence / 5, timestamp)
+        self.idle_timer = progress.IdleTimer(silence / 5, clock)
         self.token_request: ServerRequest | None = None
         """Pending request for one token."""
-        self.started = timestamp
+        self.started = clock
         self.last_sample: progress.ProcessSample | None = None
         """Latest sample of its process."""
         self.load: loading.Load | None = None
@@ -202,29 +202,29 @@ class WatchedServer:
         except OSError:
             return None
 
-    def update(self, timestamp: float) -> progress.ProcessSample | None:
+    def update(self, clock: float) -> progress.ProcessSample | None:
         """Update its health, its sample and the progress of loading."""
-        if not self.ready or timestamp - self.health[1] >= HEALTH_POLL_SECONDS:
-            self.health = (healthy(self.url), timestamp)
+        if not self.ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
+            self.health = (healthy(self.url), clock)
             self.ready = self.ready or self.health[0]
         self.last_sample = sample = self.take_sample()
         if sample:
             self.load = (
-                None if self.ready else progress.load_of(sample, self.endpoints, timestamp - self.started, self.load)
+                None if self.ready else progress.load_of(sample, self.endpoints, clock - self.started, self.load)
             )
         return sample
 
     def fault(self) -> Fault | None:
         """Return the fault of llama-server or its workers."""
-        timestamp = time.monotonic()
-        sample = self.update(timestamp)
+        clock = time.monotonic()
+        sample = self.update(clock)
         if sample is None:
             return None
-        stopped = self.timers.seconds("stopped", sample.activity.state == "T", timestamp)
+        stopped = self.timers.seconds("stopped", sample.activity.state == "T", clock)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
-        self._update_sleep(sample, timestamp)
-        return self._lost_workers(sample, timestamp) or self._detect_stall(sample, timestamp)
+        self._update_sleep(sample, clock)
+        return self._lost_workers(sample, clock) or self._detect_stall(sample, clock)
 
     def busy(self) -> bool:
         """Return whether a client may wait for an answer."""
@@ -243,17 +243,17 @@ class WatchedServer:
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
 
-    def _update_sleep(self, sample: progress.ProcessSample, timestamp: float) -> None:
+    def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
         """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 that neither wakes it nor keeps it awake."""
         if SLEEP not in self.argv or not self.ready:
             return
         if self.props_request is None:
             present = connected(sample.links, self.endpoints)
             is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
-            is_due = not self.endpoints and self.timers.seconds("unasked", True, timestamp) >= HEALTH_POLL_SECONDS
+            is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
             if not (is_changed or is_due) or not self._listens(sample):
                 return
-            self.timers.seconds("unasked", False, timestamp)
+            self.timers.seconds("unasked", False, clock)
             self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
         if not self.props_request.is_alive():
             reply, self.props_request = self.props_request.reply, None
@@ -271,15 +271,12 @@ class WatchedServer:
             text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
 
-    def _lost_workers(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
+    def _lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Report workers whose connection is gone in two samples of a ready server, or whose host does not acknowledge."""
         unreached = []
         for link in sample.links:
             is_unacknowledged = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
-            if (
-                self.timers.seconds(f"unacknowledged {link.remote}", is_unacknowledged, timestamp)
-                >= UNACKNOWLEDGED_SECONDS
-            ):
+            if self.timers.seconds(f"unacknowledged {link.remote}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
                 unreached.append(link.remote)
         if unreached:
             return Fault(f"lost worker {', '.join(unreached)}, whose host does not acknowledge data", unreached)
@@ -289,18 +286,17 @@ class WatchedServer:
         self.missing_polls = self.missing_polls + 1 if lost else 0
         return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing_polls >= LOST_AFTER_POLLS else None
 
-    def _detect_stall(self, sample: progress.ProcessSample, timestamp: float) -> Fault | None:
+    def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Report that llama-server has work, and nothing has moved for the set time."""
-        idle = self.idle_timer.seconds(sample, self.endpoints, timestamp)
+        idle = self.idle_timer.seconds(sample, self.endpoints, clock)
         client = bool(self.clients(sample))
-        mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, timestamp)
+        mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
         if min(mute, idle) >= HEALTH_LOST_SECONDS:
             return Fault(f"llama-server has not answered /health for {mute:.0f} s, and makes no progress", silent=True)
         is_observable = bool(sample.traffic) or not self.endpoints
         is_loading = not self.ready or self.props_request is not None
         quiet = min(
-            idle,
-            self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), timestamp),
+            idle, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
         )
         if quiet < self.silence / 2:
             self.token_request = None
@@ -317,10 +313,12 @@ class WatchedServer:
             and sample.traffic[link.inode].awaits_answer
         ]
         if not awaited and self._answers(sample):
-            self.idle_timer.since = timestamp
+            self.idle_timer.since = clock
         elif quiet >= self.silence:
             blamed = (
-                f"worker {', '.join(awaited)} does not answer llama-server" if awaited else "llama-server does not answer a client"
+                f"worker {', '.join(awaited)} does not answer llama-server"
+                if awaited
+                else "llama-server does not answer a client"
             )
             return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
         return None
@@ -344,12 +342,7 @@ class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self,
-        argv: list[str],
-        endpoints: list[str],
-        url: str,
-        state: Path,
-        silence: float = SILENCE_SECONDS,
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""

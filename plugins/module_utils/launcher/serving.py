@@ -19,11 +19,7 @@ FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
 """State of a server that should answer and does not."""
-WORDS = {
-    SILENT: "does not answer as a server",
-    FALLBACK: "serves on a fallback",
-    ASLEEP: "asleep (a request wakes it)",
-}
+WORDS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
 """Texts of states, if they differ from their names."""
 KEPT_EVENTS = 20
 EVENT_LENGTH = 500
@@ -82,11 +78,7 @@ class HeadRecord:
         self.last_write = -math.inf
 
     def set(
-        self,
-        state: str,
-        without: Sequence[str] = (),
-        waiting_for: Sequence[str] = (),
-        load: loading.Load | None = None,
+        self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = (), load: loading.Load | None = None
     ) -> None:
         """:param load: progress of loading."""
         is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)

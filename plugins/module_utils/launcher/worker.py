@@ -16,12 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-    exporter,
-    journal,
-    progress,
-    tunnel,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, journal, progress, tunnel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 TIDY_SECONDS = 60.0
@@ -72,7 +67,9 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
         total_bytes -= size
         removed.append(path.name)
     if removed:
-        journal.log(f"removed {len(removed)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB")
+        journal.log(
+            f"removed {len(removed)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB"
+        )
     return removed
 
 
@@ -91,13 +88,13 @@ class Guard:
             sample = progress.sample_process(self.process, self.keepalive_inodes, {self.port})
         except OSError:
             return None
-        timestamp = time.monotonic()
-        stopped = self.timers.seconds("stopped", sample.activity.state == "T", timestamp)
+        clock = time.monotonic()
+        stopped = self.timers.seconds("stopped", sample.activity.state == "T", clock)
         if stopped >= progress.STOPPED_SECONDS:
             return f"the worker has been stopped by a signal for {stopped:.0f} s"
         client_links = [link for link in sample.links if progress.port_of(link.local) == self.port]
         gone = [link for link in client_links if link.state == progress.CLOSE_WAIT]
-        ignored = self.timers.seconds("gone", bool(gone), timestamp)
+        ignored = self.timers.seconds("gone", bool(gone), clock)
         if ignored >= GONE_SECONDS:
             return f"the worker has not noticed for {ignored:.0f} s that its client {gone[0].remote} has gone"
         return None

@@ -80,7 +80,7 @@ def check_room(pending_files: Iterable[PendingFile], folder: Path) -> None:
         )
 
 
-def download(planned_files: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
+def download(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
     """Download all files and write the records.
 
     :param seconds: how long to wait for another download.
@@ -88,15 +88,15 @@ def download(planned_files: Sequence[ModelFilePlan], folder: Path, token: Option
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     with locks.hold(folder / model_files.LOCK, seconds) as lock:
-        pending_files = model_files.pending(planned_files)
+        pending_files = model_files.pending(plans)
         check_room(pending_files, folder)
-        server = _token_server(planned_files)
+        server = _token_server(plans)
         for file in (pending.file for pending in pending_files):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             is_token_server = server and web.same_server(str(file.url), server)
             _fetch_file(file, token if is_token_server else None, lock)
-        for folder_path in dict.fromkeys(Path(file.path).parent for file in planned_files):
-            _write_record(folder_path, [file for file in planned_files if Path(file.path).parent == folder_path])
+        for folder_path in dict.fromkeys(Path(file.path).parent for file in plans):
+            _write_record(folder_path, [file for file in plans if Path(file.path).parent == folder_path])
 
 
 def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
@@ -204,11 +204,11 @@ def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str
     return "\n".join([*CURL_OPTIONS, *lines, ""])
 
 
-def _write_record(folder: Path, planned_files: Iterable[ModelFilePlan]) -> None:
+def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
     """Write the record of a folder's files."""
     stored = (
         StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
-        for file in planned_files
+        for file in plans
     )
     text = json.dumps(typed_json.dump(Record(tuple(stored))), indent=1) + "\n"
     path = folder / download_record.RECORD
@@ -216,6 +216,6 @@ def _write_record(folder: Path, planned_files: Iterable[ModelFilePlan]) -> None:
         files.replace_file(path, text, 0o644)
 
 
-def _token_server(planned_files: Iterable[ModelFilePlan]) -> Optional[str]:
+def _token_server(plans: Iterable[ModelFilePlan]) -> Optional[str]:
     """Return a URL of the only server that may get the token: the server of the first file."""
-    return next((file.url for file in planned_files if not model_files.is_copied(file)), None)
+    return next((file.url for file in plans if not model_files.is_copied(file)), None)

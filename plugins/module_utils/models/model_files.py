@@ -60,11 +60,9 @@ def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
     return next((stored for stored in record.files if stored.name == file.name), None)
 
 
-def pending(planned_files: Iterable[ModelFilePlan]) -> list[PendingFile]:
+def pending(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
     """Return files that are incomplete or unchecked."""
-    return [
-        PendingFile(file, _present_bytes(file)) for file in planned_files if not _is_whole(file, _recorded_file(file))
-    ]
+    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_whole(file, _recorded_file(file))]
 
 
 def _is_whole(file: ModelFilePlan, stored: StoredFile | None) -> bool:
@@ -89,9 +87,9 @@ class Differences(NamedTuple):
     unchecked: list[str]
 
 
-def differences(planned_files: Sequence[ModelFilePlan]) -> Differences:
+def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     result = Differences([], [])
-    for file in (pending_file.file for pending_file in pending(planned_files)):
+    for file in (pending_file.file for pending_file in pending(plans)):
         stored = _recorded_file(file)
         has_other_digest = stored is not None and file.sha256 not in (None, stored.sha256)
         (result.unchecked if size_of(file.path) == file.bytes and not has_other_digest else result.missing).append(

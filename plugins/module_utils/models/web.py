@@ -135,10 +135,7 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
                 is_origin = same_server(target, url)
                 permission = {"Authorization": f"Bearer {token}"} if token and is_origin else {}
                 client = Request(
-                    follow_redirects="none",
-                    decompress=False,
-                    use_netrc=False,
-                    timeout=silence or SECONDS_OF_SILENCE,
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SECONDS_OF_SILENCE
                 )
                 return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:

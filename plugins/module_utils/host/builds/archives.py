@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Looks into archives of llama.cpp, and takes programs out of those like upstream's releases.
+"""Inspects archives of llama.cpp and extracts programs from those like upstream's releases.
 
-The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
-folder, and links only between these.
+The archive decides nothing: only planned programs and the libraries in their folder are extracted, under plain names into one folder, with links only
+between these.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 UNREADABLE = (tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
-"""What reading a damaged archive raises. An OSError has no number then."""
+"""Exceptions of reading a damaged archive. An OSError has no number then."""
 
 
 class DamagedError(Exception):
-    """A file is not a whole archive; the message is why."""
+    """A file is not a complete archive; the message is the reason."""
 
 
 @contextmanager
 def _reading_archive() -> Iterator[None]:
-    """:raises DamagedError: what is read is not whole."""
+    """:raises DamagedError: the archive is not complete."""
     try:
         yield
     except UNREADABLE as error:
@@ -42,17 +42,17 @@ def _reading_archive() -> Iterator[None]:
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """:raises DamagedError: it is not a whole archive, as far as it is read."""
+    """:raises DamagedError: the archive is not complete, as far as it is read."""
     with _reading_archive(), tarfile.open(path) as archive:
         yield from archive
 
 
 def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None]) -> dict[Path, str]:
-    """Writes files of an archive to where nothing is.
+    """Extract files of an archive to new paths.
 
-    :param target_of: where a file goes; None where it is left out.
-    :returns: symbolic links that were met and not made, and what they lead to.
-    :raises DamagedError: it is not a whole archive.
+    :param target_of: returns the target of a file; None to skip it.
+    :returns: skipped symbolic links and their targets.
+    :raises DamagedError: the archive is not complete.
     """
     links = {}
     with _reading_archive(), tarfile.open(path) as archive:
@@ -70,10 +70,10 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
 
 
 def extract_programs(path: Path, programs: Sequence[str], target: Path, library_archives: Sequence[Path] = ()) -> None:
-    """Writes programs and the libraries beside them into an empty folder.
+    """Extract programs and the libraries in their folder into an empty folder.
 
-    :param library_archives: archives of libraries that they need too.
-    :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
+    :param library_archives: archives of additional libraries.
+    :raises Refusal: it is not an archive of llama.cpp with RPC, or a program is missing.
     """
     try:
         folder = folder_of_programs(path, programs)
@@ -101,8 +101,8 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
 
 
 def check_tree(path: Path, folder: str) -> None:
-    """:param folder: where a build finds the sources; empty means the archive's first folder.
-    :raises Refusal: they are not there.
+    """:param folder: folder of the sources; empty means the archive's first folder.
+    :raises Refusal: the sources are not there.
     """
     for member in members(path):
         parent, _slash, name = member.name.rpartition("/")
@@ -115,9 +115,9 @@ def check_tree(path: Path, folder: str) -> None:
 
 
 def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
-    """The folder of llama-server in an archive, which has all programs.
+    """Return the folder of llama-server in an archive.
 
-    :raises Refusal: it has none.
+    :raises Refusal: the folder lacks a program, or does not exist.
     """
     files = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
     folder = next((member.parent for member in files if member.name == SERVER), None)

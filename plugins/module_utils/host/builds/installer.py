@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installs releases: compiled programs of an archive, those of a distribution's package, or the packed release of another host.
+"""Installs releases: compiled programs of an archive or a distribution's package, or a release packed by another host.
 
-A release appears under its final name only when it is complete.
+A release gets its final name only when it is complete.
 """
 
 import os
@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
 UNUSED_TIMES = (0, 0)
-"""Time of a release's folder until it is put to use: then it is the time of that."""
+"""Times of a release's folder that was never used."""
 HELP_SECONDS = 60
 CACHE_REMEDY = (
     "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
@@ -49,18 +49,18 @@ class PackedRelease(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The source of a release that the controller has copied to this host."""
+    """Source of a release that the controller has copied to this host."""
 
     archive: str
     sha256: Sha256
     commit: str
     patches: tuple[Patch, ...] = ()
     further: tuple[PackedRelease, ...] = ()
-    """Archives of libraries that compiled programs need."""
+    """Archives of libraries for compiled programs."""
 
 
 class ReleaseArguments(NamedTuple):
-    """Of the module ``release``."""
+    """Arguments of the module ``release``."""
 
     release: ReleasePlan
     build: BuildPlan
@@ -74,13 +74,13 @@ class ReleaseArguments(NamedTuple):
     pack: bool = False
     cluster: Optional[str] = None
     share: bool = False
-    """Whether other hosts get the build from here."""
+    """Whether other hosts get the build from this one."""
     state: Annotated[str, ("installed", "fetched")] = "installed"
     """fetched: its source is in the controller's cache."""
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
-    """Packs an installed release; returns the path of the archive."""
+    """Pack an installed release; return the path of the archive."""
     release = Path(prefix) / "releases" / build.id
     target = store.packed_path(cache, build.id)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -104,9 +104,9 @@ def check_sha256(path: Path, digest: str) -> None:
 
 
 class Installer:
-    """Puts programs of a build under the final name of its release.
+    """Installs programs of a build under the final name of its release.
 
-    :param account: runs what is not trusted, where this process is root's; None is the current account.
+    :param account: account for untrusted programs, if this process is root's; None is the current account.
     """
 
     def __init__(self, prefix: str, build: BuildPlan, account: Optional[str]) -> None:
@@ -115,7 +115,7 @@ class Installer:
         self.account = account
 
     def link(self, release: ReleasePlan) -> Manifest:
-        """Installs links to the programs of a distribution's package."""
+        """Install links to the programs of a distribution's package."""
         for path in self.build.packaged.values():
             if not os.access(path, os.X_OK):
                 raise Refusal(
@@ -127,9 +127,9 @@ class Installer:
             return self._publish(partial, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
-        """Installs programs that were compiled elsewhere, from an archive with their libraries.
+        """Install programs that were compiled elsewhere, from an archive with their libraries.
 
-        :param number: of the build.
+        :param number: number of the build.
         """
         archive = Path(source.archive)
         library_archives = [Path(libraries.path) for libraries in source.further]
@@ -140,7 +140,7 @@ class Installer:
             return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed: PackedRelease) -> Manifest:
-        """Installs a release that the build's builder has packed."""
+        """Install a release that the build's builder has packed."""
         archive = Path(packed.path)
         check_sha256(archive, packed.sha256)
         with self._new_release() as partial:
@@ -161,7 +161,7 @@ class Installer:
 
     @contextmanager
     def _new_release(self) -> Iterator[Path]:
-        """A folder for a release that is not whole yet. Nothing of it stays where installing fails: a full disk would stay full."""
+        """Yield a folder for an incomplete release, and remove the rest: after a failed installation, a full disk would stay full."""
         partial = self.release.with_name("." + self.release.name)
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -171,11 +171,7 @@ class Installer:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _publish(
-        self,
-        partial: Path,
-        source: Mapping[str, Any],
-        seconds: float = 0,
-        received: Optional[str] = None,
+        self, partial: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
         self._try_programs(partial)
         record = Manifest(
@@ -193,7 +189,7 @@ class Installer:
         return record
 
     def _move_into_place(self, partial: Path) -> None:
-        """Moves a release to its place, so that after a power cut whatever is there is whole."""
+        """Give a release its name, so that it is complete even after a power failure."""
         sync(partial, *partial.rglob("*"))
         damaged = self.release.with_name(f".{self.release.name}.damaged")
         if self.release.exists():
@@ -204,10 +200,10 @@ class Installer:
         shutil.rmtree(damaged, ignore_errors=True)
 
     def _remove_build_files(self) -> None:
-        """Removes what only a build needs, before its release is in place: nothing removes it after that."""
+        """Remove files that only a build needs, before its release is in place: nothing removes them later."""
 
     def _try_programs(self, partial: Path) -> None:
-        """Tries the programs on this host before any running service stops for them."""
+        """Try the programs on this host before any running service stops for them."""
         folder = partial / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
@@ -215,12 +211,12 @@ class Installer:
         shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict[str, bool]]:
-        """Program → the options of its help; fails for a program that does not start."""
+        """Return the help options of each program; fail if a program does not start."""
         return {target: capabilities.parse_help(self._help(programs / target)) for target in self.build.targets}
 
     def _help(self, program: Path) -> str:
-        """The help of a program. It runs in the root folder: old programs look for their libraries in the folder where they are started, and
-        end where their account may not read it."""
+        """Return the help of a program. It runs in the root folder: old programs search for libraries in the current folder, and exit if their account
+        may not read it."""
         try:
             process = subprocess.run(
                 [str(program), "--help"],

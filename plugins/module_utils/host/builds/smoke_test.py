@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tries the programs of a release on this host's processor before they may replace those that serve.
+"""Tries the programs of a release on this host's processor before they may replace the serving ones.
 
-llama-server computes with a small quantised model and must give the right answer. A worker is started and answers a handshake; it computes
-nothing here, since the form of a graph differs from protocol to protocol. Accelerators are not tried: what serves may need all their
-memory.
+llama-server computes with a small quantised model and must give the right answer. A worker must shake hands; it computes nothing, because the form of
+a graph depends on the protocol. Accelerators are not tried: the serving programs may need all their memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
 PROGRAM_SECONDS = 60
-"""How long the trial of a program may take; one or two are usual."""
+"""Longest trial of a program; one or two seconds are usual."""
 PAUSE_SECONDS = 0.05
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 HIDING_VARIABLES = {
@@ -36,7 +35,7 @@ HIDING_VARIABLES = {
     for record in backends.RECORDS.values()
     if record.visible and record.visible.none is not None
 }
-"""Hides all accelerators from programs."""
+"""Variables that hide all accelerators from programs."""
 INSTRUCTION_REMEDY = (
     "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
     "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: prebuilt, binary or package), have them compiled here with "
@@ -45,20 +44,20 @@ INSTRUCTION_REMEDY = (
 GENERAL_REMEDY = "Set llama_release to another build, or fix what the program reports"
 
 MODEL_SHAPE = (1, 128, "q8_0")
-"""Layers, width and type of the known-answer model, 210 kB: all special code for processors takes matrices of this type and shape (AMX, repacked weights),
-and a question of several tokens has them multiplied as a prompt is."""
+"""Layers, width and type of the known-answer model, 210 kB. All special code for processors uses matrices of this type and shape (AMX, repacked
+weights), and several tokens at once use the code for prompts."""
 QUESTION_PIECES, ANSWER_PIECES = 12, 8
-"""How many pieces of the sentence are in the question, and how many are to follow."""
+"""Pieces of the sentence in the question, and in the answer."""
 
 
 class TrialSettings(NamedTuple):
-    """Where programs are tried."""
+    """Conditions of a trial."""
 
     folder: Path
-    """Empty; every account may pass it."""
+    """Empty folder that every account may pass."""
     environment: Mapping[str, str]
     account: str | None
-    """Who runs them; None is the current account."""
+    """Account of the programs; None is the current account."""
 
 
 class _Program(NamedTuple):
@@ -68,7 +67,7 @@ class _Program(NamedTuple):
     deadline: float
 
     def check_running(self) -> None:
-        """Fails where the program has ended, or its time is over."""
+        """Fail if the program has ended or its time is over."""
         status = self.process.poll()
         if status is not None:
             ending = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -90,10 +89,10 @@ class _Program(NamedTuple):
 
 
 def check(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> None:
-    """Tries the programs of the release, but not those that only measure.
+    """Try the programs of the release, except those that only measure.
 
-    :param help_options: program → options that its help lists.
-    :raises Refusal: one does not work here.
+    :param help_options: program → options of its help.
+    :raises Refusal: a program does not work here.
     """
     home = trial.folder / "home"
     home.mkdir()
@@ -170,7 +169,7 @@ def _free_port() -> int:
 
 
 def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    """What llama-server answers, as soon as it does."""
+    """Return llama-server's answer as soon as it answers."""
     while True:
         reply = replies.ask(f"{LOOPBACK}:{port}", path, server.seconds_left(), body)
         with suppress(ValueError):
@@ -181,12 +180,12 @@ def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None 
 
 
 def question() -> list[int]:
-    """The tokens of a prompt."""
+    """Return the tokens of a prompt."""
     return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_PIECES)]
 
 
 def answer() -> str:
-    """What follows on the question."""
+    """Return the text that follows the question."""
     return (
         "".join(known_answer.pieces()[QUESTION_PIECES : QUESTION_PIECES + ANSWER_PIECES]).replace("\u2581", " ").strip()
     )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether ports that are to be closed to this host are closed: it tries to connect, and sends nothing."""
+"""Checks whether ports that should be closed to this host are closed. It connects, and sends nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from contextlib import ExitStack
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 
 ANSWER_SECONDS = 0.3
-"""How long all together may take to answer. The answer of a port that is open comes at once."""
+"""Time limit for all answers. An open port answers at once."""
 REFERENCE_PORT = 22
-"""Of the same address: where it answers or refuses, the host is reached, and silence of the port itself says that it is closed."""
+"""Port of the same address: if it answers or refuses, the host is reachable, and a silent port is closed."""
 
 
 def probe(
     endpoints: Iterable[str], addresses: Collection[str], seconds: float = ANSWER_SECONDS
 ) -> tuple[PortProbe, ...]:
-    """Tries all at the same time; of an address that nothing shows to be reached it says nothing. The host's own endpoints are tried from another address
-    of the host, if it has one; there, a port that refuses says nothing, since the program may not run.
+    """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses, if it has
+    one; there, a refusal proves nothing, because the program may not run.
 
-    :param addresses: of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
+    :param addresses: addresses of this host, without loopback. If none is known, nothing is probed: a unit admits its own host's address.
     """
     targets = {*endpoints} if addresses else set()
     references = {f"{_address(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
@@ -66,7 +66,7 @@ def _start_connections(
 
 
 def _wait(connection: socket.socket, deadline: float) -> int | None:
-    """0 where it is connected, or the number of the error; None without an answer."""
+    """Return 0 if it is connected, or the number of the error; None without an answer."""
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
     if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host differs from its part of the plan, read on that host: from files, accounts and running processes."""
+"""Differences between a host and its part of the plan, read on that host from files, accounts and running processes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 
 KEPT_RELEASES = 2
-"""Of each backend that stay installed, with the planned one: going back to them needs no build."""
+"""Releases of each backend that stay installed, including the planned one: returning to them needs no build."""
 
 
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
-    """The fallback of the head's service that is served, or loaded, now, and its process, which has exactly its command line."""
+    """Return the fallback that the head serves or loads now, and its process, which has exactly its command line."""
     matches = (
         (fallback.name, pid)
         for fallback in service.fallbacks or ()
@@ -71,9 +71,9 @@ def _matching_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -
 
 
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
-    """How a planned service stands. One that runs as a planned fallback runs as planned.
+    """Return the state of a planned service. A planned fallback counts as planned.
 
-    :param running: process → argv, of processes.of_account.
+    :param running: process → argv, from processes.of_account.
     """
     address, port = service.listens.rsplit(":", 1)
     fallback = served_fallback(service, running)
@@ -97,7 +97,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
 
 
 def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
-    """A sentence where something else has the port of a planned service, or None."""
+    """Return a sentence if something else has the port of a planned service, or None."""
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
         return None
@@ -119,7 +119,7 @@ def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference
 
 
 def _members(group: str) -> list[str]:
-    """Nobody where there is no such group (any more)."""
+    """Return the members of a group; none without the group."""
     with suppress(KeyError):
         return grp.getgrnam(group).gr_mem
     return []
@@ -140,58 +140,57 @@ def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
 
 
 def _is_unchanged(file: FilePlan) -> bool:
-    """Whether a file is there and has the planned content. Of the known-answer model size and time are compared."""
+    """Return whether a file exists with the planned content. For the known-answer model, compare size and time."""
     path = Path(file.path)
     if not file.sha256:
         return model_files.is_known_answer(path, file.bytes)
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _redefined_services(host_plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
-    """Services whose definition is missing or different, or that run, and for which no run noted that it started them by this definition with the files
-    which are there now."""
-    redefined, manager = [], service_managers.MANAGERS[host_plan.service_manager]
-    for service in host_plan.services:
-        path = manager.definition(host_plan.units, service.name)
+def _redefined_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
+    """Return services whose definition is missing or different, and running services that no run has started with the present definition and files."""
+    redefined, manager = [], service_managers.MANAGERS[plan.service_manager]
+    for service in plan.services:
+        path = manager.definition(plan.units, service.name)
         is_defined = path.is_file() and text_of(path) == service.definition
-        is_recorded = start_records.is_current(host_plan.prefix, service.name, str(service.definition), service.reads)
+        is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
         if not is_defined or (states[service.name].pid and not is_recorded):
             redefined.append(service.name)
     return redefined
 
 
-def _system_differences(host_plan: HostPlan) -> Iterator[Difference]:
-    if not service_managers.MANAGERS[host_plan.service_manager].host_settings:
+def _system_differences(plan: HostPlan) -> Iterator[Difference]:
+    if not service_managers.MANAGERS[plan.service_manager].host_settings:
         return
     system = System()
-    manager = host_plan.firewall_manager or "a firewall that is not active"
-    if firewall_rules.differs(host_plan.firewall_manager, host_plan.firewall, system):
+    manager = plan.firewall_manager or "a firewall that is not active"
+    if firewall_rules.differs(plan.firewall_manager, plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(host_plan.links, system):
+    if configuration.differs(plan.links, system):
         yield Difference("link", "links", "links are not as planned")
-    if kernel_parameters.differ(host_plan.tuning.parameters, system):
+    if kernel_parameters.differ(plan.tuning.parameters, system):
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
-    """Ids of the releases whose programs run."""
+    """Return ids of the releases whose programs run."""
     folder = f"{prefix}/releases/"
     programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(host_plan: HostPlan) -> list[str]:
-    """Builds that never ended, and installed releases beyond the last ones of their backend, oldest first: none that is planned, kept with a plan,
-    built or run now. The place of a backend that is not planned any more counts as taken."""
-    folder = Path(host_plan.prefix) / "releases"
+def unneeded_releases(plan: HostPlan) -> list[str]:
+    """Return unfinished builds, and installed releases beyond the last ones of their backend, oldest first. Skip releases that are planned, kept with a
+    plan, being built or running. A backend that is no longer planned keeps one release less."""
+    folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
-    planned_ids = {build.id for build in host_plan.builds}
-    running = processes.of_account(host_plan.prefix, host_plan.account)
-    used_ids = {*planned_ids, *kept_plans.kept_builds(host_plan.prefix), *running_releases(host_plan.prefix, running)}
+    planned_ids = {build.id for build in plan.builds}
+    running = processes.of_account(plan.prefix, plan.account)
+    used_ids = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
     free = (
         set()
-        if locks.is_held(Path(host_plan.cache, names.BUILDS_LOCK))
+        if locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
         else {name for name in times if name.lstrip(".") not in used_ids}
     )
     removable: list[str] = []
@@ -207,12 +206,12 @@ def unneeded_releases(host_plan: HostPlan) -> list[str]:
 
 
 def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
-    """One difference for each subject, whose place in the text is {}."""
+    """Yield a difference for each subject, which replaces {} in the text."""
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
 def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
-    """Those of one folder together, as the launcher's are."""
+    """Yield differences of files, one for each folder."""
     for folder, paths in itertools.groupby(sorted(changed_paths, key=os.path.dirname), os.path.dirname):
         path, *other_paths = paths
         if other_paths:
@@ -223,12 +222,10 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
             yield Difference("file", path, f"{path} is missing or has different content")
 
 
-def _installed_manifests(host_plan: HostPlan) -> dict[str, manifest.Manifest | None]:
-    """Id of each planned build → its manifest; None where it is not installed, not intact or of another builder."""
-    releases = Path(host_plan.prefix) / "releases"
-    return {
-        build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in host_plan.builds
-    }
+def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
+    """Return the manifest of each planned build; None if it is missing, damaged or from another builder."""
+    releases = Path(plan.prefix) / "releases"
+    return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in plan.builds}
 
 
 def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
@@ -244,55 +241,55 @@ def _model_differences(differences: model_files.Differences) -> Iterator[Differe
 
 
 def _record_difference(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
-    """:param identity: of the plan; None of one that is not kept."""
+    """:param identity: id of the plan; None for a plan that is not kept."""
     if identity and not (last and last.served and last.id == identity):
         yield Difference("record", identity, f"plan {identity} is not the last one that served")
 
 
-def drift(host_plan: HostPlan) -> Drift:
-    """What differs on this host from its part of the plan."""
-    running = processes.of_account(host_plan.prefix, host_plan.account)
+def drift(plan: HostPlan) -> Drift:
+    """Return how this host differs from its part of the plan."""
+    running = processes.of_account(plan.prefix, plan.account)
     sockets = processes.sockets()
-    services = {service.name: service_state(service, running, sockets) for service in host_plan.services}
-    defined = place.defined_services(host_plan.service_manager, host_plan.units)
-    installation = place.place_in(host_plan)
-    installed = _installed_manifests(host_plan)
-    missing = [identity for identity, build_manifest in installed.items() if not build_manifest]
-    unplanned_services = sorted(set(defined) - set(services))
-    changed_files = [file.path for file in host_plan.files if not _is_unchanged(file)]
-    redefined = _redefined_services(host_plan, services)
-    models = model_differences(host_plan.model)
-    last = kept_plans.last_plan(host_plan.prefix)
-    keys = {path: tunnel_keys.identities(Path(path), host_plan.account) for path in host_plan.tunnel_keys or ()}
+    services = {service.name: service_state(service, running, sockets) for service in plan.services}
+    defined = place.defined_services(plan.service_manager, plan.units)
+    installation = place.place_in(plan)
+    installed = _installed_manifests(plan)
+    missing = [identity for identity, entry in installed.items() if not entry]
+    surplus = sorted(set(defined) - set(services))
+    changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
+    redefined = _redefined_services(plan, services)
+    models = model_differences(plan.model)
+    last = kept_plans.last_plan(plan.prefix)
+    keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return Drift(
         services=services,
         defined=tuple(defined),
-        unplanned=tuple(unplanned_services),
+        unplanned=tuple(surplus),
         missing_builds=tuple(missing),
-        running_releases=tuple(running_releases(host_plan.prefix, running)),
+        running_releases=tuple(running_releases(plan.prefix, running)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
-        port_probes=port_probes.probe(host_plan.port_probes, interfaces.addresses() if host_plan.port_probes else ()),
+        port_probes=port_probes.probe(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
         last=last,
         differences=(
-            *_account_differences(host_plan.accounts),
-            *_folder_differences(host_plan.folders),
+            *_account_differences(plan.accounts),
+            *_folder_differences(plan.folders),
             *_differences("release", missing, "release {} is not installed"),
             *_file_differences(changed_files),
             *_model_differences(models),
             *_differences("definition", redefined, "{} is not defined as planned"),
             *_differences("boot", sorted(place.not_at_boot(installation, services)), "{} is not started at boot"),
-            *(Difference("manager", host_plan.service_manager, text) for text in place.problems(installation)),
-            *_system_differences(host_plan),
+            *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
+            *_system_differences(plan),
             *(
                 Difference("service", name, f"{name} is {service.state}")
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_differences("unplanned", unplanned_services, "{} is not planned any more"),
-            *_differences("unneeded", unneeded_releases(host_plan), "release {} is no longer needed"),
-            *_record_difference(host_plan.id, last),
+            *_differences("unplanned", surplus, "{} is not planned any more"),
+            *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
+            *_record_difference(plan.id, last),
             *_differences(
                 "key",
                 [path for path, identities in keys.items() if not identities],
@@ -300,9 +297,9 @@ def drift(host_plan: HostPlan) -> Drift:
             ),
         ),
         archives={
-            build.id: str(build_manifest.source.get("sha256"))
-            for build in host_plan.builds
-            if build.archives and (build_manifest := installed[build.id])
+            build.id: str(entry.source.get("sha256"))
+            for build in plan.builds
+            if build.archives and (entry := installed[build.id])
         },
         tunnel_keys=keys or None,
     )

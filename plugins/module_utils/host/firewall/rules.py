@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster's rules in the host's firewall: which it has, and which are planned. Changes nothing.
+"""Present and planned rules of the cluster in the host's firewall. Changes nothing.
 
-Ours are known by a priority in firewalld, and by a comment in ufw and nftables. Rules of others are left alone.
+Our rules have their own priority in firewalld, and a comment in ufw and nftables. Foreign rules are left alone.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 PRIORITIES = {"accept": -20050, "drop": -20049}
-"""Of rich rules."""
+"""Priorities of rich rules."""
 NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
 NFT_TABLE = f"inet {names.NAME}"
 NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
-"""Sets the table after each start of nftables."""
+"""Link that sets the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 PARTIAL_NOTE = ", either now or after a restart"
-"""Of a rule that is not there at both times."""
+"""Note on a rule that is not present both now and after a restart."""
 
 
 class Rule(NamedTuple):
@@ -38,27 +38,27 @@ class Rule(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a manager has of the cluster, and what it is to have, each rule as the manager writes it."""
+    """Present and planned rules of the cluster, in the manager's form."""
 
     present: Sequence[str]
     """in order"""
-    planned_rules: Mapping[str, dict[str, Any]]
-    """with the arguments of the module that drives the manager; of each port those that accept before those that drop"""
+    goals: Mapping[str, dict[str, Any]]
+    """planned rules → arguments of the module that drives the manager; for each port, accepting rules come first"""
     partial: frozenset[str] = frozenset()
-    """present, but not both at run time and permanently"""
+    """present rules that are missing at run time or permanently"""
 
     @property
     def missing(self) -> list[str]:
-        return [rule for rule in self.planned_rules if rule not in self.present or rule in self.partial]
+        return [rule for rule in self.goals if rule not in self.present or rule in self.partial]
 
     @property
-    def obsolete_rules(self) -> list[str]:
-        return [rule for rule in self.present if rule not in self.planned_rules]
+    def obsolete(self) -> list[str]:
+        return [rule for rule in self.present if rule not in self.goals]
 
 
-def _rules(rule_plans: Iterable[FirewallRule]) -> list[Rule]:
+def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
     rules = []
-    for rule in sorted(rule_plans, key=lambda rule: (rule.address, rule.port)):
+    for rule in sorted(plans, key=lambda rule: (rule.address, rule.port)):
         rules += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
         if names.EVERYBODY not in rule.sources:
             rules.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
@@ -66,7 +66,7 @@ def _rules(rule_plans: Iterable[FirewallRule]) -> list[Rule]:
 
 
 def _firewalld(rules: Sequence[Rule], system: System) -> State:
-    """The same rich rules in each zone that is in use, at run time and permanently."""
+    """Return the rich rules, which are the same in each zone in use, at run time and permanently."""
     zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
     held: list[set[str]] = []
@@ -94,7 +94,7 @@ def firewalld_arguments(rule: str) -> dict[str, Any]:
 
 
 def _ufw(rules: Sequence[Rule], system: System) -> State:
-    """What others have made stays as it is: where one of their rules lets the head in, nothing is closed before it."""
+    """Return the rules of ufw. Foreign rules stay: if one of them admits the head, no rule closes that port."""
     if not system.program("ufw"):
         return State([], {})
     added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
@@ -147,7 +147,7 @@ MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
 
 
 def foreign_things(system: System) -> list[str]:
-    """What others have under the names of our table."""
+    """Return foreign things under the names of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
     theirs = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
@@ -155,12 +155,12 @@ def foreign_things(system: System) -> list[str]:
     return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
 
 
-def state_of(manager: str, rule_plans: Iterable[FirewallRule], system: System) -> State:
-    """What the active manager has of the cluster, and what it is to have."""
-    return MANAGERS[manager](_rules(rule_plans), system)
+def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> State:
+    """Return the present and the planned rules of the active manager."""
+    return MANAGERS[manager](_rules(plans), system)
 
 
-def differs(manager: str | None, rule_plans: Iterable[FirewallRule], system: System) -> bool:
-    """Whether a rule of the cluster is missing or is not planned any more."""
-    state = state_of(manager, rule_plans, system) if manager else None
-    return bool(state and (state.missing or state.obsolete_rules))
+def differs(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
+    """Return whether a rule of the cluster is missing or no longer planned."""
+    state = state_of(manager, plans, system) if manager else None
+    return bool(state and (state.missing or state.obsolete))

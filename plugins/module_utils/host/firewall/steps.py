@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What brings the rules of a firewall to the planned ones. Changes nothing."""
+"""Steps from the present rules of a firewall to the planned ones. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 class Steps(NamedTuple):
-    """From one to the other."""
+    """Changes of a firewall."""
 
     differs: bool
     before: list[str]
@@ -26,24 +26,21 @@ class Steps(NamedTuple):
     """arguments of the module that drives the manager, in order"""
     remove: list[dict[str, Any]]
     text: str = ""
-    """of the file of nftables"""
+    """file of nftables"""
     closing: tuple[str, ...] = ()
-    """chains of others in nftables that drop what they do not accept: our table cannot open a port there"""
+    """foreign nftables chains that drop what they do not accept: our table cannot open a port there"""
 
 
-def steps_of(manager: str | None, rule_plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
-    """What brings the active manager to these rules.
+def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
+    """Return the steps to these rules.
 
-    :param keep: leave what is not planned any more: something may still listen there.
+    :param keep: keep rules that are no longer planned, because something may still listen there.
     """
     if not manager:
         return Steps(False, [], [], [], [])
-    state = rules.state_of(manager, rule_plans, system)
-    obsolete = [] if keep else state.obsolete_rules
-    rules_after = [
-        *state.planned_rules,
-        *(rule for rule in state.present if rule not in [*state.planned_rules, *obsolete]),
-    ]
+    state = rules.state_of(manager, plans, system)
+    obsolete = [] if keep else state.obsolete
+    rules_after = [*state.goals, *(rule for rule in state.present if rule not in [*state.goals, *obsolete])]
     rules_before = [f"{rule}{rules.PARTIAL_NOTE if rule in state.partial else ''}" for rule in set(state.present)]
     differs = bool(state.missing or obsolete)
     summary = differs, sorted(rules_before), sorted(rules_after)
@@ -53,15 +50,13 @@ def steps_of(manager: str | None, rule_plans: Sequence[FirewallRule], keep: bool
         )
         return Steps(*summary, [], [], text, _closing_chains(system) if rules_after else ())
     if manager == "ufw":
-        # Each is put first, so what accepts has to be put again after what drops.
+        # ufw inserts each rule first, so accepting rules are added again after dropping ones.
         destination = itemgetter("to_ip", "to_port")
-        closed = {destination(state.planned_rules[rule]) for rule in state.missing if " deny " in rule}
-        accepting = [rule for rule in state.present if rule in state.planned_rules and " allow " in rule]
-        moved = [rule for rule in accepting if destination(state.planned_rules[rule]) in closed]
-        add = [
-            state.planned_rules[rule] for rule in reversed([*state.planned_rules]) if rule in [*state.missing, *moved]
-        ]
-        deletions = [{**state.planned_rules[rule], "delete": True} for rule in moved]
+        closed = {destination(state.goals[rule]) for rule in state.missing if " deny " in rule}
+        accepting = [rule for rule in state.present if rule in state.goals and " allow " in rule]
+        moved = [rule for rule in accepting if destination(state.goals[rule]) in closed]
+        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing, *moved]]
+        deletions = [{**state.goals[rule], "delete": True} for rule in moved]
         return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete])
     added, removed = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing, obsolete))
     return Steps(*summary, added, removed)
@@ -73,7 +68,7 @@ def _closing_chains(system: System) -> tuple[str, ...]:
 
 
 def _nft_table(comments: Sequence[str]) -> str:
-    """What replaces the table, whether it exists or not."""
+    """Return a script that replaces the table, whether it exists or not."""
     inner = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives managed links their files and addresses, and takes back what no link wants any more."""
+"""Writes the files of managed links, sets their addresses, and removes what no link needs any more."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 CONFIGURE_SECONDS = 15
-"""How long an interface may take until it has what its file says."""
+"""Time in which an interface must get its settings."""
 POLL_SECONDS = 0.3
 MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 
 
 def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
-    """
+    """Apply the planned links.
+
     :param check: change nothing.
     :returns: files and interfaces before and after, as text.
-    :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
+    :raises Refusal: the links must not be configured (nothing has changed then), or an interface does not get its settings.
     """
     state = compare(links, system)
     text_before, text_after = state.texts()
@@ -63,7 +64,7 @@ def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, 
 
 
 def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
-    """Lets the manager read its files and bring up these interfaces, with NetworkManager where the other end is connected."""
+    """Make the manager read its files and bring up these interfaces; NetworkManager needs a connected cable."""
     if manager == NETWORK_MANAGER:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
@@ -77,7 +78,7 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
 
 
 def _remove_addresses(former: Mapping[str, str], system: System) -> None:
-    """Takes away addresses that the manager left. An MTU stays until the next boot."""
+    """Remove addresses that the manager left. An MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
         if former.get(name) in interface.addresses:
             system.output("ip", "address", "del", former[name], "dev", name)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives the interfaces of managed links their addresses by a file for systemd-networkd or NetworkManager, and takes back what no link wants any more.
+"""Compares managed links with their files for systemd-networkd or NetworkManager.
 
-A line of each file says for which link it is, so that one can be taken back that no variable has any more. Files of others are left alone.
+A line of each file names its link, so that a link without a variable can be removed. Foreign files are left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
-"""Manager → its file for an interface."""
+"""Manager → file of an interface."""
 MARK = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
 HEADER = """# Written by llamacpp.cluster, which overwrites what is changed here.
 # link {interface} {address}
@@ -74,24 +74,24 @@ never-default=true
 
 
 class Comparison(NamedTuple):
-    """What a host has of its managed links, and what it is to have."""
+    """Present and planned state of a host's managed links."""
 
     manager: str
     former: Mapping[str, str]
-    """interface → address, of files that are there"""
+    """interface → address, from existing files"""
     files: Mapping[str, str]
     """path → text"""
     planned: Mapping[LinkPlan, tuple[str, str]]
     """path and text of the file of each link"""
     lines: Sequence[str]
-    """what each interface has"""
+    """actual state of each interface"""
 
     @property
     def goals(self) -> list[str]:
         return [_interface_line(link) for link in self.planned]
 
     def texts(self) -> tuple[str, str]:
-        """Files and interfaces before and after, as text."""
+        """Return files and interfaces before and after, as text."""
         return _text(self.files, self.lines), _text(dict(self.planned.values()), self.goals)
 
 
@@ -117,7 +117,7 @@ def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
 
 
 def differs(links: Sequence[LinkPlan], system: System) -> bool:
-    """Whether a file, an address or an MTU is not as wanted, or a file belongs to no link any more.
+    """Return whether a file, an address or an MTU differs from the plan, or a file belongs to no link.
 
     :raises Refusal: the links must not be configured.
     """
@@ -128,7 +128,7 @@ def differs(links: Sequence[LinkPlan], system: System) -> bool:
 
 
 def foreign_files(system: System) -> list[str]:
-    """Files that others have under our names."""
+    """Return foreign files under our names."""
     return [path for path, text in _matching(system).items() if names.DEFINITION_MARK not in text]
 
 
@@ -146,7 +146,7 @@ def _path(link: LinkPlan, manager: str) -> str:
 
 
 def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
-    """Path and text of the file of a link."""
+    """Return path and text of the file of a link."""
     key = "MTUBytes" if manager == NETWORKD else "mtu"
     text = TEMPLATES[manager].format(
         interface=link.interface,
@@ -158,7 +158,7 @@ def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
 
 
 def _interface_line(link: LinkPlan, actual: inspection.InterfaceState | None = None) -> str:
-    """What an interface has; without it, what it is to have."""
+    """Describe an interface as it is, or as planned."""
     addresses, mtu = (actual.addresses, actual.mtu) if actual else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
@@ -168,7 +168,7 @@ def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> 
     for link in links:
         actual = state.interfaces[str(link.interface)]
         good = link.address in actual.addresses and link.mtu in (None, actual.mtu)
-        # NetworkManager gives the address as soon as the other end is connected.
+        # NetworkManager sets the address as soon as the other end is connected.
         waits = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
         lines.append(_interface_line(link, None if good or waits else actual))
     return lines
@@ -197,7 +197,7 @@ def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], stat
 def _link_refusals(
     links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection, system: System
 ) -> Iterator[str]:
-    """Why the links must not be configured, a sentence for each."""
+    """Yield reasons not to configure the links."""
     alternative = "or set manage: false for this link"
     if links and not state.manager:
         yield (

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has for links: interfaces, those that must not be touched, and the service that configures interfaces."""
+"""Interfaces of a host, those that must not be changed, and the service that configures them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 
 
 def interface_folder(name: str, system: System) -> Path:
-    """Folder of an interface in sysfs."""
+    """Return the folder of an interface in sysfs."""
     return system.path(f"sys/class/net/{name}")
 
 
@@ -35,12 +35,12 @@ class InterfaceState(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a host has for links."""
+    """Network state of a host."""
 
     manager: str | None
     interfaces: Mapping[str, InterfaceState]
     protected: frozenset[str]
-    """names of interfaces that must not be touched"""
+    """names of interfaces that must not be changed"""
 
 
 def inspect(system: System) -> Inspection:
@@ -56,7 +56,7 @@ def inspect(system: System) -> Inspection:
 
 
 def _addresses(system: System) -> dict[str, list[str]]:
-    """Interface → its IPv4 and IPv6 addresses with prefix length; empty where ``ip`` fails."""
+    """Return IPv4 and IPv6 addresses with prefix length by interface; empty if ``ip`` fails."""
     try:
         entries = json.loads(system.output("ip", "-json", "address"))
     except ValueError:
@@ -69,7 +69,7 @@ def _addresses(system: System) -> dict[str, list[str]]:
 
 
 def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, InterfaceState]:
-    """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
+    """Return interfaces that could be a link, without loopback and the ports of containers, which come and go."""
     interfaces = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name = folder.name
@@ -86,7 +86,7 @@ def _number(path: Path) -> int | None:
 
 
 def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
-    """Interfaces of the SSH session and of the default routes, and those below them (the ports of a bridge or bond)."""
+    """Return the interfaces of the SSH session and of the default routes, with the ports of a bridge or bond."""
     names = set()
     for fields in map(str.split, system.text("proc/net/route").splitlines()[1:]):
         if len(fields) > 7 and fields[1] == fields[7] == "00000000":
