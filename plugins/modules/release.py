@@ -93,7 +93,7 @@ said_otherwise:
   returned: when the release is installed
   type: list
   elements: str
-  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is left out, and llama-server's default holds"]
+  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is omitted, and llama-server's default applies"]
 path:
   description: The packed release on the host.
   returned: when O(pack) is true

@@ -126,7 +126,7 @@ def test_why_a_load_cannot_be_measured():
     assert "does not fit" in why
     assert {cell.skipped for cell in matrix.cells_of(alone, request, plan, why)} == {why}
     _request, ((load, plan), *_others) = loads_of(cluster_of())
-    assert matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs the build pypi-0.3.36-")
+    assert matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs build pypi-0.3.36-")
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
     assert matrix.obstacle(plan, served_by(idle), load) == "the plan gives no layer to worker2"
@@ -247,7 +247,7 @@ def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value, words, status",
-    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
 )
 def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
     monkeypatch.setattr(command_line, name, value)

@@ -180,7 +180,7 @@ def test_a_model_that_cannot_be_read(tmp_path):
     "more, reason",
     [
         ({"FAILS": "1"}, r"its program on port \d+ did not start: "),
-        ({"VERSION": "9"}, r"protocol 9\.0\.0 has messages that are not known"),
+        ({"VERSION": "9"}, r"protocol 9\.0\.0 is unknown"),
         ({"MEMORY": "1000"}, r"its program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],
@@ -192,7 +192,9 @@ def test_a_program_that_does_not_take_tensors(tmp_path, more, reason):
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=5 << 20))
-    with pytest.raises(Refusal, match=r"10 MiB of tensors do not fit into .*, where 5 MiB are free and 1024 MiB stay"):
+    with pytest.raises(
+        Refusal, match=r"10 MiB of tensors do not fit into .*: 5 MiB are free, and 1024 MiB of them are reserved"
+    ):
         cache_prefill.fill(worker(model(tmp_path, [1]), 1))
 
 

@@ -149,7 +149,7 @@ def output_of(started):
 @pytest.mark.programs
 def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, first):
     second = operator.start("second", "true")
-    assert "Another run changes this cluster: run.yml of" in output_of(second)
+    assert "Another run is changing this cluster: run.yml of" in output_of(second)
     assert second.returncode
     assert not operator.touched("second")
     third = operator.start("third", "true", "-e", "llama_lease_take_over=true")

@@ -76,7 +76,7 @@ def test_models_that_lie_there(tmp_path, monkeypatch):
     }
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     monkeypatch.setenv("OLLAMA_MODELS", str(ollama))
-    found = list(on_host.generating_models([str(hub)], None))
+    found = list(on_host.find_models([str(hub)], None))
     assert [(one.kind, one.name, one.file) for one in found] == [
         ("path", str(hub / "b/two.gguf"), str(hub / "b/two.gguf")),
         ("path", str(hub / "one.gguf"), str(hub / "one.gguf")),

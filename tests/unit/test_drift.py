@@ -99,7 +99,7 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable():
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
         assert state.taken_ports([planned], states) == (
-            f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
+            f"Something else already uses 127.0.0.1:1, the port of llamacpp-worker-x: stop it, or change {variable}."
         )
         assert state.taken_ports([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
 

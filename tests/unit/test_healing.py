@@ -332,7 +332,7 @@ def test_two_workers_that_are_away_are_waited_for(cluster):
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
     record = serving.HeadRecord(tmp_path)
     for number in range(30):
-        record.add_event(f"line {number}")
+        record.log(f"line {number}")
         record.count_restart()
     record.set(serving.FALLBACK, ("strix1:hip",))
     after = serving.HeadRecord(tmp_path)

@@ -91,8 +91,8 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
 @pytest.mark.parametrize(
     "name, content, reason",
     [
-        ("ggml-rpc-server", None, "has no ggml-rpc-server beside its llama-server: give one of .* with RPC"),
-        ("llama-server", None, "has no llama-server: give one"),
+        ("ggml-rpc-server", None, "has no ggml-rpc-server beside its llama-server: use an archive of .* with RPC"),
+        ("llama-server", None, "has no llama-server: use an archive"),
         ("libggml.so.0.9.4", None, "(llama|ggml-rpc)-server does not run on this host"),
         ("ggml-rpc-server", b"\x7fELF" + bytes(60), "ggml-rpc-server does not run on this host: Exec format error"),
     ],
@@ -107,7 +107,7 @@ def test_an_archive_that_lacks_something_or_is_for_another_processor(tmp_path, p
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.tar"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(Refusal, match=r"cannot be read \(.*\): give a whole tar archive"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\): use a complete tar archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):
@@ -210,7 +210,7 @@ def test_a_release_goes_to_another_host(tmp_path, built):
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
     (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(Refusal, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"):
+    with pytest.raises(Refusal, match=f"does not contain the release {builds.BUILD.id} as it was built: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
 
@@ -244,7 +244,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
 
 HELPS = {
     "printf 'usage:\\n\\377\\n--fit [on|off]\\n'": ({"--fit": True}, ""),
-    "exec sleep 60": (None, r"llama-server does not end its help within 1 s"),
+    "exec sleep 60": (None, r"llama-server does not print its help within 1 s"),
     "exit 1": (None, "llama-server does not run on this host: it prints nothing"),
     '[ "$PWD" = / ] && echo usage --rpc': ({}, ""),
     '[ "$LIBRARIES" = /opt ] && echo usage': ({}, ""),

@@ -84,7 +84,7 @@ def gathered(plan, folder, state, name="worker2"):
     """What the launcher knows in a state, and its record of it."""
     exports, record = exports_of(plan, folder), serving.HeadRecord(folder)
     for text in ("lost worker 192.0.2.11:50052: restarting llama-server", "worker <b>x</b> is back"):
-        record.add_event(text)
+        record.log(text)
     record.set(
         "serving" if state == "silent" else state,
         (name,) if state == "fallback" else (),

@@ -210,7 +210,7 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     assert json.loads((tmp_path / runtime.ENDS).read_text())["how"] == "with status 0"
     assert workers.run(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
     said = capfd.readouterr().out
-    assert "the worker ended with status 0" in said
+    assert "the worker exited with status 0" in said
     assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
 
 
@@ -318,7 +318,7 @@ def test_a_cache_that_cannot_be_tidied_does_not_end_its_worker(small_disk, capfd
     assert workers.run([sys.executable, "-c", ""], small_disk, 1000) == 1
     said = capfd.readouterr().out
     assert f"{kept} could not be removed: Read-only file system" in said
-    assert "the worker ended with status 0" in said
+    assert "the worker exited with status 0" in said
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
         machine.apply(WORKER)
     said = str(raised.value)
     assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
-    assert f"The log of {WORKER} ends in:\n" in said
+    assert f"The log of {WORKER} ends with:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES
 
@@ -227,7 +227,7 @@ def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 
-@pytest.mark.parametrize("file, reason", [("stuck", "it does not end"), ("forbidden", "Operation not permitted")])
+@pytest.mark.parametrize("file, reason", [("stuck", "it does not stop"), ("forbidden", "Operation not permitted")])
 def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
     machine = machine_with("launchd", tmp_path, monkeypatch)
     machine.apply(WORKER)

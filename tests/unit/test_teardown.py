@@ -138,7 +138,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here stays with models: remove by hand what nothing else uses."
+    said = f"{prefix} on here stays with models: remove by hand what is not used otherwise."
     assert told["left"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -188,10 +188,10 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what nothing else uses."
+        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what is not used otherwise."
     ]
     assert remove(prefix)["left"] == [
-        f"{prefix} on here stays: without .llamacpp.cluster it is no installation of this collection, or what an earlier run left of one."
+        f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the rest of one."
     ]
 
 
@@ -201,7 +201,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, remove):
     (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     said = (
         "here keeps, with their accounts and folders, the packages that site.yml installed: \\x1b, ccache, stunnel4: "
-        "remove by hand what nothing else uses."
+        "remove by hand what is not used otherwise."
     )
     assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
     assert not prefix.exists()

@@ -83,10 +83,10 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 @pytest.mark.parametrize(
     "server, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"), ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["ended with SIGSEGV", "another build"]),
-        ("sys.exit('unknown argument')", ["ended with status 1", "unknown argument"]),
+        ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
+        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
+        ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
         ("time.sleep(60)", ["did not answer within 1 s"]),
         (SERVER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
         (
@@ -107,8 +107,8 @@ def test_a_server_that_does_not_work(programs, server, said):
 @pytest.mark.parametrize(
     "worker, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        ("print('usage')", ["ended with status 0", "usage"]),
+        ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("print('usage')", ["exited with status 0", "usage"]),
         (WORKER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
         (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer as a worker (not_rpc"]),
     ],

@@ -42,9 +42,7 @@ def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> A
     try:
         reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # as root, a pickle of the account could run code
     except (EOFError, OSError, ValueError) as error:
-        raise Refusal(
-            f"the process that works as {account} has ended without a result: run the playbook again"
-        ) from error
+        raise Refusal(f"a process of {account} ended without a result: run the playbook again") from error
     finally:
         process.join()
     if "failed" in reply:

@@ -121,7 +121,7 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(existing(folder)).free
     if free < needed_bytes + RESERVED_BYTES:
         raise Refusal(
-            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {RESERVED_BYTES // MIB} MiB stay free"
+            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}: {free // MIB} MiB are free, and {RESERVED_BYTES // MIB} MiB of them are reserved"
         )
 
 
@@ -148,7 +148,7 @@ def _send_tensors(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
                 with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.give(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
-        raise Refusal(f"its program on port {port} {error}") from error
+        raise Refusal(f"the worker's program on port {port} {error}") from error
     finally:
         process.kill()
         process.wait()
@@ -162,7 +162,7 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + SECONDS_TO_START
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > end:
-            raise Refusal(f"its program on port {port} did not start: {answer.detail}")
+            raise Refusal(f"the worker's program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     if str(answer.protocol).partition(".")[0] not in rpc_upload.KNOWN:
-        raise Refusal(f"protocol {answer.protocol} has messages that are not known")
+        raise Refusal(f"protocol {answer.protocol} is unknown")

@@ -62,7 +62,7 @@ class HeldError(Exception):
 
     def __init__(self, holder: Run) -> None:
         super().__init__(
-            f"Another run changes this cluster: {holder.describe()}. Wait until it has ended. If it failed or was killed, take over with "
+            f"Another run is changing this cluster: {holder.describe()}. Wait until it has ended. If it failed or was killed, take over with "
             f"-e {names.TAKE_OVER}=true."
         )
         self.holder = holder

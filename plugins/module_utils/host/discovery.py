@@ -86,9 +86,7 @@ def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str
     :param folders: folders with models.
     :param account: account that reads the models; None for the account of this process.
     """
-    found_models = reading.from_disk(
-        ", ".join(folders), lambda: tuple(generating_models(folders, account)), MODEL_SECONDS
-    )
+    found_models = reading.from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
     return Discovered(platform.node(), interfaces_of(System(), addresses), found_models)
 
 
@@ -136,7 +134,7 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
     return macs
 
 
-def generating_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
+def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Yield models that generate text, the largest first."""
     largest = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
     report = local_models.report([], [path for path, _bytes in largest], list(ollama.names()), account)

@@ -81,5 +81,7 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
 def _write(prefix: str, place: str, plan: KeptPlan) -> None:
     text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
     if len(text.encode()) > FILE_BYTES:
-        raise Refusal(f"the plan has {len(text) >> 20} MiB for this host, and {FILE_BYTES >> 20} MiB can be kept")
+        raise Refusal(
+            f"the plan has {len(text) >> 20} MiB for this host, but at most {FILE_BYTES >> 20} MiB can be kept"
+        )
     files.replace_file(_path(prefix, place), text, 0o600)

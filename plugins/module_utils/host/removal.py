@@ -31,9 +31,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        reason = (
-            f"without {names.FOLDER_MARK} it is no installation of this collection, or what an earlier run left of one"
-        )
+        reason = f"without {names.FOLDER_MARK} it is not an installation of this collection, or only the rest of one"
         return [], [f"{prefix} on {name} stays: {reason}."] if prefix.exists() else []
     installed = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
@@ -49,7 +47,7 @@ def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
         f"{name} keeps, with their accounts and folders, the packages that site.yml installed:": packages,
     }
     sentences = [
-        f"{label} {', '.join(map(validation.printable, remainder))}: remove by hand what nothing else uses."
+        f"{label} {', '.join(map(validation.printable, remainder))}: remove by hand what is not used otherwise."
         for label, remainder in remainders.items()
         if remainder
     ]
@@ -67,18 +65,14 @@ def _remove(path: Path) -> None:
 def _remove_metrics(place: Place, check: bool) -> list[str]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths."""
     descriptions = read_left(place.prefix, names.METRICS).get("services", {})
-    exported = {service: description for service, description in descriptions.items() if description["folder"]}
+    exported = {service: entry for service, entry in descriptions.items() if entry["folder"]}
     paths = [
-        path
-        for service, description in exported.items()
-        if os.path.lexists(path := Path(description["folder"], f"{service}.prom"))
+        path for service, entry in exported.items() if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
     ]
     if not check:
         for path in paths:
             _remove(path)
-        for folder in (
-            {description["folder"] for description in exported.values()} if place.scope == "system" else set()
-        ):
+        for folder in {entry["folder"] for entry in exported.values()} if place.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
     return [str(path) for path in paths]
 

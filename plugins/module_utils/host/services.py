@@ -205,7 +205,7 @@ class Launchd(Manager):
         limit = time.monotonic() + COMMAND_SECONDS
         while self._is_loaded(name):
             if time.monotonic() > limit:
-                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not end", None)
+                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not stop", None)
             time.sleep(self.poll_seconds)
 
 
@@ -219,9 +219,7 @@ class Supervisor(Manager):
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
-            raise Refusal(
-                "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
-            )
+            raise Refusal("supervisor, which runs this host's services, is not running: run site.yml to start it.")
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
@@ -326,19 +324,17 @@ class ServiceSteps(NamedTuple):
 
 
 def _steps(manager: Manager, request: Wanted, states: dict[str, str]) -> ServiceSteps:
-    planned_names = [service.name for service in request.run]
+    run_names = [service.name for service in request.run]
     redefined = [service.name for service in request.run if not manager.is_defined(service)]
-    restart = [name for name in planned_names if name in redefined or name in request.restart]
+    restart = [name for name in run_names if name in redefined or name in request.restart]
     at_boot = [service.name for service in request.run if not service.temporary]
     to_define = {*restart, *places.not_at_boot(manager.place, at_boot)}
-    start = [
-        name for name in dict.fromkeys([*planned_names, *request.start]) if name in restart or states[name] != RUNNING
-    ]
+    start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
     ended = [*request.stop, *request.remove, *restart, *start]
     return ServiceSteps(
         stop=[name for name in ended if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
-        define=[name for name in planned_names if name in to_define],
+        define=[name for name in run_names if name in to_define],
         start=start,
     )
 
@@ -390,6 +386,6 @@ def apply(manager: Manager, request: Wanted, check: bool) -> list[Change]:
             _carry_out(manager, request, steps)
     except commands.CommandError as error:
         logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting}
-        log_text = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
+        log_text = "".join(f"\nThe log of {name} ends with:\n{text}" for name, text in logs.items() if text)
         raise Refusal(f"{error}{log_text}") from error
     return changes

@@ -179,15 +179,13 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
             if link.remote == endpoint
         ]
         figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **names)
-        if traffic := [counters for _link, counters in links if counters]:
-            figures.add("worker_round_trip_seconds", max(counters.round_trip for counters in traffic) / 1e6, **names)
-            figures.add("worker_retransmissions_total", sum(counters.retransmissions for counters in traffic), **names)
-            figures.add(
-                "worker_needless_retransmissions_total", sum(counters.spurious for counters in traffic), **names
-            )
+        if traffic := [count for _link, count in links if count]:
+            figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **names)
+            figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **names)
+            figures.add("worker_needless_retransmissions_total", sum(count.spurious for count in traffic), **names)
             if not any(sample.rdma for sample in samples):
-                figures.add("worker_sent_bytes_total", sum(counters.sent for counters in traffic), **names)
-                figures.add("worker_received_bytes_total", sum(counters.received for counters in traffic), **names)
+                figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **names)
+                figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **names)
     if head.last_sample:
         figures.add("client_connections", len(head.clients(head.last_sample)))
 

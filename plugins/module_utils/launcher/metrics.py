@@ -73,10 +73,7 @@ METRICS = (
     Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", WORKER_LABELS),
     Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", WORKER_LABELS),
     Metric(
-        "worker_needless_retransmissions_total",
-        COUNTER,
-        "Segments that were sent again although they had arrived",
-        WORKER_LABELS,
+        "worker_needless_retransmissions_total", COUNTER, "Segments sent again although they had arrived", WORKER_LABELS
     ),
     Metric("worker_sent_bytes_total", COUNTER, "Bytes sent to the worker over the connection", WORKER_LABELS),
     Metric("worker_received_bytes_total", COUNTER, "Bytes received from the worker over the connection", WORKER_LABELS),

@@ -151,30 +151,29 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
     return _tag("li", f"{html.escape(_worker_name(snapshot, endpoint))} {_tag('span', state, look)}{details}")
 
 
-def _verification(snapshot: Snapshot, timestamp: float) -> str:
+def _verification(snapshot: Snapshot, clock: float) -> str:
     verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
     if verified_at is None:
         return _tag("p", "The head knows of no verification.", "quiet")
     result = "passed" if passed else "failed"
     return _tag(
-        "p",
-        _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, timestamp - verified_at))} ago",
+        "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - verified_at))} ago"
     )
 
 
-def _recent_events(snapshot: Snapshot, timestamp: float) -> str:
+def _recent_events(snapshot: Snapshot, clock: float) -> str:
     lines = [
-        f"{units.duration(max(0, timestamp - line['time']))} ago: {line['text']}"
+        f"{units.duration(max(0, clock - line['time']))} ago: {line['text']}"
         for line in reversed(snapshot.history.last)
     ]
     return _tag("ul", _tags("li", lines)) if lines else _tag("p", "nothing", "quiet")
 
 
-def render(snapshot: Snapshot | None, timestamp: float) -> str:
+def render(snapshot: Snapshot | None, clock: float) -> str:
     """Return the page as HTML.
 
     :param snapshot: None before the first snapshot.
-    :param timestamp: seconds since 1970.
+    :param clock: seconds since 1970.
     """
     if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])
@@ -182,7 +181,7 @@ def render(snapshot: Snapshot | None, timestamp: float) -> str:
     since = snapshot.figures.get("state_since_timestamp_seconds")
     word = serving.WORDS.get(state, state)
     about = [
-        f"for {units.duration(max(0, timestamp - (since or timestamp)))}",
+        f"for {units.duration(max(0, clock - (since or clock)))}",
         f"head {description.host}",
         description.release,
         f"plan {description.plan}",
@@ -201,8 +200,8 @@ def render(snapshot: Snapshot | None, timestamp: float) -> str:
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]
     if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
-    body += [_tag("h2", "Last verification"), _verification(snapshot, timestamp)]
-    body += [_tag("h2", "Recent events"), _recent_events(snapshot, timestamp)]
+    body += [_tag("h2", "Last verification"), _verification(snapshot, clock)]
+    body += [_tag("h2", "Recent events"), _recent_events(snapshot, clock)]
     return _document(f"{word}: {description.cluster}", body)
 
 

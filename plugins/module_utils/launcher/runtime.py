@@ -160,14 +160,14 @@ class Start:
                 asked_times[endpoint] = time.monotonic()
                 if answers[endpoint].state != last_state:
                     write_handshakes(settings.state, answers)
-                self.record.set(serving.WAITING, waiting_for=tuple(_absent_workers(answers)))
+                self.record.set(serving.WAITING, waiting_for=tuple(_absent(answers)))
                 self.exports.export_head(self.record)
-            absent = _absent_workers(answers)
+            absent = _absent(answers)
             if absent and time.monotonic() - began >= settings.fallback_after:
                 if settings.fallbacks and (choice := self._fallback(settings.fallbacks, answers)):
                     return choice
                 if settings.router:
-                    self.record.add_event(
+                    self.record.log(
                         f"worker {', '.join(absent)} does not answer: models that use it fail until it is back"
                     )
                     absent = []
@@ -196,16 +196,12 @@ class Start:
             return None
         other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._ask(sorted(other_workers))}
-        absent = _absent_workers(answers)
-        fitting = (
-            candidate for candidate in fallbacks if candidate.without in absent and not {*candidate.workers} & {*absent}
-        )
+        absent = _absent(answers)
+        fitting = (entry for entry in fallbacks if entry.without in absent and not {*entry.workers} & {*absent})
         fallback = next(fitting, None)
         if fallback is None:
             return None
-        self.record.add_event(
-            f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}"
-        )
+        self.record.log(f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}")
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
@@ -220,7 +216,7 @@ class Start:
             else:
                 head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
         except (OSError, ValueError) as error:
-            record.add_event(f"llama-server could not be started: {error}")
+            record.log(f"llama-server could not be started: {error}")
             self._record_exit("start_failed", f"before it started: {error}", "")
             return
         self.exports.note_start()
@@ -239,7 +235,7 @@ class Start:
             return
         ending = fault.ending if fault else progress.ended_how(head.process.returncode)
         if not fault:
-            record.add_event(f"llama-server exited {ending}: restarting it")
+            record.log(f"llama-server exited {ending}: restarting it")
         self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))
 
     def _record_exit(self, cause: str, ending: str, log: str) -> None:
@@ -260,10 +256,10 @@ class Start:
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if fault and fault.model:
-                self.record.add_event(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
+                self.record.log(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
                 self.exports.count_restart(fault.cause)
             elif fault:
-                self.record.add_event(f"{fault.finding}: restarting llama-server")
+                self.record.log(f"{fault.finding}: restarting llama-server")
                 return fault
             if head.load:
                 self.record.set(serving.LOADING, choice.without, load=head.load)
@@ -277,9 +273,7 @@ class Start:
             if choice.fallback and journal.run_safely(
                 "the head stays on its fallback", partial(self._may_return, head, choice)
             ):
-                self.record.add_event(
-                    f"worker {choice.fallback.without} is back: restarting llama-server with all workers"
-                )
+                self.record.log(f"worker {choice.fallback.without} is back: restarting llama-server with all workers")
                 head.stop()
                 return server.Fault("the worker is back", returns=True)
         return None
@@ -288,13 +282,13 @@ class Start:
         """Shake hands with workers that were absent when a router was started and that no model uses."""
         clock = time.monotonic()
         held_workers = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
-        absent = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in held_workers]
+        absent = [endpoint for endpoint in _absent(choice.answers) if endpoint not in held_workers]
         if not absent or clock - self.asked_at < RETURN_SECONDS:
             return choice
         self.asked_at = clock
         answers = self._ask(absent)
-        for endpoint in answers.keys() - set(_absent_workers(answers)):
-            self.record.add_event(f"worker {endpoint} is back")
+        for endpoint in answers.keys() - set(_absent(answers)):
+            self.record.log(f"worker {endpoint} is back")
         choice = choice._replace(answers={**choice.answers, **answers})
         write_handshakes(self.settings.state, choice.answers)
         return choice
@@ -305,12 +299,12 @@ class Start:
         if clock - self.asked_at >= RETURN_SECONDS:
             self.asked_at = clock
             unused = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
-            self.return_timer.seconds("back", not _absent_workers(self._ask(unused)), clock)
+            self.return_timer.seconds("back", not _absent(self._ask(unused)), clock)
         since = self.return_timer.since.get("back", clock)
         return clock - since >= STEADY_SECONDS and not head.busy()
 
 
-def _absent_workers(answers: Answers) -> list[str]:
+def _absent(answers: Answers) -> list[str]:
     return [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
 
 

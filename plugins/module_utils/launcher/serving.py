@@ -87,7 +87,7 @@ class HeadRecord:
         if is_changed or time.monotonic() - self.last_write >= (LOAD_SECONDS if load else WRITE_SECONDS):
             self._write()
 
-    def add_event(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log an event and keep it."""
         journal.log(text)
         line = {"time": int(time.time()), "text": text[:EVENT_LENGTH]}

@@ -155,10 +155,7 @@ def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int
         failures = 0 if size - largest_size >= PROGRESS_BYTES else failures + 1
         largest_size = max(largest_size, size)
         if not may_pass or failures >= len(PAUSES):
-            remainder = (
-                f" {amount(size)} of {amount(planned_bytes)} are kept: the next run continues from there."
-                * part.exists()
-            )
+            remainder = f" {amount(size)} of {amount(planned_bytes)} are kept for the next run." * part.exists()
             raise Refusal(f"{web.shown(str(file.url))} {problem}.{remainder}".rstrip("."))
         time.sleep(PAUSES[failures])
 

@@ -88,10 +88,10 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
         for libraries in library_archives:
             extract_members(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
     except DamagedError as error:
-        raise Refusal(f"the archive of llama_release cannot be read ({error}): give a whole tar archive") from error
+        raise Refusal(f"the archive of llama_release cannot be read ({error}): use a complete tar archive") from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
-            "the archive of llama_release has links in place of its programs: give one with the programs themselves"
+            "the archive of llama_release contains links instead of its programs: use one with the programs themselves"
         )
     for entry in target.iterdir():
         entry.chmod(0o755 if entry.name in programs else 0o644)
@@ -109,8 +109,8 @@ def check_tree(path: Path, folder: str) -> None:
         if name == "CMakeLists.txt" and (parent == folder if folder else parent and "/" not in parent):
             return
     raise Refusal(
-        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where a build looks for llama.cpp's sources: give one "
-        "that is packed so, as GitHub's are, or take compiled programs with source: binary"
+        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where llama.cpp's sources should be: use one "
+        "that is packed like GitHub's, or use compiled programs with source: binary"
     )
 
 
@@ -126,7 +126,7 @@ def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
     if folder is None or missing:
         missing_text = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
         raise Refusal(
-            f"the archive of llama_release has no {missing_text}: give one of llama.cpp's compiled programs that was built with RPC (upstream's for Ubuntu and "
-            "macOS are) and whose build is right, or compile it with source: git"
+            f"the archive of llama_release has no {missing_text}: use an archive of compiled programs with RPC (such as upstream's for Ubuntu and "
+            "macOS) and with the right build, or compile it with source: git"
         )
     return folder

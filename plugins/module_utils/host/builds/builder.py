@@ -107,7 +107,7 @@ class Builder(Installer):
         if status:
             self.unpacked.unlink(missing_ok=True)
             raise Refusal(
-                f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
+                f"{step} failed with status {status}. Log: {self.log}, which ends with:\n"
                 + "\n".join(printed[-LOG_LINES_SHOWN:])
             )
 

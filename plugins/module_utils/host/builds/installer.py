@@ -98,9 +98,7 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
 def check_sha256(path: Path, digest: str) -> None:
     """:raises Refusal: a file has other content."""
     if sha256(path) != digest:
-        raise Refusal(
-            f"{path} does not have the sha256 {digest}, which it had on the controller: run the playbook again"
-        )
+        raise Refusal(f"{path} does not have the sha256 {digest} of the controller's file: run the playbook again")
 
 
 class Installer:
@@ -153,7 +151,7 @@ class Installer:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
             received = manifest.installed(partial, self.build.targets)
             if not received or received.id != self.build.id:
-                raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {CACHE_REMEDY}")
+                raise Refusal(f"{archive} does not contain the release {self.build.id} as it was built: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (partial / "bin" / target).chmod(0o755)
             (partial / manifest.NAME).unlink()
@@ -233,7 +231,7 @@ class Installer:
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise Refusal(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
+            raise Refusal(f"{program.name} does not print its help within {HELP_SECONDS} s on this host") from None
         text = process.stdout + process.stderr
         if "usage" not in text.lower():
             raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")

@@ -48,17 +48,17 @@ def check(
             option, replacement = options.owned(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
-                notes.append(f"{text}: it is said to it as {replacement}")
+                notes.append(f"{text}: the launcher passes {replacement} instead")
             elif replacement == "" and options.may_be_left_out(word, values[word]):
                 notes.append(
-                    f"{text}{_similar_option(word, listing)}: it is left out, and llama-server's default holds"
+                    f"{text}{_similar_option(word, listing)}: it is omitted, and llama-server's default applies"
                 )
             elif option or fork in options.LISTS_ALL:
                 refusals.append(f"{text}{_similar_option(word, listing)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
             refusals.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
-                f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
+                f"compile it with source: git, or, if it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
             )
     return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
@@ -90,7 +90,7 @@ def _lacks_tls(programs: Path, fork: str) -> bool:
 def _remedy(option: options.Option | None) -> str:
     """Return the variable that sets an option, and a remedy."""
     if option is None:
-        return "which llama_server_extra_args sets: remove it, or give one that its --help lists"
+        return "which llama_server_extra_args sets: remove it, or use one that its --help lists"
     return (
         f"which {option.variable or 'the plan'} sets: set llama_release to a build that has it, or use a version of this collection that "
         "knows this build"

@@ -37,8 +37,8 @@ HIDING_VARIABLES = {
 }
 """Variables that hide all accelerators from programs."""
 INSTRUCTION_REMEDY = (
-    "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
-    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: prebuilt, binary or package), have them compiled here with "
+    "It contains an instruction that this host's processor or its hypervisor does not allow. Set GGML_NATIVE: 'OFF' in "
+    "llama_build_cmake_options of this host; if the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with "
     "source: git"
 )
 GENERAL_REMEDY = "Set llama_release to another build, or fix what the program reports"
@@ -70,7 +70,7 @@ class _Program(NamedTuple):
         """Fail if the program has ended or its time is over."""
         status = self.process.poll()
         if status is not None:
-            ending = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            ending = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
             raise self.failure(ending, INSTRUCTION_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
         if time.monotonic() > self.deadline:
             raise self.failure(f"did not answer within {PROGRAM_SECONDS} s", GENERAL_REMEDY)

@@ -31,10 +31,10 @@ def probe(
     targets = {*endpoints} if addresses else set()
     references = {f"{_address(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
     with ExitStack() as stack:
-        connections = list(_start_connections(sorted(targets | references), addresses, stack))
+        pairs = list(_start_connections(sorted(targets | references), addresses, stack))
         deadline = time.monotonic() + seconds
         results = [
-            (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in connections
+            (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in pairs
         ]
     reached = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(

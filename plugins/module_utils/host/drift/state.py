@@ -58,14 +58,12 @@ KEPT_RELEASES = 2
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the fallback that the head serves or loads now, and its process, which has exactly its command line."""
     matches = (
-        (fallback.name, pid)
-        for fallback in service.fallbacks or ()
-        for pid in _matching_processes(fallback.process, running)
+        (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, running)
     )
     return next(matches, None)
 
 
-def _matching_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
+def _find_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
     expected_argv = words.said_to_build(argv)
     return [pid for pid, process_argv in running.items() if process_argv == expected_argv]
 
@@ -77,7 +75,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
     """
     address, port = service.listens.rsplit(":", 1)
     fallback = served_fallback(service, running)
-    programs = _matching_processes(service.process, running)
+    programs = _find_processes(service.process, running)
     programs += [fallback[1]] if fallback else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
     pids = programs or launchers or processes.listening_at(int(port), running, sockets)
@@ -102,7 +100,7 @@ def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceSta
     if not blocked:
         return None
     variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
-    conflicts = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
+    conflicts = " and ".join(f"{service.listens}, the port of {service.name}" for service in blocked)
     return f"Something else already uses {conflicts}: stop it, or change {' and '.join(variables)}."
 
 
@@ -291,9 +289,7 @@ def drift(plan: HostPlan) -> Drift:
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
             *_record_difference(plan.id, last),
             *_differences(
-                "key",
-                [path for path, identities in keys.items() if not identities],
-                "{} has no key that nobody else can read",
+                "key", [path for path, ids in keys.items() if not ids], "{} has no key that nobody else can read"
             ),
         ),
         archives={

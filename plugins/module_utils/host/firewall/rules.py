@@ -120,19 +120,15 @@ def ufw_arguments(text: str) -> dict[str, Any]:
 
 
 def _nftables(rules: Sequence[Rule], system: System) -> State:
-    table_comments = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    file_comments = NFT_COMMENT.findall(system.text(NFT_FILE))
+    active = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    stored = NFT_COMMENT.findall(system.text(NFT_FILE))
     if foreign_things(system):
         if rules:
             raise Refusal(f"This host has {foreign_things(system)[0]}{names.NOT_OURS}.")
         return State([], {})
-    lasting_comments = file_comments if system.path(NFT_AT_BOOT).is_symlink() else []
-    partial = frozenset({*table_comments, *file_comments} - set(table_comments).intersection(lasting_comments))
-    return State(
-        list(dict.fromkeys([*table_comments, *file_comments])),
-        {_comment(rule): rule._asdict() for rule in rules},
-        partial,
-    )
+    lasting = stored if system.path(NFT_AT_BOOT).is_symlink() else []
+    partial = frozenset({*active, *stored} - set(active).intersection(lasting))
+    return State(list(dict.fromkeys([*active, *stored])), {_comment(rule): rule._asdict() for rule in rules}, partial)
 
 
 def _comment(rule: Rule) -> str:

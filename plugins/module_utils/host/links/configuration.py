@@ -201,7 +201,7 @@ def _link_refusals(
     alternative = "or set manage: false for this link"
     if links and not state.manager:
         yield (
-            f"llama_links: {', '.join(str(link.interface) for link in links)} cannot be configured, since neither NetworkManager nor systemd-networkd "
+            f"llama_links: {', '.join(str(link.interface) for link in links)} cannot be configured, because neither NetworkManager nor systemd-networkd "
             "runs on this host: start one of them, or set manage: false."
         )
         return
