@@ -323,7 +323,7 @@ def test_every_kind_of_difference_is_found():
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
     monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: False)
-    monkeypatch.setattr(state.configuration, "_of_links", lambda *_arguments: ["eth0 carries the connection"])
+    monkeypatch.setattr(state.configuration, "_link_refusals", lambda *_arguments: ["eth0 carries the connection"])
     with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()
 
@@ -448,7 +448,7 @@ def test_what_is_kept_with_a_plan_counts_for_its_own_backend(planned, releases, 
     held = identity("b1", "hip")
     unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
     planned.change(builds=OF_TWO_BACKENDS)
-    monkeypatch.setattr(state.kept_plans, "builds", lambda _prefix: {held})
+    monkeypatch.setattr(state.kept_plans, "kept_builds", lambda _prefix: {held})
     assert unneeded() == [identity("b3", "hip")]
 
 

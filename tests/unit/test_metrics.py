@@ -219,7 +219,7 @@ def test_a_worker_says_what_it_knows(exported):
 
 def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(exported, monkeypatch, capfd):
     monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
-    monkeypatch.setattr(exporter.journal, "SAID", set())
+    monkeypatch.setattr(exporter.journal, "LOGGED_KEYS", set())
     exported.folder.rmdir()
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
     for _start in range(2):

@@ -340,7 +340,7 @@ def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_conne
     kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
     process = worker_service(cache)
     said = lines_until(process, "SIG_IGN")
-    assert any("removed 1 files" in line and "beyond its 1 MiB" in line for line in said)
+    assert any("removed 1 files" in line and "beyond its limit of 1 MiB" in line for line in said)
     assert kept.exists()
     assert not gone.exists()
 

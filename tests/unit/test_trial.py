@@ -83,8 +83,14 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 @pytest.mark.parametrize(
     "server, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        (
+            "os.kill(os.getpid(), signal.SIGILL)",
+            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"],
+        ),
+        (
+            SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"),
+            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"],
+        ),
         (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
         ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
         ("time.sleep(60)", ["did not answer within 1 s"]),

@@ -40,8 +40,6 @@ SIGKILL to the whole unit; OnFailure does."""
 
 
 class Job:
-    """Benchmark job on the head."""
-
     def __init__(self, place: Place) -> None:
         systemd = place.service_manager in SYSTEMD
         scope = "--user " if place.scope == "user" else ""

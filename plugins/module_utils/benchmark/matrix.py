@@ -15,7 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
 GENERATED = 128
-"""Generated tokens."""
 CACHE_CELLS = 256
 """llama.cpp allocates a cache in multiples of this number of tokens."""
 
@@ -94,7 +93,6 @@ def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: P
 
 
 def _build_id(plan: Plan) -> str:
-    """Return the build of the head's program."""
     return PurePosixPath(plan.head.argv[0]).parts[-3]
 
 

@@ -37,7 +37,6 @@ def last_plan(prefix: str) -> LastPlan | None:
 
 
 def kept_builds(prefix: str) -> set[str]:
-    """Return ids of the builds of all kept plans."""
     plans = filter(None, (read(prefix, place) for place in PLACES))
     return {build.id for plan in plans for build in plan.host.builds}
 

@@ -45,5 +45,4 @@ def _folders(host_plan: HostPlan) -> Iterator[str]:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether there is nothing, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not os.listdir(path))

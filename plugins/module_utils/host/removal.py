@@ -91,7 +91,6 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
 
 
 def _is_generated(path: Path) -> bool:
-    """Return whether a file of the folder of models is a known-answer model, or a part of one."""
     return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 

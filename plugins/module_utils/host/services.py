@@ -57,7 +57,6 @@ class Manager:
         self.place = place
 
     def path(self, name: str) -> Path:
-        """Return the path of a service's definition."""
         return self.record.definition(self.place.units, name)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
@@ -270,7 +269,6 @@ CLASSES: dict[str, type[Manager]] = {
 
 
 def manager_of(place: Place) -> Manager:
-    """Return the service manager of an installation."""
     name = place.service_manager
     if name not in CLASSES:
         raise Refusal(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")

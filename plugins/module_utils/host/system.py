@@ -26,7 +26,6 @@ class System:
         return files.text_of(self.path(name))
 
     def program(self, name: str) -> str | None:
-        """Return the path of an installed program."""
         return commands.find(name)
 
     def run(self, argv: list[str], text: str = "", may_fail: bool = False, seconds: float = COMMAND_SECONDS) -> str:

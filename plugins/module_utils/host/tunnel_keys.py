@@ -28,7 +28,6 @@ def identity_of(key: str) -> str:
 
 
 def line_of(key: str) -> str:
-    """Return a line for a file of keys."""
     return f"{identity_of(key)}:{key}\n"
 
 

@@ -57,7 +57,6 @@ class Exporter:
         self.path, self.service = path, service
         self.state = ""
         self.snapshot: page.Snapshot | None = None
-        """Snapshot for the page."""
         self.last_export = -EXPORT_SECONDS
         self.started: float | None = None
         self.restarts: dict[str, int] = {}
@@ -85,16 +84,13 @@ class Exporter:
         return {**counts, "killed": counts.get("killed", 0) + ran}
 
     def note_start(self) -> None:
-        """Note that the program was started."""
         self.started, self.last_export = time.time(), -EXPORT_SECONDS
 
     def note_end(self, cause: str) -> None:
-        """Note that the program has ended."""
         self.started = None
         self.count_restart(cause)
 
     def count_restart(self, cause: str) -> None:
-        """Count a restart of the program, or of a part of it."""
         self.last_export = -EXPORT_SECONDS
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 

@@ -29,7 +29,6 @@ FILE_BYTES = 4 * 1024 * 1024
 
 
 def write(data: bytes) -> None:
-    """Write to the log of the service."""
     with LOCK, suppress(OSError):
         while data:
             data = data[os.write(OUTPUT, data) :]

@@ -111,7 +111,6 @@ class Description(NamedTuple):
     kind: str
     release: str
     worker: str = ""
-    """Name of a worker."""
     drives: Sequence[str] = ()
     """Devices of its host, as llama.cpp names them."""
     workers: Mapping[str, tuple[str, str]] = {}
@@ -136,7 +135,6 @@ class Figures:
             self.values_by_metric[name][self._key(name, labels)] = value
 
     def get(self, name: str, **labels: str) -> float | None:
-        """Return a value that was added."""
         return self.values_by_metric[name].get(self._key(name, labels))
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:

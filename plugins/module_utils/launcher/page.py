@@ -50,7 +50,6 @@ POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
-"""Content security policy of the page."""
 
 
 class Snapshot(NamedTuple):

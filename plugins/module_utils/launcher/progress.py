@@ -44,8 +44,6 @@ FAULTS = 16
 
 
 class TcpSocket(NamedTuple):
-    """A TCP socket."""
-
     local: str
     remote: str
     """ADDRESS:PORT, like ``local``."""
@@ -331,5 +329,4 @@ def stop(process: subprocess.Popen, seconds: float) -> None:
 
 
 def ended_how(status: int) -> str:
-    """Describe how a process ended."""
     return f"with status {status}" if status >= 0 else f"by signal {-status}"

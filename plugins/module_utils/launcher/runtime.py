@@ -90,8 +90,6 @@ def record_exit(state: Path, ending: str, log: str) -> None:
 
 
 class HeadSettings(NamedTuple):
-    """Settings of a head."""
-
     endpoints: Sequence[str]
     """Endpoints of the plan's workers."""
     url: str
@@ -206,7 +204,6 @@ class Start:
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
     def serve(self, choice: StartChoice) -> None:
-        """Run llama-server until it ends."""
         record, settings = self.record, self.settings
         record.set(serving.LOADING, choice.without)
         argv = words.said_to_build(choice.argv)

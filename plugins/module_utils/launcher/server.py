@@ -131,7 +131,6 @@ class Fault(NamedTuple):
 
     finding: str
     lost: Sequence[str] = ()
-    """Workers whose connection is gone."""
     silent: bool = False
     """Whether only time distinguishes it from slow work."""
     returns: bool = False
@@ -141,7 +140,6 @@ class Fault(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """Return the cause for metrics."""
         lost = "model_lost_worker" if self.model else "lost_worker"
         return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
 
@@ -154,7 +152,6 @@ class WatchedServer:
     """One llama-server process that serves a model, and its monitoring."""
 
     tunnels = tunnel.NO_TUNNELS
-    """Tunnels to its workers."""
 
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
         clock = time.monotonic()
@@ -173,7 +170,6 @@ class WatchedServer:
         self.asleep = False
         """Whether it has freed its model and left its workers because of --sleep-idle-seconds, until it has loaded the model again."""
         self.props_request: ServerRequest | None = None
-        """Pending request for /props."""
         self.counts_request: ServerRequest | None = None
         """Pending request for its counters."""
         self.counts: dict[str, float] = {}
@@ -185,10 +181,8 @@ class WatchedServer:
         self.timers = progress.ConditionTimer()
         self.idle_timer = progress.IdleTimer(silence / 5, clock)
         self.token_request: ServerRequest | None = None
-        """Pending request for one token."""
         self.started = clock
         self.last_sample: progress.ProcessSample | None = None
-        """Latest sample of its process."""
         self.load: loading.Load | None = None
         """Progress of loading, until it is ready; None if the kernel reports nothing."""
 
@@ -198,7 +192,7 @@ class WatchedServer:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return self.tunnels.with_outer_connections(progress.sample_process(self.pid, self.keepalive_inodes, ports))
+            return self.tunnels.outer_sample(progress.sample_process(self.pid, self.keepalive_inodes, ports))
         except OSError:
             return None
 

@@ -23,7 +23,6 @@ WORDS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback"
 """Texts of states, if they differ from their names."""
 KEPT_EVENTS = 20
 EVENT_LENGTH = 500
-"""Longest event, in characters."""
 MAX_COUNT = 1 << 53
 """Upper limit of counts and clocks."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
@@ -46,7 +45,6 @@ class FallbackCommand(NamedTuple):
 
 
 def read_history(path: Path) -> History:
-    """Return what the last start left."""
     return journal.read_back(path, _parse_history) or History()
 
 
@@ -80,7 +78,6 @@ class HeadRecord:
     def set(
         self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = (), load: loading.Load | None = None
     ) -> None:
-        """:param load: progress of loading."""
         is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()
         self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
@@ -95,7 +92,6 @@ class HeadRecord:
         self._write()
 
     def count_restart(self) -> None:
-        """Count a restart of llama-server."""
         self.history = self.history._replace(restarts=self.history.restarts + 1)
         self.last_write = -math.inf
         self.set(WAITING)

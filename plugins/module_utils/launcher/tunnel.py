@@ -74,7 +74,6 @@ def configuration(tunnels: list[Tunnel]) -> str:
 
 
 def program() -> str | None:
-    """Return the path of stunnel; None if it is not installed."""
     return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *FOLDERS]))
 
 
@@ -87,7 +86,6 @@ class Tunnels:
         self.key_versions: list[int] = []
         self.started = -RESTART_SECONDS
         self.file = ""
-        """Path of the configuration."""
 
     def __enter__(self) -> Tunnels:
         if self.tunnels:
@@ -138,7 +136,7 @@ class Tunnels:
             [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent
         )
 
-    def with_outer_connections(self, sample: progress.ProcessSample) -> progress.ProcessSample:
+    def outer_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
         """Replace a program's connections to stunnel by stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
         if not self.process:
             return sample

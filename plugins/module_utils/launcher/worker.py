@@ -74,8 +74,6 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
 
 
 class Guard:
-    """Monitors a worker."""
-
     def __init__(self, process: int, port: str) -> None:
         self.process = process
         self.port = port
@@ -83,7 +81,6 @@ class Guard:
         self.timers = progress.ConditionTimer()
 
     def fault(self) -> str | None:
-        """Return why the worker must be restarted."""
         try:
             sample = progress.sample_process(self.process, self.keepalive_inodes, {self.port})
         except OSError:

@@ -188,7 +188,6 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
 
 
 def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str:
-    """Return curl's input."""
     secure = str(file.url).startswith("https:")
     settings = {
         "url": str(file.url),

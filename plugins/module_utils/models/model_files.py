@@ -32,12 +32,10 @@ class PendingFile(NamedTuple):
 
 
 def part_of(file: ModelFilePlan) -> Path:
-    """Return the path of the partial file."""
     return Path(f"{file.path}.part")
 
 
 def is_copied(file: ModelFilePlan) -> bool:
-    """Return whether the file comes from the controller."""
     return str(file.url).startswith("file:")
 
 
@@ -55,7 +53,6 @@ def is_known_answer(path: Path, size: int) -> bool:
 
 
 def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
-    """Return the recorded state of a file."""
     record = download_record.read(Path(file.path).parent)
     return next((stored for stored in record.files if stored.name == file.name), None)
 

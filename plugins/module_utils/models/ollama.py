@@ -27,16 +27,12 @@ MEDIA_TYPES = {
 
 
 class ManifestLayer(NamedTuple):
-    """A blob of a model."""
-
     mediaType: Annotated[str, Text()]
     digest: Annotated[str, Text(rf"sha256:{download_record.SHA256}")]
     size: Size
 
 
 class OllamaManifest(NamedTuple):
-    """Manifest of an Ollama model."""
-
     layers: tuple[ManifestLayer, ...]
 
 
@@ -55,7 +51,6 @@ def folders() -> list[Path]:
 
 
 def names() -> Iterator[str]:
-    """Yield names of the models on this host."""
     for folder in folders():
         for path in sorted((folder / "manifests").glob("*/*/*/*")):
             *parts, tag = path.relative_to(folder / "manifests").parts

@@ -94,7 +94,6 @@ def _redirect_target(url: str, location: str | None) -> str:
 
 
 def _error_of(error: Exception) -> RemoteError:
-    """Describe the failure of a request."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError("has a server that did not answer in time: try again, or use another server", passes=True)

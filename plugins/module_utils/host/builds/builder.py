@@ -42,8 +42,6 @@ STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 
 
 class Builder(Installer):
-    """One build from source."""
-
     def __init__(
         self, prefix: str, cache: str, build: BuildPlan, release: ReleasePlan, source: Source, account: str | None
     ) -> None:

@@ -113,7 +113,6 @@ class Installer:
         self.account = account
 
     def link(self, release: ReleasePlan) -> Manifest:
-        """Install links to the programs of a distribution's package."""
         for path in self.build.packaged.values():
             if not os.access(path, os.X_OK):
                 raise Refusal(

@@ -180,7 +180,6 @@ def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None 
 
 
 def question() -> list[int]:
-    """Return the tokens of a prompt."""
     return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_PIECES)]
 
 

@@ -27,7 +27,6 @@ def packed_path(cache: str, identity: str) -> str:
 
 
 def lock_path(cache: str | Path) -> Path:
-    """Return the lock of a host's builds."""
     return Path(cache, names.BUILDS_LOCK)
 
 

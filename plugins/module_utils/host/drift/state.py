@@ -171,7 +171,6 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
 
 
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
-    """Return ids of the releases whose programs run."""
     folder = f"{prefix}/releases/"
     programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})

@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 PRIORITIES = {"accept": -20050, "drop": -20049}
-"""Priorities of rich rules."""
 NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
 NFT_TABLE = f"inet {names.NAME}"
 NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"

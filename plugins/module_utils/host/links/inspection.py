@@ -23,7 +23,6 @@ SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 
 
 def interface_folder(name: str, system: System) -> Path:
-    """Return the folder of an interface in sysfs."""
     return system.path(f"sys/class/net/{name}")
 
 
