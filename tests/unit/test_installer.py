@@ -156,7 +156,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
     made = unpack(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
     assert set(made.files) == FILES - {"bin/libggml.so"}
     assert not list(tmp_path.rglob("libup.so"))
-    for kind, reason in ((tarfile.SYMTYPE, "links in place of its programs"), (tarfile.LNKTYPE, "cannot be read")):
+    for kind, reason in ((tarfile.SYMTYPE, "links instead of its programs"), (tarfile.LNKTYPE, "cannot be read")):
         archive = pack_links(tmp_path, compiled, [link("llama-server", kind, "/bin/sh")], ["llama-server"])
         with pytest.raises(Refusal, match=reason):
             unpack(tmp_path, archive)

@@ -40,7 +40,7 @@ def test_both_ends_find_the_same_file_of_keys(tmp_path):
 
 def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tunnel, "program", lambda: None)
-    tunnel.journal.SAID.clear()
+    tunnel.journal.LOGGED_KEYS.clear()
     ends = tunnel.parse_tunnels(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
     with tunnel.Tunnels(ends):
         assert f"{tmp_path}/127.0.0.2 is missing: run site.yml" in capfd.readouterr().out
