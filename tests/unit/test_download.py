@@ -29,7 +29,7 @@ def reset(handler):
 @pytest.fixture
 def fetch(server, models):
     def run(*files, token=None, seconds=30):
-        download.download(parsed(*(files or [planned(server, models)])), models, token, seconds)
+        download.download_files(parsed(*(files or [planned(server, models)])), models, token, seconds)
 
     return run
 
@@ -191,7 +191,7 @@ def test_a_token_goes_to_one_server(server, other, models):
     other.files["/n.gguf"] = DATA
     server.faults["/m.gguf"] = answer(302, Location=f"{other.url}/m.gguf?signature=1")
     second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
-    download.download(parsed(planned(server, models), second), models, "secret", 30)
+    download.download_files(parsed(planned(server, models), second), models, "secret", 30)
     sent = [[headers.get("Authorization") for _path, headers in one.asked] for one in (server, other)]
     assert sent == [["Bearer secret"], [None, None]]
 
@@ -236,7 +236,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_downloaded(server
         Refusal,
         match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was downloaded",
     ):
-        download.download(parsed(planned(server, models)), models, None, 30)
+        download.download_files(parsed(planned(server, models)), models, None, 30)
     assert not server.asked
 
 
@@ -253,7 +253,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     filler = small_disk / "filler"
     fill_disk(filler, left)
     with monkeypatch.context() as patched:
-        patched.setattr(download, "check_room", lambda *_arguments: None)
+        patched.setattr(download, "check_free_space", lambda *_arguments: None)
         result = call(**arguments)
     if left < 7:
         assert re.search(

@@ -58,7 +58,7 @@ def service(program, port, **changes):
 
 
 def state_of(prefix, planned):
-    running, sockets = processes.of_account(str(prefix), None), processes.sockets()
+    running, sockets = processes.account_processes(str(prefix), None), processes.sockets()
     return state.service_state(planned, running, sockets)
 
 
@@ -98,10 +98,10 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable():
     for kind, variable in (("worker", "port in llama_worker_endpoints"), ("head", "llama_server_port")):
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
-        assert state.taken_ports([planned], states) == (
+        assert state.port_conflicts([planned], states) == (
             f"Something else already uses 127.0.0.1:1, the port of llamacpp-worker-x: stop it, or change {variable}."
         )
-        assert state.taken_ports([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
+        assert state.port_conflicts([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
 
 
 def test_host_info_fails_where_something_else_has_a_port(planned, call):
@@ -352,7 +352,7 @@ def note_start(planned):
     """As the run does that starts the service."""
     (service,) = planned.host.services
     read = {service.name: state.start_records.digest_of(service.definition, service.reads)}
-    state.start_records.write(planned.host.prefix, read)
+    state.start_records.write_digests(planned.host.prefix, read)
 
 
 @pytest.mark.parametrize(

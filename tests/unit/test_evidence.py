@@ -35,7 +35,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
 
     def run(seconds=0.0, running=True, wake=True, **head):
         found = {os.getpid(): ["--", "x"]} if running else {}
-        monkeypatch.setattr(evidence.processes, "of_account", lambda prefix, account: found)
+        monkeypatch.setattr(evidence.processes, "account_processes", lambda prefix, account: found)
         place, file = str(tmp_path), tmp_path / "runtime.py"
         file.write_text("text")
         planned = subject(local.plan())

@@ -86,7 +86,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
         "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000003     0        0 222 1\n"
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
-    links = progress.links_of(table)
+    links = progress.parse_tcp_table(table)
     head = llama_server.Head.__new__(llama_server.Head)
     head.endpoints, head.ready, head.missing_polls = [link.remote for link in links], True, 0
     head.timers, head.asleep, head.props_request = progress.ConditionTimer(), False, None
@@ -242,7 +242,7 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
     link = progress.TcpSocket("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
     look = progress.ProcessSample(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
-    assert first == loading.Load(1.0, 5, {"192.0.2.2:50052": 100})
+    assert first == loading.LoadCounters(1.0, 5, {"192.0.2.2:50052": 100})
     again = progress.load_of(
         look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)}), ["192.0.2.2:50052"], 2.0, first
     )

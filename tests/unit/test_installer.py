@@ -83,9 +83,9 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     assert printed_by(release) == "usage: --rpc --fit\n"
     assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
     assert made.source == {"sha256": builds.source_of(archive).sha256, "commit": "abc1234def567", "number": 11434}
-    assert manifest.installed(release) == made
+    assert manifest.installed_manifest(release) == made
     (release / "bin" / "libggml.so.0.9.4").write_text("another library")
-    assert manifest.installed(release) is None
+    assert manifest.installed_manifest(release) is None
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled
     runtime = pack_folder(tmp_path, tmp_path / "cudart", folder).rename(tmp_path / "cudart.tar.gz")
     source = builds.source_of(pack_folder(tmp_path, compiled))
     target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
-    made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 11434)
+    made = target.unpack(source._replace(library_archives=(builds.packed_of(runtime),)), 11434)
     assert set(made.files) == FILES | {"bin/libcudart.so.13", "bin/libcublas.so.13"}
 
 
@@ -191,13 +191,13 @@ def receive(tmp_path, archive):
 def test_a_release_goes_to_another_host(tmp_path, built):
     expected = built[1]._replace(received="head")
     assert receive(tmp_path, pack(tmp_path)) == expected
-    assert manifest.installed(release_of(tmp_path, "other")) == expected
-    assert manifest.installed(release_of(tmp_path, "other"), builder="head")
-    assert manifest.installed(release_of(tmp_path, "other"), builder="worker1") is None, (
+    assert manifest.installed_manifest(release_of(tmp_path, "other")) == expected
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="head")
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="worker1") is None, (
         "another host has to compile it"
     )
-    assert manifest.installed(built[0], builder="worker1"), "what a host compiled itself counts"
-    assert manifest.installed(built[0], targets=["llama-bench"]) is None
+    assert manifest.installed_manifest(built[0], builder="worker1"), "what a host compiled itself counts"
+    assert manifest.installed_manifest(built[0], targets=["llama-bench"]) is None
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_programs_of_a_package_are_linked(tmp_path):
     program.chmod(0o755)
     made = target.link(release)
     assert (target.release / "bin" / "llama-server").resolve() == program
-    assert made == manifest.installed(target.release)
+    assert made == manifest.installed_manifest(target.release)
     program.write_text("#!/bin/sh\necho usage: newer\n")
-    assert manifest.installed(target.release) is None
+    assert manifest.installed_manifest(target.release) is None
 
 
 HELPS = {

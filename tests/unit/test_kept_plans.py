@@ -39,7 +39,7 @@ def record(pair, prefix):
 
 def kept(prefix):
     """Place → number of the plan there."""
-    plans = {place: kept_plans.read(str(prefix), place) for place in kept_plans.PLACES}
+    plans = {place: kept_plans.read_plan(str(prefix), place) for place in kept_plans.PLACES}
     return {place: int(plan.id, 16) for place, plan in plans.items() if plan}
 
 
@@ -49,7 +49,7 @@ def test_a_plan_is_kept_before_it_is_applied_and_when_it_served(prefix, record):
     assert not list((prefix / "plans").iterdir())
     assert begin(prefix, record)
     assert stat.S_IMODE((prefix / "plans/next.json").stat().st_mode) == 0o600
-    assert kept_plans.read(str(prefix), kept_plans.CURRENT) is None
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
     assert not kept_plans.last_plan(str(prefix)).served
     assert kept_plans.mark_served(str(prefix), record["id"], check=True)
     assert kept(prefix) == {"next": 1}
@@ -81,7 +81,7 @@ def test_a_part_that_changes_within_one_plan_replaces_what_serves(prefix, record
     assert begin(prefix, newer, check=True)
     assert begin(prefix, newer)
     assert not begin(prefix, newer)
-    assert kept_plans.read(str(prefix), kept_plans.CURRENT).host.metrics == "/elsewhere"
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT).host.metrics == "/elsewhere"
 
 
 def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
@@ -108,11 +108,11 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
 def test_what_cannot_be_read_is_as_if_it_were_not_there(prefix, record, spoil):
     serve(prefix, record)
     spoil(prefix / "plans/now.json")
-    assert kept_plans.read(str(prefix), kept_plans.CURRENT) is None
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
     assert kept_plans.last_plan(str(prefix)) is None
     assert kept_plans.kept_builds(str(prefix)) == set()
     serve(prefix, record)
-    assert kept_plans.read(str(prefix), kept_plans.CURRENT).id == record["id"]
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT).id == record["id"]
 
 
 def test_builds_of_all_kept_plans_stay(prefix, record):
@@ -149,7 +149,7 @@ def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkey
     model = record["model"]["path"]
     drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), None, ())
     monkeypatch.setattr(host_info_module.state, "drift", lambda part: drift)
-    answered = host_info_module.kept(kept_plans.read(str(prefix), kept_plans.CURRENT))
+    answered = host_info_module.kept(kept_plans.read_plan(str(prefix), kept_plans.CURRENT))
     assert answered["plan"]["id"] == record["id"]
     assert answered["missing"] == sorted([model, "/models/part.gguf"])
 

@@ -109,7 +109,7 @@ class Machine:
 
     def apply(self, *wanted, check=False):
         self.commands.clear()
-        return applying.apply(list(wanted), check, self.system)
+        return applying.apply_links(list(wanted), check, self.system)
 
     def differs(self, *wanted):
         return configuration.differs(list(wanted), self.system)
@@ -385,5 +385,5 @@ def test_the_module_takes_the_links_of_a_plan(monkeypatch, call):
     given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
     cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
     links = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
-    monkeypatch.setattr(applying, "apply", lambda wanted, _check, _system: ("", repr(wanted)))
+    monkeypatch.setattr(applying, "apply_links", lambda wanted, _check, _system: ("", repr(wanted)))
     assert call(module=link_module, links=links)["changed"]

@@ -89,7 +89,7 @@ def gathered(plan, folder, state, name="worker2"):
         "serving" if state == "silent" else state,
         (name,) if state == "fallback" else (),
         (ENDPOINT,) if state == "waiting" else (),
-        loading.Load(12.0, 10**9, {ENDPOINT: 5 * 10**7}) if state == "loading" else None,
+        loading.LoadCounters(12.0, 10**9, {ENDPOINT: 5 * 10**7}) if state == "loading" else None,
     )
     record.since = NOW - 600
     head = Watched(state not in ("silent", "loading")) if state != "waiting" else None
@@ -120,7 +120,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     seen = " ".join(re.sub("<[^>]*>", " ", page.render(shown, NOW)).split())
     found = parsed((tmp_path / "llamacpp-server.prom").read_text())
     assert status["state"] == page.state_of(shown) == state
-    for text in (serving.WORDS.get(state, state), "passed"):
+    for text in (serving.TEXTS.get(state, state), "passed"):
         assert text in terminal
         assert text in seen
     assert one(found, "state", state=record["state"]) == 1
@@ -132,8 +132,8 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
             speed = round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
             assert f"{word} {speed:g} " in seen
     if state == "loading":
-        assert loading.sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
-        assert loading.sentence(loading.progress_of(shown.load, loading.Expected())) in seen
+        assert loading.progress_sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
+        assert loading.progress_sentence(loading.progress_of(shown.load, loading.ExpectedBytes())) in seen
         assert status["load"]["read_bytes"] == 10**9
     if state == "waiting":
         assert status["waiting_for"] == [ENDPOINT]

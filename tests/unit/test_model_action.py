@@ -117,7 +117,7 @@ def test_a_copy_that_is_not_what_was_planned_is_refused(models):
         Path(file.path).parent.mkdir(parents=True, exist_ok=True)
         Path(file.path).write_bytes(content)
         with pytest.raises(Refusal, match="differs from the planned file of the controller: run the playbook again"):
-            download.download([file], models, None, 1)
+            download.download_files([file], models, None, 1)
 
 
 @pytest.mark.programs

@@ -132,7 +132,7 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
         16: [program, "--port", "8080"],
         32: [program, "--port", "18080"],
     }
-    monkeypatch.setattr(evidence.processes, "of_account", lambda _prefix, _account: processes)
+    monkeypatch.setattr(evidence.processes, "account_processes", lambda _prefix, _account: processes)
     monkeypatch.setattr(progress, "rdma_connections", lambda process: process)
     alone = subject(plan)
     models = several(typed(plan), "one", "two").head.models

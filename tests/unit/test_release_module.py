@@ -69,7 +69,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         )
         raise Refusal("llama-server was tried on this host's processor and crashed with SIGILL.")
 
-    monkeypatch.setattr(smoke_test, "check", check)
+    monkeypatch.setattr(smoke_test, "try_programs", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
     assert not tried
     failed = call(**programs)
@@ -277,10 +277,10 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
     [
         ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: the launcher passes -c instead"),
         ("--fit off --alias x", "--alias x", "--fit: it is omitted, and llama-server's default applies"),
-        ("--cache-ram 4096", "", "--cache-ram: it is left out"),
+        ("--cache-ram 4096", "", "--cache-ram: it is omitted"),
         ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
         ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
-        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is left out"),
+        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is omitted"),
         ("--model x", None, "--model, which llama_model_path sets"),
         ("--no-repack", None, "--no-repack, which"),
         ("--mmproj x", None, "--mmproj, which"),

@@ -59,8 +59,11 @@ class Machine:
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
         planned = [one if isinstance(one, services.Service) else defined(one) for one in run]
-        wanted = services.Wanted(planned, **lists)
-        return {change.service: (change.before, change.after) for change in services.apply(self.manager, wanted, check)}
+        wanted = services.ServiceRequest(planned, **lists)
+        return {
+            change.service: (change.before, change.after)
+            for change in services.apply_request(self.manager, wanted, check)
+        }
 
     def lines(self, name):
         """Lines of one of the programs' files, which is emptied."""

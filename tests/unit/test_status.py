@@ -306,7 +306,7 @@ def test_the_last_verification_failed(plan, answers, tmp_path):
     assert "1 h ago with pypi-0.3.36, failed" in shown
     assert "problem   the last verification failed: known answer" in shown
     of_head(answers, verified=None)
-    assert "never, as far as the head knows" in written(plan, answers, tmp_path)[2]
+    assert "no verification known to the head" in written(plan, answers, tmp_path)[2]
 
 
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):

@@ -260,7 +260,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
     said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}"
     with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
-        ownership.check(planned)
+        ownership.check_ownership(planned)
 
 
 @AS_ROOT
@@ -269,5 +269,9 @@ def test_files_of_the_building_account_in_the_cache_become_roots(tmp_path):
         (tmp_path / name).touch()
         shutil.chown(tmp_path / name, owner)
     ours = [str(tmp_path / "ours")]
-    assert [removal.give_back("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
+    assert [removal.return_to_root("nobody", str(tmp_path), check) for check in (True, False, False)] == [
+        ours,
+        ours,
+        [],
+    ]
     assert [(tmp_path / name).owner() for name in ("ours", "theirs")] == ["root", "daemon"]

@@ -15,7 +15,7 @@ def why_not(url, token=None):
     """What a person is told of a model that cannot be read."""
     with pytest.raises(web.RemoteError) as refused:
         web.read_model(url, token)
-    return web.explain(refused.value, token)
+    return web.explain_error(refused.value, token)
 
 
 def test_only_the_header_is_read(server, tmp_path):
@@ -128,7 +128,7 @@ def test_a_proxy_of_the_environment_is_used(server, monkeypatch):
 
 
 def test_what_may_be_a_secret_is_not_shown():
-    assert web.shown("http://me:secret@host:80/none.gguf?token=secret") == "http://host:80/none.gguf"
+    assert web.printable_url("http://me:secret@host:80/none.gguf?token=secret") == "http://host:80/none.gguf"
 
 
 @pytest.mark.parametrize("token", ["secret\r\nX: y", "sécret"])

@@ -39,7 +39,7 @@ ExecStopPost=+/usr/bin/env systemctl {scope}--no-block start {server}.service
 SIGKILL to the whole unit; OnFailure does."""
 
 
-class Job:
+class BenchmarkJob:
     def __init__(self, place: Place) -> None:
         systemd = place.service_manager in SYSTEMD
         scope = "--user " if place.scope == "user" else ""
@@ -86,17 +86,17 @@ class Job:
 
 
 def _apply(manager: services.Manager, **request: Any) -> None:
-    services.apply(manager, services.Wanted(**request), check=False)
+    services.apply_request(manager, services.ServiceRequest(**request), check=False)
 
 
-def cancel(place: Place, touched: Collection[str], check: bool) -> list[services.Change]:
+def cancel_benchmark(place: Place, touched: Collection[str], check: bool) -> list[services.Change]:
     """End a benchmark whose server is about to be changed: at its end it would start the server, whoever had stopped it.
 
     :param touched: services that are about to be stopped or started.
     """
     if place.service_manager not in MANAGERS or names.SERVER not in touched:
         return []
-    job = Job(place)
+    job = BenchmarkJob(place)
     if not job.exists():
         return []
     state_before = job.measuring.state([NAME])[NAME]

@@ -34,7 +34,7 @@ def result_of(text: str) -> Result | None:
     return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if is_single else None
 
 
-def read(state: Path, number: int) -> Program:
+def read_results(state: Path, number: int) -> Program:
     """Return what a program has written so far. The services' account owns its files and may have put anything there.
 
     :param number: number of the program.

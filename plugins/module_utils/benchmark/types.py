@@ -105,7 +105,7 @@ class Program(NamedTuple):
     """last lines of its log"""
 
 
-class Progress(NamedTuple):
+class BenchmarkProgress(NamedTuple):
     """The head's report on a benchmark."""
 
     running: bool

@@ -41,7 +41,7 @@ RESERVED_BYTES = 1024 * MIB
 """Space that stays free on a disk."""
 
 
-class Worker(NamedTuple):
+class WorkerCache(NamedTuple):
     """Cache of a planned worker."""
 
     name: str
@@ -53,7 +53,7 @@ class Worker(NamedTuple):
         return Path(rpc_upload.cache_of(self.environment))
 
 
-def fill(worker: Worker, check_mode: bool = False) -> int:
+def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
     """Send a worker's cache the tensors that it lacks and this host has; return their bytes.
 
     :raises Refusal: a copy of the model cannot be read, or the worker does not accept it.
@@ -68,7 +68,7 @@ def fill(worker: Worker, check_mode: bool = False) -> int:
     return size
 
 
-def missing_tensors(worker: Worker) -> list[gguf.Place]:
+def missing_tensors(worker: WorkerCache) -> list[gguf.Place]:
     """Return tensors of the worker that this host's models contain and its cache lacks; one of each group of equal tensors.
 
     :raises Refusal: a model cannot be read.
@@ -125,7 +125,7 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _send_tensors(worker: Worker, tensors: Sequence[gguf.Place]) -> None:
+def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.Place]) -> None:
     """Send the tensors to an instance of the worker's program on loopback, which shares its cache.
 
     :raises Refusal: it does not run, or does not accept a tensor.

@@ -68,7 +68,7 @@ class HeldError(Exception):
         self.holder = holder
 
 
-def read(prefix: Path) -> Optional[Run]:
+def read_holder(prefix: Path) -> Optional[Run]:
     """Return the run that has the lock. An unreadable lock was written by a run that was killed meanwhile."""
     try:
         return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
@@ -76,7 +76,7 @@ def read(prefix: Path) -> Optional[Run]:
         return None
 
 
-def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
+def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
     """Give the lock to a run, and return the run that had it.
 
     :param take_over: whether to take it from any run.
@@ -84,7 +84,7 @@ def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] =
     :raises HeldError: another run has it.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-        holder = read(prefix)
+        holder = read_holder(prefix)
         if run.is_same(holder):
             return None
         if holder and not take_over and not holder.is_same(ended):
@@ -94,9 +94,9 @@ def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] =
         return holder
 
 
-def release(prefix: Path, run: Run) -> None:
+def release_lock(prefix: Path, run: Run) -> None:
     """Release a run's lock. After a teardown there is none, and none is made."""
-    if run.is_same(read(prefix)):
+    if run.is_same(read_holder(prefix)):
         with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-            if run.is_same(read(prefix)):
+            if run.is_same(read_holder(prefix)):
                 os.ftruncate(lock, 0)

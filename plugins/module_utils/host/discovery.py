@@ -79,7 +79,7 @@ class Discovered(NamedTuple):
     models: tuple[FoundModel, ...] = ()
 
 
-def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
+def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
     """Return the facts of this host.
 
     :param addresses: IPv4 addresses of other hosts.

@@ -17,7 +17,7 @@ FILE_BYTES = 32 << 20
 """Limit of a plan. The head's facts are most of it, about 20 kB for each host."""
 
 
-def read(prefix: str, place: str) -> KeptPlan | None:
+def read_plan(prefix: str, place: str) -> KeptPlan | None:
     """Return one of the kept plans; None without one that this account can use."""
     try:
         return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, place), FILE_BYTES))
@@ -31,22 +31,22 @@ def _path(prefix: str, place: str) -> Path:
 
 def last_plan(prefix: str) -> LastPlan | None:
     """Return the plan that the host accepted last."""
-    pending = read(prefix, NEXT)
-    plan = pending or read(prefix, CURRENT)
+    pending = read_plan(prefix, NEXT)
+    plan = pending or read_plan(prefix, CURRENT)
     return LastPlan(plan.id, plan.release, plan.declared, not pending, plan.variables) if plan else None
 
 
 def kept_builds(prefix: str) -> set[str]:
-    plans = filter(None, (read(prefix, place) for place in PLACES))
+    plans = filter(None, (read_plan(prefix, place) for place in PLACES))
     return {build.id for plan in plans for build in plan.host.builds}
 
 
-def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
+def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
     """Keep a plan that is applied now, unless it already serves; return whether anything changes.
 
     :raises OSError: nothing has changed.
     """
-    present = read(prefix, CURRENT)
+    present = read_plan(prefix, CURRENT)
     is_current = present is not None and present.id == plan.id
     # The plan's id does not cover the facts that are stored on the head.
     differs = present != plan if is_current else True
@@ -60,7 +60,7 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
 
     :raises Refusal: the host does not keep the plan.
     """
-    plans = {place: read(prefix, place) for place in PLACES}
+    plans = {place: read_plan(prefix, place) for place in PLACES}
     present, pending_path = plans[CURRENT], _path(prefix, NEXT)
     is_current = present is not None and present.id == identity
     differs = not is_current or pending_path.exists()

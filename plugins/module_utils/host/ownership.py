@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def check(host_plan: HostPlan) -> None:
+def check_ownership(host_plan: HostPlan) -> None:
     """:raises Refusal: an apply would overwrite or run something foreign."""
     manager = service_managers.MANAGERS[host_plan.service_manager]
     defined = (manager.definition(host_plan.units, service.name) for service in host_plan.services)

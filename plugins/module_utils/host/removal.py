@@ -22,7 +22,7 @@ REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
-def remove(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove_installation(place: Place, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
 
     :param name: name of the host.
@@ -98,7 +98,7 @@ def _is_temporary(path: Path) -> bool:
     return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
 
 
-def give_back(account: str, cache: str, check: bool) -> list[str]:
+def return_to_root(account: str, cache: str, check: bool) -> list[str]:
     """Give root the building account's files in the cache: its uid may get another owner after the account is gone. Return the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
     for place, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():

@@ -275,7 +275,7 @@ def manager_of(place: Place) -> Manager:
     return CLASSES[name](service_managers.MANAGERS[name], place)
 
 
-class Wanted(NamedTuple):
+class ServiceRequest(NamedTuple):
     """Requested state of a host's services."""
 
     run: Sequence[Service] = ()
@@ -300,7 +300,7 @@ class Change(NamedTuple):
     text_after: str
 
 
-def started(changes: Iterable[Change]) -> set[str]:
+def started_services(changes: Iterable[Change]) -> set[str]:
     """Return services that changes have started."""
     return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
 
@@ -321,7 +321,7 @@ class ServiceSteps(NamedTuple):
     start: list[str]
 
 
-def _steps(manager: Manager, request: Wanted, states: dict[str, str]) -> ServiceSteps:
+def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
     run_names = [service.name for service in request.run]
     redefined = [service.name for service in request.run if not manager.is_defined(service)]
     restart = [name for name in run_names if name in redefined or name in request.restart]
@@ -337,7 +337,7 @@ def _steps(manager: Manager, request: Wanted, states: dict[str, str]) -> Service
     )
 
 
-def _changes(manager: Manager, request: Wanted, states: dict[str, str], steps: ServiceSteps) -> list[Change]:
+def _changes(manager: Manager, request: ServiceRequest, states: dict[str, str], steps: ServiceSteps) -> list[Change]:
     texts = {service.name: service.definition for service in request.run}
     changes = []
     for name in [name for name in states if any(name in step for step in steps)]:
@@ -351,7 +351,7 @@ def _changes(manager: Manager, request: Wanted, states: dict[str, str], steps: S
     return changes
 
 
-def _carry_out(manager: Manager, request: Wanted, steps: ServiceSteps) -> None:
+def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -> None:
     for group in _head_first(steps.stop):
         manager.stop(group)
     if steps.remove:
@@ -366,7 +366,7 @@ def _carry_out(manager: Manager, request: Wanted, steps: ServiceSteps) -> None:
             manager.start(starting)
 
 
-def apply(manager: Manager, request: Wanted, check: bool) -> list[Change]:
+def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> list[Change]:
     """Bring services to the requested state; return the changes, or in check mode the changes to make.
 
     :raises Refusal: with the last lines of the services' logs.

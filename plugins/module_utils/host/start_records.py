@@ -54,7 +54,7 @@ def read_digests(prefix: str) -> dict[str, Any]:
         return {}
 
 
-def write(prefix: str, started: Mapping[str, str]) -> None:
+def write_digests(prefix: str, started: Mapping[str, str]) -> None:
     """Record the digests of started services.
 
     :param started: service → digest from before the start; a file that changed meanwhile restarts it once more.

@@ -39,7 +39,7 @@ def identities(path: Path, account: str | None) -> tuple[str, ...]:
     return tuple(line.split(":", 1)[0] for line in _lines(path, account))
 
 
-def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
+def add_key(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
     """Put a key first, before the present ones if they are kept; return whether the file changes.
 
     :raises OSError: the file cannot be written, or the account does not exist.

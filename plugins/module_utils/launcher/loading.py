@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import uni
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 
 
-class Load(NamedTuple):
+class LoadCounters(NamedTuple):
     """Counters of a model that is being loaded."""
 
     seconds: float
@@ -22,7 +22,7 @@ class Load(NamedTuple):
     """bytes that each worker has acknowledged, by endpoint"""
 
 
-class Expected(NamedTuple):
+class ExpectedBytes(NamedTuple):
     """Bytes of weights that a plan puts on its devices. Empty if only the head's part of a plan is known."""
 
     workers: Mapping[str, int] = MappingProxyType({})
@@ -44,7 +44,7 @@ class WorkerProgress(NamedTuple):
     """bytes of its weights; null without a plan"""
 
 
-class Progress(NamedTuple):
+class LoadProgress(NamedTuple):
     """Progress of loading a model."""
 
     seconds: float
@@ -63,7 +63,7 @@ class Progress(NamedTuple):
     """whether less may be left, because workers may have cached tensors"""
 
 
-def expected(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> Expected:
+def expected_bytes(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> ExpectedBytes:
     """:param weights: endpoint of each worker, or None for the head's own memory, and its planned MiB of weights."""
     workers: dict[str, int] = {}
     head = 0
@@ -73,10 +73,10 @@ def expected(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> Ex
             workers[endpoint] = workers.get(endpoint, 0) + size
         else:
             head += size
-    return Expected(workers, head, cached)
+    return ExpectedBytes(workers, head, cached)
 
 
-def _loaded_bytes(load: Load, goal: Expected) -> int:
+def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
     """Return bytes that have arrived. Bytes that were read and not sent count as the head's own."""
     if goal.workers and not load.sent:
         return min(load.read or 0, goal.head + sum(goal.workers.values()))
@@ -84,12 +84,12 @@ def _loaded_bytes(load: Load, goal: Expected) -> int:
     return sent + min(max(0, (load.read or 0) - sent), goal.head)
 
 
-def progress_of(load: Load, goal: Expected) -> Progress:
+def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
     loaded = _loaded_bytes(load, goal)
     rate = round(loaded / load.seconds) if load.seconds >= metrics.MIN_SECONDS and loaded > 0 else None
     whole = goal.head + sum(goal.workers.values())
     endpoints = goal.workers or load.sent
-    return Progress(
+    return LoadProgress(
         round(load.seconds, 1),
         load.read,
         whole or None,
@@ -110,7 +110,7 @@ def _part(done: Optional[int], whole: Optional[int]) -> str:
     return f"{figure}{rest} {'GB' if large else 'MB'}"
 
 
-def sentence(progress: Progress) -> str:
+def progress_sentence(progress: LoadProgress) -> str:
     """Return a line for people: bytes to each worker, bytes read, rate and time left."""
     known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
     parts = [

@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
     history: serving.History
     unused_workers: Sequence[str]
     waiting_for: Sequence[str]
-    load: loading.Load | None
+    load: loading.LoadCounters | None
     """Load in progress."""
     failed: Sequence[str]
     """Failed checks of the last verification."""
@@ -178,7 +178,7 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
         return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
     since = snapshot.figures.get("state_since_timestamp_seconds")
-    word = serving.WORDS.get(state, state)
+    word = serving.TEXTS.get(state, state)
     about = [
         f"for {units.duration(max(0, clock - (since or clock)))}",
         f"head {description.host}",
@@ -193,7 +193,11 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
     ]
     if snapshot.state == serving.LOADING and snapshot.load:
         body.append(
-            _tags("p", [loading.sentence(loading.progress_of(snapshot.load, loading.Expected()))], "notice warn")
+            _tags(
+                "p",
+                [loading.progress_sentence(loading.progress_of(snapshot.load, loading.ExpectedBytes()))],
+                "notice warn",
+            )
         )
     models = "".join(_model_card(snapshot, model) for model in description.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]

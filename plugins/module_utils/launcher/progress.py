@@ -104,7 +104,7 @@ class ProcessSample(NamedTuple):
     """Number of RDMA connections. Of these the sockets carry only the handshake and the end."""
 
 
-def links_of(table: str) -> list[TcpSocket]:
+def parse_tcp_table(table: str) -> list[TcpSocket]:
     """:param table: text of /proc/net/tcp."""
     sockets = []
     for line in table.splitlines()[1:]:
@@ -220,7 +220,7 @@ def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) ->
     :raises OSError: the process is gone, or the kernel does not report it.
     """
     descriptors_by_inode = descriptors(process)
-    links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
+    links = [link for link in parse_tcp_table(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
@@ -277,8 +277,8 @@ class IdleTimer:
 
 
 def load_of(
-    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.Load | None
-) -> loading.Load:
+    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.LoadCounters | None
+) -> loading.LoadCounters:
     """:param previous: previous state; it keeps the bytes of closed connections."""
     sent = dict(previous.sent) if previous else {}
     for endpoint in endpoints:
@@ -289,7 +289,7 @@ def load_of(
         ]
         if counts and not sample.rdma:
             sent[endpoint] = max(sum(counts), sent.get(endpoint, 0))
-    return loading.Load(seconds, sample.activity.from_files, sent)
+    return loading.LoadCounters(seconds, sample.activity.from_files, sent)
 
 
 def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
@@ -300,7 +300,7 @@ def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
     )
 
 
-def end_with_parent() -> None:
+def die_with_parent() -> None:
     """Kill a program with its launcher: otherwise it would keep the port and the workers."""
     if ON_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -316,7 +316,7 @@ def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def stop(process: subprocess.Popen, seconds: float) -> None:
+def stop_process(process: subprocess.Popen, seconds: float) -> None:
     """Terminate a process, and kill it after this many seconds: a process that a signal has stopped does not react."""
     process.terminate()
     try:
@@ -328,5 +328,5 @@ def stop(process: subprocess.Popen, seconds: float) -> None:
             process.wait(timeout=seconds)
 
 
-def ended_how(status: int) -> str:
+def describe_exit(status: int) -> str:
     return f"with status {status}" if status >= 0 else f"by signal {-status}"

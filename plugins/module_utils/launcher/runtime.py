@@ -230,7 +230,7 @@ class Start:
             record.count_restart()
             self.exports.note_end(fault.cause)
             return
-        ending = fault.ending if fault else progress.ended_how(head.process.returncode)
+        ending = fault.ending if fault else progress.describe_exit(head.process.returncode)
         if not fault:
             record.log(f"llama-server exited {ending}: restarting it")
         self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))

@@ -183,7 +183,7 @@ class WatchedServer:
         self.token_request: ServerRequest | None = None
         self.started = clock
         self.last_sample: progress.ProcessSample | None = None
-        self.load: loading.Load | None = None
+        self.load: loading.LoadCounters | None = None
         """Progress of loading, until it is ready; None if the kernel reports nothing."""
 
     def take_sample(self) -> progress.ProcessSample | None:
@@ -346,7 +346,7 @@ class Head(WatchedServer):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if name != journal.SYSTEMD},
-            preexec_fn=progress.end_with_parent,
+            preexec_fn=progress.die_with_parent,
         )
         self.pid = self.process.pid
         self.relay = threading.Thread(target=self._relay, args=(state / journal.START_LOG,), daemon=True)
@@ -381,7 +381,7 @@ class Head(WatchedServer):
         self.process.wait()
 
     def stop(self) -> None:
-        progress.stop(self.process, STOP_SECONDS)
+        progress.stop_process(self.process, STOP_SECONDS)
 
 
 class Router(Head):

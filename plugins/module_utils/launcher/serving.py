@@ -19,7 +19,7 @@ FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
 """State of a server that should answer and does not."""
-WORDS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
+TEXTS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
 """Texts of states, if they differ from their names."""
 KEPT_EVENTS = 20
 EVENT_LENGTH = 500
@@ -72,11 +72,15 @@ class HeadRecord:
         self.since = time.time()
         self.without: Sequence[str] = ()
         self.waiting_for: Sequence[str] = ()
-        self.load: loading.Load | None = None
+        self.load: loading.LoadCounters | None = None
         self.last_write = -math.inf
 
     def set(
-        self, state: str, without: Sequence[str] = (), waiting_for: Sequence[str] = (), load: loading.Load | None = None
+        self,
+        state: str,
+        without: Sequence[str] = (),
+        waiting_for: Sequence[str] = (),
+        load: loading.LoadCounters | None = None,
     ) -> None:
         is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()

@@ -97,7 +97,7 @@ class Tunnels:
 
     def __exit__(self, *_error: object) -> None:
         if self.process:
-            progress.stop(self.process, STOP_SECONDS)
+            progress.stop_process(self.process, STOP_SECONDS)
         if self.file:
             with suppress(OSError):
                 os.unlink(self.file)
@@ -108,7 +108,7 @@ class Tunnels:
             return
         versions = [_version(tunnel.key) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
-            journal.log_once(f"stunnel exited {progress.ended_how(self.process.returncode)}: restarting it")
+            journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
         if self.process is None:
             if time.monotonic() - self.started < RESTART_SECONDS:
@@ -133,7 +133,7 @@ class Tunnels:
             return
         self._write()
         self.process = subprocess.Popen(
-            [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent
+            [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
         )
 
     def outer_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
@@ -163,14 +163,14 @@ NO_TUNNELS = Tunnels([])
 def run(argv: list[str], tunnels: Tunnels) -> int:
     """Run a program that needs the tunnels of a head until it ends; return its exit status."""
     progress.exit_on_signals()
-    process = subprocess.Popen(argv, preexec_fn=progress.end_with_parent)
+    process = subprocess.Popen(argv, preexec_fn=progress.die_with_parent)
     try:
         while process.poll() is None:
             tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1.0)
     except SystemExit:
-        progress.stop(process, STOP_SECONDS)
+        progress.stop_process(process, STOP_SECONDS)
         raise
     return process.returncode
 

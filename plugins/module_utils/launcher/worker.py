@@ -120,7 +120,7 @@ def run(
         tidy(cache, limit, sizes)
     # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent, restore_signals=False
+        argv, stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent, restore_signals=False
     )
     exports.note_start()
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
@@ -144,11 +144,11 @@ def run(
                 tidied = time.monotonic()
             exports.export_worker()
         else:
-            journal.log(f"the worker exited {progress.ended_how(process.returncode)}")
+            journal.log(f"the worker exited {progress.describe_exit(process.returncode)}")
             exports.note_end("ended")
         exports.export_worker()
     except SystemExit:
         exports.stop()
-        progress.stop(process, STOP_SECONDS)
+        progress.stop_process(process, STOP_SECONDS)
         raise
     return 1

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 
@@ -65,7 +65,7 @@ class ModelArguments(NamedTuple):
     """content of that file"""
 
 
-def check_room(pending_files: Iterable[PendingFile], folder: Path) -> None:
+def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: the missing bytes of all files do not fit on the disk."""
     place, needed_bytes = (
         files.existing(folder),
@@ -80,7 +80,7 @@ def check_room(pending_files: Iterable[PendingFile], folder: Path) -> None:
         )
 
 
-def download(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
+def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
     """Download all files and write the records.
 
     :param seconds: how long to wait for another download.
@@ -88,8 +88,8 @@ def download(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str],
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     with locks.hold(folder / model_files.LOCK, seconds) as lock:
-        pending_files = model_files.pending(plans)
-        check_room(pending_files, folder)
+        pending_files = model_files.pending_files(plans)
+        check_free_space(pending_files, folder)
         server = _token_server(plans)
         for file in (pending.file for pending in pending_files):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     if problem:
         part.unlink()
         raise Refusal(
-            f"{web.shown(str(file.url))} {problem}: the download was removed. Run the playbook again; if that fails in the same way, the file was "
+            f"{web.printable_url(str(file.url))} {problem}: the download was removed. Run the playbook again; if that fails in the same way, the file was "
             "replaced at its source, or its checksum is wrong"
         )
     files.sync(part)
@@ -156,7 +156,7 @@ def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int
         largest_size = max(largest_size, size)
         if not may_pass or failures >= len(PAUSES):
             remainder = f" {amount(size)} of {amount(planned_bytes)} are kept for the next run." * part.exists()
-            raise Refusal(f"{web.shown(str(file.url))} {problem}.{remainder}".rstrip("."))
+            raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
         time.sleep(PAUSES[failures])
 
 
@@ -177,7 +177,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
     status = int(done.stdout[-3:] or 0) if done.stdout[-3:].isascii() and done.stdout[-3:].isdigit() else 0
     if done.returncode == HTTP_ERROR:
         error = web.status_error(status, "")
-        return web.explain(error, token), error.passes
+        return web.explain_error(error, token), error.passes
     if done.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the whole file", str(part))
     if done.returncode == RANGE_ERROR:
@@ -206,7 +206,7 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
         StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
         for file in plans
     )
-    text = json.dumps(typed_json.dump(Record(tuple(stored))), indent=1) + "\n"
+    text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored))), indent=1) + "\n"
     path = folder / download_record.RECORD
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)

@@ -41,7 +41,7 @@ class StoredFile(NamedTuple):
     revision: Optional[str] = None
 
 
-class Record(NamedTuple):
+class DownloadRecord(NamedTuple):
     files: tuple[StoredFile, ...]
     """Parts in their order."""
 
@@ -64,11 +64,11 @@ def problem_of_name(name: str) -> Optional[str]:
     return "is not allowed as a model's file name on the head"
 
 
-def read(folder: Path) -> Record:
+def read_record(folder: Path) -> DownloadRecord:
     """Return the record of a folder on this host; an empty one without a usable record."""
     with suppress(OSError, ValueError):
-        return typed_json.parse(Record, reading.read_object(folder / RECORD, RECORD_BYTES))
-    return Record(())
+        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD, RECORD_BYTES))
+    return DownloadRecord(())
 
 
 def is_whole(folder: Path, file: StoredFile) -> bool:

@@ -42,7 +42,7 @@ def report(
 def _download(folder: str, account: str | None) -> dict[str, Any] | None:
     """Return the record of a folder, whether its files are complete, and the entry of the first one; None without a record."""
     place = Path(folder)
-    files = download_record.read(place).files
+    files = download_record.read_record(place).files
     if not files:
         return None
     entry = {"files": typed_json.dump(files), "whole": all(download_record.is_whole(place, file) for file in files)}

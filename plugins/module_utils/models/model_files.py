@@ -53,11 +53,11 @@ def is_known_answer(path: Path, size: int) -> bool:
 
 
 def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
-    record = download_record.read(Path(file.path).parent)
+    record = download_record.read_record(Path(file.path).parent)
     return next((stored for stored in record.files if stored.name == file.name), None)
 
 
-def pending(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
+def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
     """Return files that are incomplete or unchecked."""
     return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_whole(file, _recorded_file(file))]
 
@@ -86,7 +86,7 @@ class Differences(NamedTuple):
 
 def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     result = Differences([], [])
-    for file in (pending_file.file for pending_file in pending(plans)):
+    for file in (pending_file.file for pending_file in pending_files(plans)):
         stored = _recorded_file(file)
         has_other_digest = stored is not None and file.sha256 not in (None, stored.sha256)
         (result.unchecked if size_of(file.path) == file.bytes and not has_other_digest else result.missing).append(

@@ -49,7 +49,7 @@ class RemoteError(gguf.GGUFError):
         self.status, self.passes, self.reason = status, passes, reason
 
 
-def explain(error: RemoteError, token: str | None) -> str:
+def explain_error(error: RemoteError, token: str | None) -> str:
     """Return the message of an error that a token may solve.
 
     :param token: token of the request.
@@ -61,7 +61,7 @@ def explain(error: RemoteError, token: str | None) -> str:
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
-def shown(url: str) -> str:
+def printable_url(url: str) -> str:
     """Return a URL for messages, without possible secrets."""
     try:
         parts = urlsplit(url)
@@ -88,7 +88,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     schemes = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
     if urlsplit(target).scheme not in schemes:
         raise RemoteError(
-            f"is redirected to {shown(target)}, but only {' or '.join(schemes)} is followed: use the URL of the file itself"
+            f"is redirected to {printable_url(target)}, but only {' or '.join(schemes)} is followed: use the URL of the file itself"
         )
     return target
 
@@ -119,7 +119,7 @@ def _errors_as_sentence() -> Iterator[None]:
         raise _error_of(error) from error
 
 
-def answer(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
+def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
     """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
     :param silence: seconds that the server may be silent, instead of SECONDS_OF_SILENCE.
@@ -145,12 +145,12 @@ def answer(url: str, headers: Mapping[str, str], token: str | None = None, silen
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
-def content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
+def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
     """Return a small answer as a whole.
 
     :raises RemoteError: as ``answer``, and if the answer is longer.
     """
-    with _errors_as_sentence(), answer(url, headers, token) as reply:
+    with _errors_as_sentence(), open_url(url, headers, token) as reply:
         data: bytes = reply.read(limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
@@ -183,7 +183,7 @@ class RemoteFile:
 
     def _range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-        with _errors_as_sentence(), answer(self.url, headers, self.token) as reply:
+        with _errors_as_sentence(), open_url(self.url, headers, self.token) as reply:
             size, expected = _range_of(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
@@ -228,10 +228,10 @@ def read_model(url: str, token: str | None = None) -> gguf.Model:
         )
     with _errors_as_sentence():
         first = unquote(urlsplit(url).path.rpartition("/")[2])
-    return gguf.read(first, lambda name: RemoteFile(beside(url, name), token))
+    return gguf.read(first, lambda name: RemoteFile(sibling_url(url, name), token))
 
 
-def beside(url: str, name: str) -> str:
+def sibling_url(url: str, name: str) -> str:
     """Return the URL of a file in the same folder; the URL itself for the same name."""
     parts = urlsplit(url)
     folder, _slash, file_name = parts.path.rpartition("/")

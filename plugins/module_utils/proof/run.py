@@ -187,14 +187,14 @@ def _served(work: Work, model: Path, prompts: Prompts, side: Side) -> list[quest
     output = model.with_name("log")
     with open(output, "wb") as log:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=progress.end_with_parent
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=progress.die_with_parent
         )
     server = _Server(process, output, f"{LOOPBACK}:{port}", work.patience)
     try:
         server.wait()
         return [server.ask(tokens, goes_on) for tokens, goes_on in prompts]
     finally:
-        progress.stop(process, STOP_SECONDS)
+        progress.stop_process(process, STOP_SECONDS)
 
 
 class _Server(NamedTuple):
@@ -230,5 +230,5 @@ class _Server(NamedTuple):
         telling = [line for line in said if re.search(TELLING, line, re.IGNORECASE)]
         telling = [line for line in telling if re.search(PLACED, line)] or telling or said[-1:]
         status = self.process.poll()
-        how = otherwise if status is None else f"ends {progress.ended_how(status)}"
+        how = otherwise if status is None else f"ends {progress.describe_exit(status)}"
         return Ended(printable(f"{how}: {telling[-1].strip() if telling else 'without a word'}", 600))

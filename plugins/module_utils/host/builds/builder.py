@@ -121,7 +121,7 @@ class Builder(Installer):
         if locks.is_held(lock):
             self._log(f"waiting for {locks.shown_holders(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
-            return manifest.installed(self.release, self.build.targets, self.build.builder) or self._build()
+            return manifest.installed_manifest(self.release, self.build.targets, self.build.builder) or self._build()
 
     def _build(self) -> Manifest:
         started = time.monotonic()

@@ -55,7 +55,7 @@ class Source(NamedTuple):
     sha256: Sha256
     commit: str
     patches: tuple[Patch, ...] = ()
-    further: tuple[PackedRelease, ...] = ()
+    library_archives: tuple[PackedRelease, ...] = ()
     """Archives of libraries for compiled programs."""
 
 
@@ -129,8 +129,8 @@ class Installer:
         :param number: number of the build.
         """
         archive = Path(source.archive)
-        library_archives = [Path(libraries.path) for libraries in source.further]
-        for path, digest in ((source.archive, source.sha256), *source.further):
+        library_archives = [Path(libraries.path) for libraries in source.library_archives]
+        for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
         with self._new_release() as partial:
             archives.extract_programs(archive, self.build.targets, partial / "bin", library_archives)
@@ -148,7 +148,7 @@ class Installer:
                 archives.extract_members(archive, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
-            received = manifest.installed(partial, self.build.targets)
+            received = manifest.installed_manifest(partial, self.build.targets)
             if not received or received.id != self.build.id:
                 raise Refusal(f"{archive} does not contain the release {self.build.id} as it was built: {CACHE_REMEDY}")
             for target in self.build.targets:
@@ -204,7 +204,7 @@ class Installer:
         folder = partial / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        smoke_test.check(partial / "bin", self.probe(partial / "bin"), trial)
+        smoke_test.try_programs(partial / "bin", self.probe(partial / "bin"), trial)
         shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict[str, bool]]:

@@ -32,7 +32,7 @@ class Manifest(NamedTuple):
     """Host that compiled a release from another host."""
 
 
-def read(release: Path) -> Optional[Manifest]:
+def read_manifest(release: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
     try:
         manifest = typed_json.parse(Manifest, reading.read_object(release / NAME, LIMIT_BYTES))
@@ -45,13 +45,13 @@ def write(release: Path, manifest: Manifest) -> None:
     (release / NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
-def installed(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
+def installed_manifest(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
     """Return the manifest of an installed release whose files match it, or None.
 
     :param targets: required programs.
     :param builder: planned builder; builds of other hosts do not count.
     """
-    manifest = read(release)
+    manifest = read_manifest(release)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):
         return None
     if builder and manifest.received not in (None, builder):

@@ -20,7 +20,7 @@ WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
 """Marks in llama-server with TLS, and without it. Its help does not tell."""
 
 
-def check(
+def check_options(
     programs: Path,
     listings: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
@@ -63,7 +63,7 @@ def check(
     return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
 
-def record(release: Path, listing: Mapping[str, bool], fork: str) -> None:
+def write_replacements(release: Path, listing: Mapping[str, bool], fork: str) -> None:
     """Write replacements for options that a build's llama-server does not know; the launcher reads them.
 
     :param release: folder of the build.

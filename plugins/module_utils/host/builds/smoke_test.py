@@ -88,7 +88,7 @@ class _Program(NamedTuple):
         )
 
 
-def check(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> None:
+def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> None:
     """Try the programs of the release, except those that only measure.
 
     :param help_options: program → options of its help.

@@ -37,7 +37,7 @@ def _has_account(process: Path, uid: int) -> bool:
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
 
-def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
+def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
     """Return the argv of all processes of the account whose program or script is below the prefix.
 
     macOS reports a command as one line, so an argument with a space becomes two, and the program is unknown.

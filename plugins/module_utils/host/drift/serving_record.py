@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import FILE, STATES
 
 FILE_BYTES = 256 * 1024
@@ -43,11 +43,11 @@ class ServingRecord(NamedTuple):
     """restarts of llama-server, without requested ones"""
     last: tuple[Event, ...] = ()
     """latest events, the newest last"""
-    load: Optional[Load] = None
+    load: Optional[LoadCounters] = None
     """progress of loading; null if no model is loaded or the kernel does not report it"""
 
 
-def read(folder: Path) -> Optional[ServingRecord]:
+def read_record(folder: Path) -> Optional[ServingRecord]:
     """:param folder: folder of the launcher; None is returned without a valid record."""
     try:
         record = typed_json.parse(ServingRecord, reading.read_object(folder / FILE, FILE_BYTES))
@@ -56,7 +56,7 @@ def read(folder: Path) -> Optional[ServingRecord]:
     return None if record.load and min((record.load.read or 0, *record.load.sent.values())) < 0 else record
 
 
-def of_launcher(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
+def launcher_record(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
     """Return the record if one of these processes wrote it."""
-    record = read(folder)
+    record = read_record(folder)
     return record if record and record.process in launchers else None

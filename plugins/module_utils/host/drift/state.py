@@ -71,7 +71,7 @@ def _find_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> li
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
     """Return the state of a planned service. A planned fallback counts as planned.
 
-    :param running: process → argv, from processes.of_account.
+    :param running: process → argv, from processes.account_processes.
     """
     address, port = service.listens.rsplit(":", 1)
     fallback = served_fallback(service, running)
@@ -94,7 +94,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
     )
 
 
-def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
+def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
     """Return a sentence if something else has the port of a planned service, or None."""
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
@@ -183,7 +183,7 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
-    running = processes.of_account(plan.prefix, plan.account)
+    running = processes.account_processes(plan.prefix, plan.account)
     used_ids = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
     free = (
         set()
@@ -222,7 +222,10 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
 def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     """Return the manifest of each planned build; None if it is missing, damaged or from another builder."""
     releases = Path(plan.prefix) / "releases"
-    return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in plan.builds}
+    return {
+        build.id: manifest.installed_manifest(releases / build.id, build.targets, build.builder)
+        for build in plan.builds
+    }
 
 
 def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
@@ -245,7 +248,7 @@ def _record_difference(identity: str | None, last: kept_plan.LastPlan | None) ->
 
 def drift(plan: HostPlan) -> Drift:
     """Return how this host differs from its part of the plan."""
-    running = processes.of_account(plan.prefix, plan.account)
+    running = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.sockets()
     services = {service.name: service_state(service, running, sockets) for service in plan.services}
     defined = place.defined_services(plan.service_manager, plan.units)

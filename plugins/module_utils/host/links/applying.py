@@ -27,7 +27,7 @@ MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 
 
-def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
+def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
     """Apply the planned links.
 
     :param check: change nothing.
