@@ -37,8 +37,6 @@ class LockArguments(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of ansible-playbook."""
-
     user: Name
     controller: Name
     machine: Name

@@ -55,8 +55,6 @@ class LinkInterface(NamedTuple):
 
 
 class FoundModel(NamedTuple):
-    """A model on a host."""
-
     kind: Annotated[str, ("path", "ollama")]
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
     """Path of its first file, or its name in Ollama."""

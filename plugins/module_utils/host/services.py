@@ -222,7 +222,6 @@ class Supervisor(Manager):
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
-        """Return a command line of supervisorctl."""
         python, settings = f"{self.place.prefix}/venv/bin/python", f"{self.place.prefix}/supervisor/supervisord.conf"
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 

@@ -47,7 +47,6 @@ def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) ->
 
 
 def read_digests(prefix: str) -> dict[str, Any]:
-    """Return the recorded digest of each service."""
     try:
         return read_object(Path(prefix, names.READ), READ_BYTES)
     except (OSError, ValueError):

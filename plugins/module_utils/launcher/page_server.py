@@ -83,7 +83,6 @@ def _listen(access: PageAccess, current: Callable[[], str]) -> None:
 
 
 def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Callable[[bytes], bytes]) -> None:
-    """Serve one client after the other."""
 
     def serve_client() -> bool:
         client, _address = listener.accept()

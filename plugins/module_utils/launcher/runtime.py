@@ -93,9 +93,7 @@ class HeadSettings(NamedTuple):
     endpoints: Sequence[str]
     """Endpoints of the plan's workers."""
     url: str
-    """Address of llama-server."""
     state: Path
-    """Folder for the launcher's records."""
     protocol: str | None = None
     timeout: float = 5.0
     """Seconds for one handshake."""
@@ -187,7 +185,6 @@ class Start:
         return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
 
     def _fallback(self, path: Path, answers: Answers) -> StartChoice | None:
-        """Return the fallback that fits now, if there is one."""
         fallbacks = serving.read_fallbacks(path)
         if fallbacks is None:
             journal.log_once(f"{path} cannot be read: run site.yml")

@@ -166,14 +166,11 @@ class WatchedServer:
             self.headers = _authorization(argv)
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
-        """Last answer, and the time of its request."""
         self.asleep = False
         """Whether it has freed its model and left its workers because of --sleep-idle-seconds, until it has loaded the model again."""
         self.props_request: ServerRequest | None = None
         self.counts_request: ServerRequest | None = None
-        """Pending request for its counters."""
         self.counts: dict[str, float] = {}
-        """Its latest counters and gauges."""
         self.counts_asked_at = 0.0
         """Time of the last request for counters."""
         self.missing_polls = 0

@@ -36,8 +36,6 @@ night."""
 
 
 class Tunnel(NamedTuple):
-    """One end of a tunnel."""
-
     accept: str
     """ADDRESS:PORT at which it listens."""
     connect: str

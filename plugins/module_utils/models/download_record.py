@@ -47,7 +47,6 @@ class DownloadRecord(NamedTuple):
 
 
 def base_name(name: str) -> str:
-    """Return the name of a file on the head."""
     return posixpath.basename(name)
 
 

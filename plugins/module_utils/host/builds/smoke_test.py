@@ -184,7 +184,6 @@ def question() -> list[int]:
 
 
 def answer() -> str:
-    """Return the text that follows the question."""
     return (
         "".join(known_answer.pieces()[QUESTION_PIECES : QUESTION_PIECES + ANSWER_PIECES]).replace("\u2581", " ").strip()
     )

@@ -80,7 +80,6 @@ class Comparison(NamedTuple):
     former: Mapping[str, str]
     """interface → address, from existing files"""
     files: Mapping[str, str]
-    """path → text"""
     planned: Mapping[LinkPlan, tuple[str, str]]
     """path and text of the file of each link"""
     lines: Sequence[str]
@@ -128,7 +127,6 @@ def differs(links: Sequence[LinkPlan], system: System) -> bool:
 
 
 def foreign_files(system: System) -> list[str]:
-    """Return foreign files under our names."""
     return [path for path, text in _matching(system).items() if names.DEFINITION_MARK not in text]
 
 
@@ -146,7 +144,6 @@ def _path(link: LinkPlan, manager: str) -> str:
 
 
 def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
-    """Return path and text of the file of a link."""
     key = "MTUBytes" if manager == NETWORKD else "mtu"
     text = TEMPLATES[manager].format(
         interface=link.interface,
@@ -197,7 +194,6 @@ def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], stat
 def _link_refusals(
     links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection, system: System
 ) -> Iterator[str]:
-    """Yield reasons not to configure the links."""
     alternative = "or set manage: false for this link"
     if links and not state.manager:
         yield (
