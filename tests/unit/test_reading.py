@@ -35,7 +35,8 @@ builds/archives.members builds/archives.extract_members builds/builder.Builder._
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.holders
 common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of
-drift/processes.account_processes drift/processes.started_at drift/state._is_unchanged drift/state._redefined_services facts/amx.compiled_wrongly facts/connection._of_ancestors
+drift/processes.account_processes drift/processes.started_at drift/state._is_unchanged drift/state._redefined_services
+facts/amx.compiled_wrongly facts/connection._of_ancestors
 facts/firewall.of_host facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
 facts/resources._amd_memory facts/resources.amd facts/resources.read facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables

@@ -192,13 +192,8 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
         _tags("p", _problems(snapshot), "notice bad"),
     ]
     if snapshot.state == serving.LOADING and snapshot.load:
-        body.append(
-            _tags(
-                "p",
-                [loading.progress_sentence(loading.progress_of(snapshot.load, loading.ExpectedBytes()))],
-                "notice warn",
-            )
-        )
+        progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
+        body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))
     models = "".join(_model_card(snapshot, model) for model in description.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]
     if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
