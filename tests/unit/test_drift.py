@@ -109,7 +109,7 @@ def test_host_info_fails_where_something_else_has_a_port(planned, call):
     with socket.create_server(("127.0.0.1", int(service.listens.split(":")[1]))):
         result = call(plan=typed_json.dump(planned.host))
     assert result["failed"]
-    assert result["msg"].startswith(f"Something else already uses {service.listens}, on which {service.name} ")
+    assert result["msg"].startswith(f"Something else already uses {service.listens}, the port of {service.name}: ")
     assert result["drift"]["services"][service.name]["state"] == "foreign"
 
 

@@ -45,7 +45,7 @@ def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, mon
     with tunnel.Tunnels(ends):
         assert f"{tmp_path}/127.0.0.2 is missing: run site.yml" in capfd.readouterr().out
         (tmp_path / "127.0.0.2").write_text(tunnel_keys.line_of(KEY))
-        tunnel.Tunnels.keep(tunnel.Tunnels(ends))
+        tunnel.Tunnels.maintain(tunnel.Tunnels(ends))
     with tunnel.Tunnels(ends):
         assert "stunnel is not installed: run site.yml" in capfd.readouterr().out
 

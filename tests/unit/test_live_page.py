@@ -48,7 +48,7 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, seen, load, asleep = True, None, None, False
+    ready, last_sample, load, asleep = True, None, None, False
     counts = llama_server.counts_of(METRICS)
     loaded = llama_server.Head.loaded
 
@@ -58,7 +58,7 @@ class Watched:
     def models(self):
         return {"": self}
 
-    def follow_counts(self):
+    def update_counts(self):
         """Has been asked."""
 
 
@@ -141,7 +141,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
         assert one(found, "worker_awaited", worker_host="worker2") == 1
     if state == "fallback":
         assert "it serves without worker2" in terminal
-        assert "it serves without worker2" in seen
+        assert "the server runs without worker2" in seen
     planned = paged["estimate"]["generation_tokens_per_s"]
     assert one(found, "planned_generation_tokens_per_second") == planned
     assert f"{float(f'{planned:.3g}'):g} (" in seen

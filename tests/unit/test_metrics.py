@@ -248,7 +248,7 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     struct.pack_into("=I", told, 216, 1321)
     connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
     traffic = progress.traffic_of(connection)
-    assert (traffic.retransmissions, traffic.needless) == (1433, needless)
+    assert (traffic.retransmissions, traffic.spurious) == (1433, needless)
 
 
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"
@@ -283,7 +283,7 @@ def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
     failing = exporter.Sensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
-    failing._ask_nvidia()
+    failing._query_nvidia()
     assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert missing.read(["CUDA0"]) == {}

@@ -149,7 +149,7 @@ LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held"
 @pytest.mark.parametrize("connections", [0, 1])
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(connections):
     look = LOOK._replace(rdma=connections)
-    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(seen=look)}, seen=None)
+    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(last_sample=look)}, last_sample=None)
     figures = metrics.Figures()
     exporter._add_connections(figures, head, {ENDPOINT: ("worker1", "cpu")})
     told = {name: figures.get(f"worker_{name}", worker_host="worker1", worker="cpu") for name in TOLD}

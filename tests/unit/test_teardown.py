@@ -214,7 +214,7 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
-    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is no ")
+    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is not an ")
 
 
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):

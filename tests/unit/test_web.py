@@ -78,7 +78,7 @@ PART = b"x" * 100
             "announced 101 bytes and sent 100",
             "again",
         ),
-        (redirect(None), "its server gives no address", "the file itself"),
+        (redirect(None), "its server names no address", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
     ],

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans that a host keeps below its prefix, each with the host's own part: the serving one, the previous one, and the one that is being applied."""
+"""A host's parts of plans below its prefix: the serving, the previous, and the one that is being applied."""
 
 from __future__ import annotations
 

@@ -132,13 +132,13 @@ def sockets() -> Sockets:
 
 
 def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
-    """Return the processes that listen on the TCP port (Linux), as far as their file descriptors are readable."""
+    """Return the processes that listen on the port (Linux), as far as their descriptors are readable."""
     listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
     return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
-    """Return the socket inodes of each process (Linux), as far as their file descriptors are readable."""
+    """Return the socket inodes of each process (Linux), as far as they are readable."""
     inodes: dict[int, set[str]] = {pid: set() for pid in pids}
     for pid, process_inodes in inodes.items():
         with suppress(OSError):
@@ -165,17 +165,17 @@ def is_served(address: str, port: int, running: Collection[int]) -> bool:
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:
-    """Return addresses on which this host listens on the port (Linux; empty elsewhere)."""
+    """Return addresses that listen on the port (Linux; empty elsewhere)."""
     return sorted({entry.address for entry in tables.listening(port)})
 
 
 def clients(port: int, tables: Sockets) -> list[str]:
-    """Return addresses that are connected to the port of this host, or wait in its queue (Linux; empty elsewhere)."""
+    """Return clients of the port, including waiting ones (Linux; empty elsewhere)."""
     return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
 def started_at(pid: int | None) -> float | None:
-    """Return when a process started, in seconds since 1970 (Linux); None if that is unknown."""
+    """Return a process's start in seconds since 1970 (Linux); None if unknown."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except OSError:

@@ -56,7 +56,7 @@ KEPT_RELEASES = 2
 
 
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
-    """Return the fallback that the head serves or loads now, and its process, which has exactly its command line."""
+    """Return the head's present fallback and its process, which has exactly its command line."""
     matches = (
         (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, running)
     )
@@ -95,7 +95,7 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
 
 
 def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
-    """Return a sentence if something else has the port of a planned service, or None."""
+    """Name ports of planned services that something else uses, or None."""
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
         return None
@@ -146,7 +146,7 @@ def _is_unchanged(file: FilePlan) -> bool:
 
 
 def _redefined_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
-    """Return services whose definition is missing or different, and running services that no run has started with the present definition and files."""
+    """Return services with a missing or different definition, and running ones not started with the present definition and files."""
     redefined, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
         path = manager.definition(plan.units, service.name)
