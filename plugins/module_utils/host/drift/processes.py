@@ -75,7 +75,7 @@ def environment_of(process: int) -> dict[str, str] | None:
 
 
 def is_occupied(address: str, port: int) -> bool:
-    """Return whether something already listens on the port."""
+    """Return whether something listens on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

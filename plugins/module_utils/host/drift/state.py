@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Differences between a host and its part of the plan, read on that host from files, accounts and running processes."""
+"""Differences between a host and its part of the plan, read on that host."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]
 
 
 def unneeded_releases(plan: HostPlan) -> list[str]:
-    """Return unfinished builds, and installed releases beyond the last ones of their backend, oldest first. Skip releases that are planned, kept with a
+    """Return unfinished builds, and releases beyond the last ones of their backend, oldest first. Skip releases that are planned, kept with a
     plan, being built or running. A backend that is no longer planned keeps one release less."""
     folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
@@ -220,7 +220,7 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
 
 
 def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
-    """Return the manifest of each planned build; None if it is missing, damaged or from another builder."""
+    """Return each planned build's manifest; None if it is missing, damaged or from another builder."""
     releases = Path(plan.prefix) / "releases"
     return {
         build.id: manifest.installed_manifest(releases / build.id, build.targets, build.builder)
