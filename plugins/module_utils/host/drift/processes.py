@@ -38,7 +38,7 @@ def _has_account(process: Path, uid: int) -> bool:
 
 
 def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
-    """Return the argv of all processes of the account whose program or script is below the prefix.
+    """Return the account's processes (pid → argv) whose program is below the prefix.
 
     macOS reports a command as one line, so an argument with a space becomes two, and the program is unknown.
 
@@ -66,7 +66,7 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
 
 
 def environment_of(process: int) -> dict[str, str] | None:
-    """Return the environment of a process; None if it cannot be read."""
+    """Return a process's environment; None if it is unreadable."""
     try:
         text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
     except OSError:
