@@ -179,9 +179,9 @@ def test_a_model_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     "more, reason",
     [
-        ({"FAILS": "1"}, r"its program on port \d+ did not start: "),
+        ({"FAILS": "1"}, r"program on port \d+ did not start: "),
         ({"VERSION": "9"}, r"protocol 9\.0\.0 is unknown"),
-        ({"MEMORY": "1000"}, r"its program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
+        ({"MEMORY": "1000"}, r"program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],
 )

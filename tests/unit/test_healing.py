@@ -67,7 +67,7 @@ def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, aft
     head = llama_server.Head.__new__(llama_server.Head)
     head.argv, head.ready, head.asleep = [llama_server.SLEEP], True, asleep
     head.props_request = mock.Mock(reply=said, is_alive=lambda: False)
-    head._follow_sleep(None, 0.0)
+    head._update_sleep(None, 0.0)
     assert (head.asleep, head.props_request) == (after, None)
 
 
@@ -128,7 +128,7 @@ def test_a_stopped_head_is_started_again(cluster):
     process = cluster.head("answers", until_it_is="serving")
     (child,) = children(process)
     os.kill(child, signal.SIGSTOP)
-    assert "llama-server has been stopped by a signal for " in healed(process, "llama-server is started again")
+    assert "llama-server has been stopped by a signal for " in healed(process, "restarting llama-server")
     assert not os.path.exists(f"/proc/{child}")
     assert cluster.record()["restarts"] == 1
     assert "stopped by a signal" in cluster.record()["last"][-1]["text"]
@@ -254,7 +254,7 @@ def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(clus
     head = llama_server.Head([sys.executable, "-c", ""], ["192.0.2.1:50052"], "http://127.0.0.1:1", cluster.state, 0.01)
     head.process.wait()
     head.ready = head.missing_polls = False
-    assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
+    assert [head._detect_stall(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
 
 
 class Pair:

@@ -246,7 +246,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
     assert place.problems(machine.manager.place) == ["supervisor does not run"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
-    with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
+    with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):
         machine.apply(start=[WORKER])
     assert machine.apply(stop=[WORKER]) == {}
     machine.apply(remove=[WORKER])

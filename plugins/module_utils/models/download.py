@@ -179,7 +179,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
         error = web.status_error(status, "")
         return web.explain_error(error, token), error.passes
     if done.returncode == WRITE_ERROR:
-        raise OSError(errno.ENOSPC, "curl could not write the whole file", str(part))
+        raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
     if done.returncode == RANGE_ERROR:
         part.unlink(missing_ok=True)
         return "cannot be resumed, because its server sends whole files only: the partial file was removed", True
