@@ -146,7 +146,7 @@ class ActionModule(Action):
         began, running = time.monotonic(), True
         while running:
             answer = self._call(programs=len(loads))
-            progress = typed_json.reported(self._name, "the benchmark", types.Progress, answer)
+            progress = typed_json.reported(self._name, "the benchmark", types.BenchmarkProgress, answer)
             running = progress.running
             for one, program in zip(loads, progress.programs):
                 self._update(one, program)

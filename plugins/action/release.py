@@ -85,7 +85,7 @@ class ActionModule(Action):
             programs, *libraries = (
                 PackedRelease(self.transfer(str(one.path), one.path.name), one.sha256) for one in (fetched, *others)
             )
-            return Source(*programs, fetched.commit, further=tuple(libraries))
+            return Source(*programs, fetched.commit, library_archives=tuple(libraries))
         patches = [
             Patch(
                 name=Path(patch.path).name,

@@ -103,12 +103,12 @@ def main():
     place = typed_json.parse(InstallationPaths, params["host"])
     lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
     with errors.reported(module), lock:
-        service = job.Job(place)
+        service = job.BenchmarkJob(place)
         changed = params["state"] == "started" or bool(params["state"] and service.exists())
         if changed and not check:
             service.start(params["definition"]) if params["state"] == "started" else service.end()
         running = service.runs()  # before the results are read: what a job writes that has ended is complete
-        programs = [results.read(Path(place.prefix, "state"), number) for number in range(params["programs"])]
+        programs = [results.read_results(Path(place.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=changed, running=running, programs=typed_json.dump(programs))
 
 

@@ -53,7 +53,7 @@ def filled(workers, check_mode):
     size, why = 0, []
     for worker in workers:
         try:
-            size += cache_prefill.fill(worker, check_mode)
+            size += cache_prefill.fill_cache(worker, check_mode)
         except (Refusal, OSError) as error:
             why.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
     return size, why
@@ -67,10 +67,10 @@ def main():
         },
         supports_check_mode=True,
     )
-    fields = cache_prefill.Worker._fields
+    fields = cache_prefill.WorkerCache._fields
     planned = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
     with errors.reported(module):
-        workers = [typed_json.parse(cache_prefill.Worker, worker) for worker in planned]
+        workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in planned]
         size, why = accounts.work_as(module.params["account"], filled, workers, module.check_mode)
     for sentence in why:
         module.warn(sentence)

@@ -83,9 +83,9 @@ def main():
         try:
             if wanted["state"] == "present":
                 with locks.unless_read_only():
-                    taken_from = cluster_lock.take(prefix, run, wanted["take_over"], ended)
+                    taken_from = cluster_lock.take_lock(prefix, run, wanted["take_over"], ended)
             else:
-                cluster_lock.release(prefix, run)
+                cluster_lock.release_lock(prefix, run)
         except cluster_lock.HeldError as error:
             module.fail_json(msg=str(error), holder=typed_json.dump(error.holder))
     module.exit_json(changed=False, taken_from=taken_from.describe() if taken_from else "")

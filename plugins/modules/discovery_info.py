@@ -63,7 +63,7 @@ def main():
     given = module.params
     folders = [*given["folders"], *discovery.FOLDERS]
     with errors.reported(module):
-        found = discovery.read(given["addresses"], folders, given["account"])
+        found = discovery.discover(given["addresses"], folders, given["account"])
     module.exit_json(changed=False, discovered=typed_json.dump(found))
 
 

@@ -78,7 +78,7 @@ def compare(planned):
 
     :raises Refusal: something there has a planned name and is not of this collection.
     """
-    ownership.check(planned)
+    ownership.check_ownership(planned)
     return state.drift(planned)
 
 
@@ -96,14 +96,14 @@ def read(arguments):
     """What the module returns."""
     if arguments.kept:
         prefix = place_of(arguments.scope).prefix
-        plans = {place: kept_plans.read(prefix, place) for place in kept_plans.PLACES}
+        plans = {place: kept_plans.read_plan(prefix, place) for place in kept_plans.PLACES}
         return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
     planned = arguments.plan
     if planned is None:
         return {"facts": host.facts(arguments.scope, arguments.packages)}
     drift = compare(planned)
     result = {"drift": typed_json.dump(drift)}
-    taken = state.taken_ports(planned.services, drift.services)
+    taken = state.port_conflicts(planned.services, drift.services)
     return {**result, "msg": taken} if taken else result
 
 

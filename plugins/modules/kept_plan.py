@@ -60,7 +60,7 @@ def main():
     prefix, begun = module.params["prefix"], module.params["begun"]
     with errors.reported(module):
         if begun:
-            changed = kept_plans.begin(prefix, typed_json.parse(KeptPlan, begun), module.check_mode)
+            changed = kept_plans.keep_plan(prefix, typed_json.parse(KeptPlan, begun), module.check_mode)
         else:
             changed = kept_plans.mark_served(prefix, module.params["served"], module.check_mode)
     module.exit_json(changed=changed)

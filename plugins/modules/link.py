@@ -72,7 +72,7 @@ def main():
     system, check = System(), module.check_mode
     lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.reported(module), lock:
-        before, after = applying.apply(arguments.links, check, system)
+        before, after = applying.apply_links(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
     module.exit_json(
         changed=before != after,

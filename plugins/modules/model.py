@@ -102,15 +102,15 @@ def run(arguments, check_mode):
     """
     if arguments.known_answer:
         return write(Path(arguments.path), arguments.known_answer, check_mode)
-    folder, pending = Path(arguments.folder), model_files.pending(arguments.files)
+    folder, pending = Path(arguments.folder), model_files.pending_files(arguments.files)
     rows = [
-        {"path": file.path, "bytes": file.bytes, "have": present, "from": web.shown(str(file.url))}
+        {"path": file.path, "bytes": file.bytes, "have": present, "from": web.printable_url(str(file.url))}
         for file, present in pending
     ]
     if check_mode:
-        download.check_room(pending, folder)
+        download.check_free_space(pending, folder)
     elif rows:
-        download.download(arguments.files, folder, arguments.token, DOWNLOAD_SECONDS)
+        download.download_files(arguments.files, folder, arguments.token, DOWNLOAD_SECONDS)
     return {
         "changed": bool(rows),
         "fetch": rows,

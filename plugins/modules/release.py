@@ -93,7 +93,7 @@ said_otherwise:
   returned: when the release is installed
   type: list
   elements: str
-  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is left out, and llama-server's default holds"]
+  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is omitted, and llama-server's default applies"]
 path:
   description: The packed release on the host.
   returned: when O(pack) is true
@@ -142,20 +142,20 @@ def main():
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        installed = manifest.installed(target.release, build.targets, build.builder)
+        installed = manifest.installed_manifest(target.release, build.targets, build.builder)
         changed = not installed
         if changed and not module.check_mode:
             installed = install(target, arguments)
         if installed:
             programs = target.release / "bin"
             listed = target.probe(programs) if arguments.services else {}
-            wrong, otherwise = option_check.check(
+            wrong, otherwise = option_check.check_options(
                 programs, listed, arguments.services, arguments.release, arguments.host_name
             )
             if wrong:
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
             if not module.check_mode and SERVER in listed:
-                option_check.record(target.release, listed[SERVER], arguments.release.fork)
+                option_check.write_replacements(target.release, listed[SERVER], arguments.release.fork)
             told = {"manifest": typed_json.dump(installed), "said_otherwise": otherwise}
             module.exit_json(changed=changed, diff=diff if changed else {}, **told)
     except (Refusal, subprocess.SubprocessError) as error:

@@ -105,18 +105,18 @@ def main():
     planned = [typed_json.parse(services.Service, service) for service in module.params["services"]]
     verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
     run = planned if state == "started" else []
-    wanted = services.Wanted(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
+    wanted = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.reported(module):
         place = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(place)
         touched = [*(service.name for service in run), *module.params["names"]]
         with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
             read = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned}
-            changes = job.cancel(place, touched, module.check_mode)
-            changes += services.apply(manager, wanted, module.check_mode)
+            changes = job.cancel_benchmark(place, touched, module.check_mode)
+            changes += services.apply_request(manager, wanted, module.check_mode)
             if not module.check_mode:
-                started = services.started(changes)
-                start_records.write(place.prefix, {name: read[name] for name in read if name in started})
+                started = services.started_services(changes)
+                start_records.write_digests(place.prefix, {name: read[name] for name in read if name in started})
     module.exit_json(
         changed=bool(changes),
         diff=difference(changes),

@@ -76,7 +76,7 @@ def main():
         module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
     was_read = os.path.lexists(path)
     with errors.reported(module):
-        changed = tunnel_keys.add(path, key, module.params["account"], module.params["keep"], module.check_mode)
+        changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
     if changed and was_read and not module.check_mode:
         time.sleep(READ_SECONDS)
     module.exit_json(changed=changed)

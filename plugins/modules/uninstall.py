@@ -85,12 +85,12 @@ def uninstall(place, account, host_name, check):
         raise Refusal(
             f"{locks.shown_holders(store.lock_path(cache))} on {host_name}, which a killed run left, still builds: end it, and run the playbook again"
         )
-    given = removal.give_back(account, cache, check) if account else []
+    given = removal.return_to_root(account, cache, check) if account else []
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         for identity in abandoned:
             store.clear_build(cache, identity)
-    removed, left = removal.remove(place, host_name, check)
+    removed, left = removal.remove_installation(place, host_name, check)
     before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
     return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}

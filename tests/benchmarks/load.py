@@ -158,14 +158,14 @@ class Bench:
         """Seconds in which every worker's cache is filled from the model on its host, one after the other: it is one disk here."""
         before, started = carried(), time.monotonic()
         for name, worker in own(self.plans["workers"]).items():
-            cache_prefill.fill(self.worker(name, worker))
+            cache_prefill.fill_cache(self.worker(name, worker))
         return {"seconds": time.monotonic() - started, "mib": grown(before)}
 
-    def worker(self, name: str, worker: dict) -> cache_prefill.Worker:
+    def worker(self, name: str, worker: dict) -> cache_prefill.WorkerCache:
         environment = self.environment({**worker["environment"], "LLAMA_CACHE": str(self.cache(name))})
         prefill = {**worker["prefill"], "argv": with_program(worker["prefill"]["argv"], self.programs)}
         return typed_json.parse(
-            cache_prefill.Worker, {"name": worker["name"], "environment": environment, "prefill": prefill}
+            cache_prefill.WorkerCache, {"name": worker["name"], "environment": environment, "prefill": prefill}
         )
 
     def from_nothing(self, cached: bool) -> dict:
@@ -175,7 +175,7 @@ class Bench:
     def from_full(self) -> dict:
         """With what a load before has left; where that was not measured, with a copy of it."""
         workers = own(self.plans["workers"]).items()
-        if any(cache_prefill.missing(self.worker(name, worker)) for name, worker in workers):
+        if any(cache_prefill.missing_tensors(self.worker(name, worker)) for name, worker in workers):
             self.from_copy()
         return self.load(cached=True)
 

@@ -69,7 +69,7 @@ def test_a_port_that_something_else_uses(bare):
     with socket.create_server(("127.0.0.1", PORTS[1])):
         refuses(
             bare,
-            f"127.0.0.1:{PORTS[1]}, on which llamacpp-worker-two is to listen",
+            f"127.0.0.1:{PORTS[1]}, the port of llamacpp-worker-two",
             "change port in llama_worker_endpoints",
         )
 

@@ -48,8 +48,8 @@ def connection(program, folder, *words):
     argv = [*program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", *words]
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
-            cache_prefill.wait(port, process)
-            with rpc_upload.UploadConnection("127.0.0.1", port, len(DATA), 60) as worker:
+            cache_prefill.wait_for_worker(port, process)
+            with rpc_upload.Worker("127.0.0.1", port, len(DATA), 60) as worker:
                 yield worker
         finally:
             process.kill()

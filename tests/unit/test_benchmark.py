@@ -126,7 +126,7 @@ def test_why_a_load_cannot_be_measured():
     assert "does not fit" in why
     assert {cell.skipped for cell in matrix.cells_of(alone, request, plan, why)} == {why}
     _request, ((load, plan), *_others) = loads_of(cluster_of())
-    assert matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs the build pypi-0.3.36-")
+    assert matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs build pypi-0.3.36-")
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
     assert matrix.obstacle(plan, served_by(idle), load) == "the plan gives no layer to worker2"
@@ -171,11 +171,11 @@ def row_of(**other):
 
 
 def test_what_llama_bench_writes_is_read(tmp_path):
-    assert results.read(tmp_path, 0) == types.Program((), None, "")
+    assert results.read_results(tmp_path, 0) == types.Program((), None, "")
     (tmp_path / "benchmark-0.jsonl").write_text(ROWS + '{"torn')
     (tmp_path / "benchmark-0.log").write_text("x" * 100_000 + "\nloading\n\n\x1b[2Jerror: failed to create context\n")
     (tmp_path / "benchmark-0.status").write_text("1\n")
-    found = results.read(tmp_path, 0)
+    found = results.read_results(tmp_path, 0)
     assert [(one.test, one.depth) for one in found.results] == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
     assert found.results[3].speed == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3))
     assert found.status == 1
@@ -210,7 +210,7 @@ def test_what_the_account_of_the_services_put_there_is_not_followed(tmp_path):
     for end in ("jsonl", "log"):
         (tmp_path / f"benchmark-0.{end}").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "benchmark-0.status")
-    assert results.read(tmp_path, 0) == types.Program((), None, "")
+    assert results.read_results(tmp_path, 0) == types.Program((), None, "")
 
 
 def run(state, *programs):
@@ -226,8 +226,8 @@ def test_programs_run_one_after_the_other(tmp_path):
     with run(tmp_path, (said("x"), {"GIVEN": "c d"}), (["/none"], {}), (["true"], {})) as running:
         assert running.wait(20) == 0
     assert (tmp_path / "benchmark-0.jsonl").read_text() == "x a 'b' c d\n"
-    assert [results.read(tmp_path, number).status for number in range(3)] == [3, 127, 0]
-    assert results.read(tmp_path, 0).said == "error: a 'b'"
+    assert [results.read_results(tmp_path, number).status for number in range(3)] == [3, 127, 0]
+    assert results.read_results(tmp_path, 0).said == "error: a 'b'"
 
 
 def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
@@ -247,13 +247,13 @@ def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value, words, status",
-    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
 )
 def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
     monkeypatch.setattr(command_line, name, value)
     with run(tmp_path, (words, {})) as running:
         assert running.wait(20) == 0
-    assert results.read(tmp_path, 0).status == status
+    assert results.read_results(tmp_path, 0).status == status
     assert (tmp_path / "benchmark-0.jsonl").stat().st_size <= 5120
 
 
@@ -283,7 +283,7 @@ PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
 def head(request, tmp_path, monkeypatch):
     """A head whose server runs."""
     machine = machine_with(request.param, tmp_path, monkeypatch)
-    monkeypatch.setattr(job, "VOLATILE", machine.folder / "units")
+    monkeypatch.setattr(job, "VOLATILE_UNITS", machine.folder / "units")
     machine.apply(defined(SERVER))
     machine.lines("calls"), machine.lines("events")
     return machine
@@ -295,7 +295,7 @@ def started(machine):
 
 
 def job_of(machine):
-    return job.Job(typed_json.parse(InstallationPaths, machine.host))
+    return job.BenchmarkJob(typed_json.parse(InstallationPaths, machine.host))
 
 
 def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
@@ -349,7 +349,9 @@ def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, mon
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
     place = typed_json.parse(InstallationPaths, head.host)
-    assert job.cancel(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
+    assert (
+        job.cancel_benchmark(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
+    )
 
 
 class Host:

@@ -74,7 +74,7 @@ def printed_by(release):
 def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     made = builder_of(tmp_path, pack(tree, tmp_path)).install()
     release = tmp_path / "prefix" / "releases" / "tiny-cpu-0123abcd"
-    assert manifest.read(release) == made == manifest.installed(release)
+    assert manifest.read_manifest(release) == made == manifest.installed_manifest(release)
     assert set(made.files) == {"bin/ggml-rpc-server", "bin/llama-server"}
     assert printed_by(release).endswith("abc1234d\n")
     assert release.stat().st_mtime == 0, "it counts as used only when it is put to use"
@@ -115,9 +115,9 @@ def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, t
     assert program.stat().st_mtime_ns == before
     program.write_bytes(program.read_bytes()[:-1])
     (program.parent / "libggml-old.so").touch()
-    assert manifest.installed(program.parents[1]) is None
+    assert manifest.installed_manifest(program.parents[1]) is None
     one.install()
-    assert manifest.installed(program.parents[1])
+    assert manifest.installed_manifest(program.parents[1])
     assert not (program.parent / "libggml-old.so").exists()
 
 

@@ -100,7 +100,7 @@ def test_the_operator_has_the_last_word(large, wanted):
 
 
 def names_of(prefill):
-    return cache_prefill.names_of(typed_json.parse(CachePrefill, prefill).tensors)
+    return cache_prefill.tensor_sizes(typed_json.parse(CachePrefill, prefill).tensors)
 
 
 def test_each_worker_gets_exactly_its_share(large):
@@ -145,55 +145,57 @@ def worker(path, layers, argv=None, **environment):
     program = [sys.executable, str(Path(__file__).with_name("cache_worker.py")), "-H", "127.0.0.1", "-c", "-p"]
     row = PrefillTensor("blk.*.ffn_up.weight", BYTES, tuple(range(layers)), str(path))
     prefill = CachePrefill((row,), tuple(argv or program))
-    return cache_prefill.Worker("cpu", {"LLAMA_CACHE": str(path.parent / "cache"), **environment}, prefill)
+    return cache_prefill.WorkerCache("cpu", {"LLAMA_CACHE": str(path.parent / "cache"), **environment}, prefill)
 
 
 @programs
 def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
     filled = worker(model(tmp_path, [1, 2, 1]), 3)
-    assert cache_prefill.fill(filled, check_mode=True) == 2 * BYTES, "the third is like the first"
+    assert cache_prefill.fill_cache(filled, check_mode=True) == 2 * BYTES, "the third is like the first"
     assert not filled.folder.parent.exists()
-    assert cache_prefill.fill(filled) == 2 * BYTES
+    assert cache_prefill.fill_cache(filled) == 2 * BYTES
     assert sorted(file.read_bytes()[:1] for file in filled.folder.iterdir()) == [b"\1", b"\2"]
-    assert cache_prefill.fill(filled) == 0
+    assert cache_prefill.fill_cache(filled) == 0
     assert launcher.tidy(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
     cut = next(filled.folder.iterdir())
     os.truncate(cut, BYTES - 4096)
-    assert cache_prefill.fill(filled) == BYTES
+    assert cache_prefill.fill_cache(filled) == BYTES
     assert cut.stat().st_size == BYTES
 
 
 def test_a_host_without_the_model_gives_nothing(tmp_path):
-    assert cache_prefill.fill(worker(tmp_path / "missing.gguf", 1)) == 0
-    assert cache_prefill.missing(worker(model(tmp_path, [1]), 0)) == [], "others are not of this worker"
+    assert cache_prefill.fill_cache(worker(tmp_path / "missing.gguf", 1)) == 0
+    assert cache_prefill.missing_tensors(worker(model(tmp_path, [1]), 0)) == [], "others are not of this worker"
 
 
 def test_a_model_that_cannot_be_read(tmp_path):
     path = model(tmp_path, [1])
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(Refusal, match="is truncated"):
-        cache_prefill.fill(worker(path, 1))
+        cache_prefill.fill_cache(worker(path, 1))
 
 
 @programs
 @pytest.mark.parametrize(
     "more, reason",
     [
-        ({"FAILS": "1"}, r"its program on port \d+ did not start: "),
-        ({"VERSION": "9"}, r"protocol 9\.0\.0 has messages that are not known"),
-        ({"MEMORY": "1000"}, r"its program on port \d+ does not have enough memory for its largest tensor \(10 MiB\)"),
+        ({"FAILS": "1"}, r"program on port \d+ did not start: "),
+        ({"VERSION": "9"}, r"protocol 9\.0\.0 is unknown"),
+        ({"MEMORY": "1000"}, r"program on port \d+ has no memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],
 )
 def test_a_program_that_does_not_take_tensors(tmp_path, more, reason):
     with pytest.raises(Refusal, match=reason):
-        cache_prefill.fill(worker(model(tmp_path, [1]), 1, **more))
+        cache_prefill.fill_cache(worker(model(tmp_path, [1]), 1, **more))
 
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=5 << 20))
-    with pytest.raises(Refusal, match=r"10 MiB of tensors do not fit into .*, where 5 MiB are free and 1024 MiB stay"):
-        cache_prefill.fill(worker(model(tmp_path, [1]), 1))
+    with pytest.raises(
+        Refusal, match=r"10 MiB of tensors do not fit into .*: 5 MiB are free, and 1024 MiB of them are reserved"
+    ):
+        cache_prefill.fill_cache(worker(model(tmp_path, [1]), 1))
 
 
 def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
@@ -202,7 +204,7 @@ def test_what_is_no_tensor_of_a_cache_is_left_out(tmp_path):
     filled.folder.mkdir(parents=True)
     (filled.folder / "0123456789abcdef").write_bytes(bytes(100))
     (filled.folder / ("a" * 16)).symlink_to(path)
-    assert len(cache_prefill.missing(filled)) == 1
+    assert len(cache_prefill.missing_tensors(filled)) == 1
 
 
 @programs

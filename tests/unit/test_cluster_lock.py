@@ -26,42 +26,42 @@ def run(number=1, **values):
 
 
 def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
-    assert cluster_lock.take(tmp_path, run()) is None
-    assert cluster_lock.take(tmp_path, run()) is None, "it has it already"
+    assert cluster_lock.take_lock(tmp_path, run()) is None
+    assert cluster_lock.take_lock(tmp_path, run()) is None, "it has it already"
     assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
     for _another_try in range(2):
         for other in (run(2), run(machine="boot-1 pid:[2]"), run(process=4712)):
             with pytest.raises(cluster_lock.HeldError) as held:
-                cluster_lock.take(tmp_path, other)
+                cluster_lock.take_lock(tmp_path, other)
             assert held.value.holder.is_same(run())
-        cluster_lock.release(tmp_path, run(2))
+        cluster_lock.release_lock(tmp_path, run(2))
     with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK):
         patched.setattr(cluster_lock, "WAIT_SECONDS", 0)
         with pytest.raises(locks.BusyError):
-            cluster_lock.release(tmp_path, run())  # another run may take over just now
-    cluster_lock.release(tmp_path, run())
-    assert cluster_lock.take(tmp_path, run(2)) is None
+            cluster_lock.release_lock(tmp_path, run())  # another run may take over just now
+    cluster_lock.release_lock(tmp_path, run())
+    assert cluster_lock.take_lock(tmp_path, run(2)) is None
 
 
 def test_the_message_names_run_time_and_remedy(tmp_path):
-    cluster_lock.take(tmp_path, run())
-    since = time.strftime("%Y-%m-%d %H:%M", time.gmtime(cluster_lock.read(tmp_path).since))
+    cluster_lock.take_lock(tmp_path, run())
+    since = time.strftime("%Y-%m-%d %H:%M", time.gmtime(cluster_lock.read_holder(tmp_path).since))
     with pytest.raises(cluster_lock.HeldError) as held:
-        cluster_lock.take(tmp_path, run(2))
+        cluster_lock.take_lock(tmp_path, run(2))
     message = str(held.value)
     for part in ("site.yml", "laptop7", "process 4711", since, "-e llama_lease_take_over=true"):
         assert part in message
-    taken = cluster_lock.take(tmp_path, run(2), ended=run())
+    taken = cluster_lock.take_lock(tmp_path, run(2), ended=run())
     with pytest.raises(cluster_lock.HeldError):
-        cluster_lock.take(tmp_path, run(3), ended=run())  # it was as fast, and too late
+        cluster_lock.take_lock(tmp_path, run(3), ended=run())  # it was as fast, and too late
     assert taken.describe().startswith("site.yml of anna on laptop7")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
 def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_path, text):
     (tmp_path / names.CLUSTER_LOCK).write_text(text)
-    assert cluster_lock.take(tmp_path, run()) is None
-    assert cluster_lock.read(tmp_path).is_same(run())
+    assert cluster_lock.take_lock(tmp_path, run()) is None
+    assert cluster_lock.read_holder(tmp_path).is_same(run())
 
 
 def call(capsys, run, **arguments):
@@ -77,13 +77,13 @@ def test_the_module_takes_and_releases(tmp_path, capsys):
     call(capsys, prefix=str(prefix), run=run())
     assert not prefix.exists(), "neither in check mode nor without create"
     assert call(capsys, prefix=str(prefix), run=run(), create=True)["taken_from"] == ""
-    assert abs(cluster_lock.read(prefix).since - time.time()) < 60
+    assert abs(cluster_lock.read_holder(prefix).since - time.time()) < 60
     refused = call(capsys, prefix=str(prefix), run=run(2))
     assert refused["failed"]
     assert refused["holder"]["user"] == "anna"
     assert "site.yml of anna" in call(capsys, prefix=str(prefix), run=run(2), take_over=True)["taken_from"]
     call(capsys, prefix=str(prefix), run=run(2), state="absent")
-    assert cluster_lock.read(prefix) is None
+    assert cluster_lock.read_holder(prefix) is None
     (prefix / names.CLUSTER_LOCK).unlink()
     call(capsys, prefix=str(prefix), run=run(2), state="absent")
     assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
@@ -149,7 +149,7 @@ def output_of(started):
 @pytest.mark.programs
 def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, first):
     second = operator.start("second", "true")
-    assert "Another run changes this cluster: run.yml of" in output_of(second)
+    assert "Another run is changing this cluster: run.yml of" in output_of(second)
     assert second.returncode
     assert not operator.touched("second")
     third = operator.start("third", "true", "-e", "llama_lease_take_over=true")
@@ -158,18 +158,18 @@ def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, 
     (operator.path / "go").touch()
     output_of(first)
     assert first.returncode == 0
-    assert cluster_lock.read(operator.prefix) is None
+    assert cluster_lock.read_holder(operator.prefix) is None
 
 
 @pytest.mark.programs
 def test_a_run_that_was_killed_is_taken_over_at_once(operator, first):
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    assert cluster_lock.read(operator.prefix).process == first.pid
+    assert cluster_lock.read_holder(operator.prefix).process == first.pid
     second = operator.start("second", "true")
     assert "took over from run.yml" in output_of(second)
     assert second.returncode == 0
-    assert cluster_lock.read(operator.prefix) is None
+    assert cluster_lock.read_holder(operator.prefix) is None
 
 
 @pytest.mark.programs

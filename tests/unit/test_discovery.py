@@ -55,7 +55,7 @@ def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
     )
     # Nobody beyond its own networks.
     assert sender().__enter__().sendto.call_args_list == [mock.call(b"", ("10.99.0.2", 9))]
-    assert on_host.neighbours("no JSON") == {}
+    assert on_host.neighbour_macs("no JSON") == {}
 
 
 def test_models_that_lie_there(tmp_path, monkeypatch):
@@ -76,13 +76,13 @@ def test_models_that_lie_there(tmp_path, monkeypatch):
     }
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     monkeypatch.setenv("OLLAMA_MODELS", str(ollama))
-    found = list(on_host.models([str(hub)], None))
+    found = list(on_host.find_models([str(hub)], None))
     assert [(one.kind, one.name, one.file) for one in found] == [
         ("path", str(hub / "b/two.gguf"), str(hub / "b/two.gguf")),
         ("path", str(hub / "one.gguf"), str(hub / "one.gguf")),
         ("ollama", "registry.ollama.ai/library/known:1b", str(blob)),
     ]
-    assert not on_host.is_served({**found[0].summary, "architecture": "nomic-bert"})
+    assert not on_host.can_generate({**found[0].summary, "architecture": "nomic-bert"})
 
 
 def network(*names, **cables):

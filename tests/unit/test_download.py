@@ -29,7 +29,7 @@ def reset(handler):
 @pytest.fixture
 def fetch(server, models):
     def run(*files, token=None, seconds=30):
-        download.download(parsed(*(files or [planned(server, models)])), models, token, seconds)
+        download.download_files(parsed(*(files or [planned(server, models)])), models, token, seconds)
 
     return run
 
@@ -51,7 +51,7 @@ def test_a_file_is_whole_and_recorded_last_and_then_neither_read_nor_requested(s
     record = json.loads((models / "source" / ".source.json").read_text())
     whole = {"name": "m.gguf", "bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
     assert record == {"files": [{**whole, "revision": "c0ffee"}]}
-    monkeypatch.setattr(download, "_complete", None)
+    monkeypatch.setattr(download, "_fetch_file", None)
     fetch(planned(server, models, revision="c0ffee"))
     assert len(server.asked) == 1
 
@@ -97,7 +97,7 @@ def test_a_server_that_breaks_off_and_sends_whole_files_only_is_given_up(server,
 def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
     server.cut = 1_000_000
     server.faults["/m.gguf"] = [lambda handler: server.send(handler, DATA), *[reset] * 3]
-    with pytest.raises(Refusal, match=r"1\.0 MB of 3\.0 MB are kept: the next run continues there"):
+    with pytest.raises(Refusal, match=r"1\.0 MB of 3\.0 MB are kept for the next run"):
         fetch()
     assert below(models) == [".fetching", "source/m.gguf.part"]
     server.cut = None
@@ -109,8 +109,8 @@ def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
 @pytest.mark.parametrize(
     "status, token, reason",
     [
-        (403, None, r"needs permission \(HTTP 403\): give a token with llama_model_token_file, and accept the model's"),
-        (403, "secret", r"needs permission \(HTTP 403\): the token of llama_model_token_file is not entitled"),
+        (403, None, r"needs permission \(HTTP 403\): set llama_model_token_file, and accept the model's"),
+        (403, "secret", r"needs permission \(HTTP 403\): the token of llama_model_token_file has no access"),
         (404, None, r"does not exist \(HTTP 404\)"),
     ],
 )
@@ -125,8 +125,8 @@ def test_a_refusal_is_not_tried_again(server, models, fetch, status, token, reas
 @pytest.mark.parametrize(
     "content, reason",
     [
-        (DATA[:2000], rf"has 2000 bytes, planned are {SIZE}: what was downloaded is removed"),
-        (DATA[:-1] + b"x", rf"has the sha256 [0-9a-f]{{64}}, planned is {SHA}: what was downloaded is removed"),
+        (DATA[:2000], rf"has 2000 bytes instead of the planned {SIZE}: the download was removed"),
+        (DATA[:-1] + b"x", rf"has the sha256 [0-9a-f]{{64}} instead of the planned {SHA}: the download was removed"),
     ],
 )
 def test_a_file_that_is_not_what_was_planned_is_removed(server, models, fetch, part, content, reason):
@@ -167,7 +167,7 @@ def test_a_server_that_sends_more_than_planned_in_chunks_is_refused(server, mode
         handler.close_connection = True
 
     server.faults["/m.gguf"] = send
-    with pytest.raises(Refusal, match=r"m\.gguf (has \d+ bytes, planned are|cannot be downloaded)"):
+    with pytest.raises(Refusal, match=r"m\.gguf (has \d+ bytes instead of the planned|cannot be downloaded)"):
         fetch(planned(server, models, sha256=None))
     assert below(models) == [".fetching"]
 
@@ -191,7 +191,7 @@ def test_a_token_goes_to_one_server(server, other, models):
     other.files["/n.gguf"] = DATA
     server.faults["/m.gguf"] = answer(302, Location=f"{other.url}/m.gguf?signature=1")
     second = planned(other, models, "n.gguf", path=str(models / "second" / "n.gguf"))
-    download.download(parsed(planned(server, models), second), models, "secret", 30)
+    download.download_files(parsed(planned(server, models), second), models, "secret", 30)
     sent = [[headers.get("Authorization") for _path, headers in one.asked] for one in (server, other)]
     assert sent == [["Bearer secret"], [None, None]]
 
@@ -226,7 +226,7 @@ def test_a_download_that_does_not_end_is_named(server, models, fetch):
 
 def test_a_host_without_curl_is_named(fetch, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refusal, match="downloaded with curl, which this host lacks: install it"):
+    with pytest.raises(Refusal, match="needs curl, which this host lacks: install it"):
         fetch()
 
 
@@ -234,9 +234,9 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_downloaded(server
     models = small_disk / "models"
     with pytest.raises(
         Refusal,
-        match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was written",
+        match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was downloaded",
     ):
-        download.download(parsed(planned(server, models)), models, None, 30)
+        download.download_files(parsed(planned(server, models)), models, None, 30)
     assert not server.asked
 
 
@@ -253,11 +253,11 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     filler = small_disk / "filler"
     fill_disk(filler, left)
     with monkeypatch.context() as patched:
-        patched.setattr(download, "check_room", lambda *_arguments: None)
+        patched.setattr(download, "check_free_space", lambda *_arguments: None)
         result = call(**arguments)
     if left < 7:
         assert re.search(
-            r"(No space left on device|curl could not write all of it)\. Free some space on .*disk .* run the playbook again\. What was downloaded is kept",
+            r"(No space left on device|curl could not write the file)\. Free some space on .*disk .* run the playbook again\. What was downloaded is kept",
             result["msg"],
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data

@@ -58,7 +58,7 @@ def service(program, port, **changes):
 
 
 def state_of(prefix, planned):
-    running, sockets = processes.of_account(str(prefix), None), processes.sockets()
+    running, sockets = processes.account_processes(str(prefix), None), processes.sockets()
     return state.service_state(planned, running, sockets)
 
 
@@ -98,10 +98,10 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable():
     for kind, variable in (("worker", "port in llama_worker_endpoints"), ("head", "llama_server_port")):
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
-        assert state.taken_ports([planned], states) == (
-            f"Something else already uses 127.0.0.1:1, on which llamacpp-worker-x is to listen: stop it, or change {variable}."
+        assert state.port_conflicts([planned], states) == (
+            f"Something else already uses 127.0.0.1:1, the port of llamacpp-worker-x: stop it, or change {variable}."
         )
-        assert state.taken_ports([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
+        assert state.port_conflicts([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
 
 
 def test_host_info_fails_where_something_else_has_a_port(planned, call):
@@ -109,7 +109,7 @@ def test_host_info_fails_where_something_else_has_a_port(planned, call):
     with socket.create_server(("127.0.0.1", int(service.listens.split(":")[1]))):
         result = call(plan=typed_json.dump(planned.host))
     assert result["failed"]
-    assert result["msg"].startswith(f"Something else already uses {service.listens}, on which {service.name} ")
+    assert result["msg"].startswith(f"Something else already uses {service.listens}, the port of {service.name}: ")
     assert result["drift"]["services"][service.name]["state"] == "foreign"
 
 
@@ -323,7 +323,7 @@ def test_every_kind_of_difference_is_found():
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
     planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
     monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: False)
-    monkeypatch.setattr(state.configuration, "_of_links", lambda *_arguments: ["eth0 carries the connection"])
+    monkeypatch.setattr(state.configuration, "_link_refusals", lambda *_arguments: ["eth0 carries the connection"])
     with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()
 
@@ -352,7 +352,7 @@ def note_start(planned):
     """As the run does that starts the service."""
     (service,) = planned.host.services
     read = {service.name: state.start_records.digest_of(service.definition, service.reads)}
-    state.start_records.write(planned.host.prefix, read)
+    state.start_records.write_digests(planned.host.prefix, read)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_what_is_kept_with_a_plan_counts_for_its_own_backend(planned, releases, 
     held = identity("b1", "hip")
     unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
     planned.change(builds=OF_TWO_BACKENDS)
-    monkeypatch.setattr(state.kept_plans, "builds", lambda _prefix: {held})
+    monkeypatch.setattr(state.kept_plans, "kept_builds", lambda _prefix: {held})
     assert unneeded() == [identity("b3", "hip")]
 
 

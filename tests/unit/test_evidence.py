@@ -35,7 +35,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
 
     def run(seconds=0.0, running=True, wake=True, **head):
         found = {os.getpid(): ["--", "x"]} if running else {}
-        monkeypatch.setattr(evidence.processes, "of_account", lambda prefix, account: found)
+        monkeypatch.setattr(evidence.processes, "account_processes", lambda prefix, account: found)
         place, file = str(tmp_path), tmp_path / "runtime.py"
         file.write_text("text")
         planned = subject(local.plan())
@@ -63,7 +63,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     (tmp_path / "key").write_text("\nsecret\nother\n")
     (folder / journal.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     runtime.write_handshakes(folder, {})
-    runtime.write_end(folder, "with status 1", "one\ntwo\n")
+    runtime.record_exit(folder, "with status 1", "one\ntwo\n")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
     found = collect(1, api_key_file=str(tmp_path / "key"))

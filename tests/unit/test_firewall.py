@@ -162,7 +162,7 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
     host.run = lambda argv, run=host.run: recorded if argv[-1] == "--list-all-zones" else run(argv)
     present = firewall_rules._firewalld([], host).present
     assert [line.partition(": ")[0] for line in present] == ["public"] * 4
-    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).wanted}
+    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).goals}
     del host.run
     host.zones[""] = {(zone, rich) for zone, rich in host.zones[""] if not rich.endswith("drop")}
     assert host.differs(rule())
@@ -207,7 +207,7 @@ def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, loss):
     steps = host.steps(rule())
     assert steps.differs
     assert steps.text or steps.add
-    assert all(line.endswith(firewall_rules.NOT_LASTING) for line in steps.before)
+    assert all(line.endswith(firewall_rules.PARTIAL_NOTE) for line in steps.before)
     assert host.steps().differs, "what comes back with a restart has to go too"
     host.apply()
     assert not host.steps().differs
@@ -223,7 +223,7 @@ def test_what_others_have_under_our_names_stays(tmp_path, place):
         host.path(firewall_rules.NFT_FILE).parent.mkdir()
         host.path(firewall_rules.NFT_FILE).write_text("# theirs\n")
     named = {"table": "the table inet llamacpp of nftables", "file": "/etc/firewall-llamacpp.nft"}[place]
-    assert firewall_rules.foreign_names(host) == [named]
+    assert firewall_rules.foreign_things(host) == [named]
     assert not host.differs()
     with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not make"):
         host.steps(rule())
@@ -238,7 +238,7 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     done = subprocess.run(["unshare", "-n", "sh", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
-    assert firewall_rules.foreign_names(host) == [], done.stderr
+    assert firewall_rules.foreign_things(host) == [], done.stderr
     assert {*firewall_rules._nftables([], host).present} == {*Host(tmp_path, "nftables").steps(*BOTH, OPEN).after}
 
 

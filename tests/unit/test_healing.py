@@ -28,7 +28,7 @@ def test_a_stopped_worker_is_ended_where_it_runs(cluster):
     process, _port = cluster.worker()
     (child,) = children(process)
     os.kill(child, signal.SIGSTOP)
-    assert "the worker has been stopped by a signal for " in healed(process, "it is started again")
+    assert "the worker has been stopped by a signal for " in healed(process, "restarting it")
     assert not os.path.exists(f"/proc/{child}")
 
 
@@ -40,7 +40,7 @@ def test_a_worker_that_does_not_notice_that_its_client_has_gone_is_ended(cluster
     time.sleep(2)
     assert process.poll() is None
     client.close()
-    assert "has not noticed" in healed(process, "it is started again")
+    assert "has not noticed" in healed(process, "restarting it")
 
 
 def test_connections_of_both_sides_are_kept_alive(cluster):
@@ -51,9 +51,9 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         (child,) = children(process)
 
         def kept():
-            links = progress.look_at(child, set(), set()).links
+            links = progress.sample_process(child, set(), set()).links
             (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
-            with progress.lent(child, progress.descriptors(child)[inode]) as connection:
+            with progress.borrow_socket(child, progress.descriptors(child)[inode]) as connection:
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
         until(kept)
@@ -66,14 +66,16 @@ def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, aft
     """A proxy may answer, or a server that still has the key before the last one."""
     head = llama_server.Head.__new__(llama_server.Head)
     head.argv, head.ready, head.asleep = [llama_server.SLEEP], True, asleep
-    head.props = mock.Mock(said=said, is_alive=lambda: False)
-    head._follow_sleep(None, 0.0)
-    assert (head.asleep, head.props) == (after, None)
+    head.props_request = mock.Mock(reply=said, is_alive=lambda: False)
+    head._update_sleep(None, 0.0)
+    assert (head.asleep, head.props_request) == (after, None)
 
 
 def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
-    still, looks = progress.Stillness(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
-    found = [still.seconds(progress.Look(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks]
+    still, looks = progress.IdleTimer(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
+    found = [
+        still.seconds(progress.ProcessSample(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks
+    ]
     assert found == [0, 1, 10, 11, 0]
 
 
@@ -84,17 +86,17 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
         "   1: 0100007F:A001 0C0200C0:C384 01 00000100:00000000 01:00000000 00000003     0        0 222 1\n"
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
-    links = progress.links_of(table)
+    links = progress.parse_tcp_table(table)
     head = llama_server.Head.__new__(llama_server.Head)
-    head.endpoints, head.ready, head.missing = [link.remote for link in links], True, 0
-    head.lasting, head.asleep, head.props = progress.Lasting(), False, None
-    look = progress.Look(progress.Activity("S", 0, 0, 0), links, {})
+    head.endpoints, head.ready, head.missing_polls = [link.remote for link in links], True, 0
+    head.timers, head.asleep, head.props_request = progress.ConditionTimer(), False, None
+    look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), links, {})
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
     assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
     fault = head._lost_workers(look, 51)
     assert (fault.cause, fault._replace(model="m").cause) == ("lost_worker", "model_lost_worker")
     assert fault.lost == ["192.0.2.11:50052"]
-    assert fault.saw == "lost worker 192.0.2.11:50052, whose host acknowledges nothing"
+    assert fault.finding == "lost worker 192.0.2.11:50052, whose host does not acknowledge data"
 
 
 def test_launchers_tell_systemd_that_they_get_on(cluster, tmp_path, monkeypatch):
@@ -126,7 +128,7 @@ def test_a_stopped_head_is_started_again(cluster):
     process = cluster.head("answers", until_it_is="serving")
     (child,) = children(process)
     os.kill(child, signal.SIGSTOP)
-    assert "llama-server has been stopped by a signal for " in healed(process, "llama-server is started again")
+    assert "llama-server has been stopped by a signal for " in healed(process, "restarting llama-server")
     assert not os.path.exists(f"/proc/{child}")
     assert cluster.record()["restarts"] == 1
     assert "stopped by a signal" in cluster.record()["last"][-1]["text"]
@@ -180,9 +182,9 @@ def test_a_lost_worker_ends_an_idle_server(cluster, more):
     server, endpoint = a_worker()
     process = cluster.head("serves", [endpoint], more=more, until_it_is="serving")
     server.connections[-1].shutdown(socket.SHUT_RDWR)
-    healed(process, f"lost worker {endpoint}: llama-server is started again")
+    healed(process, f"lost worker {endpoint}: restarting llama-server")
     told = json.loads((cluster.state / "ends.json").read_text())
-    assert (told["number"], told["how"]) == (1, f"since it had lost worker {endpoint}")
+    assert (told["number"], told["how"]) == (1, f"after losing worker {endpoint}")
     server.listener.close()
 
 
@@ -190,7 +192,9 @@ def test_a_worker_that_owes_an_answer_is_named(cluster):
     server, endpoint = a_worker(pause=600)
     process = cluster.head("asks its worker", [endpoint])
     with cluster.client():
-        assert f"worker {endpoint} owes an answer, and nothing has moved" in healed(process, "nothing has moved for")
+        assert f"worker {endpoint} does not answer llama-server, and nothing has moved" in healed(
+            process, "nothing has moved for"
+        )
     server.listener.close()
 
 
@@ -207,8 +211,8 @@ def test_a_slow_model_is_never_taken_for_a_hung_one(cluster, how):
 
 def test_loading_that_stands_still_is_started_again(cluster):
     process = cluster.head("loads for ever")
-    assert "of loading" in healed(process, "nothing has moved for")
-    assert cluster.record()["last"][-1]["text"].startswith("nothing has moved for")
+    assert "loading has made no progress for" in healed(process, "made no progress for")
+    assert cluster.record()["last"][-1]["text"].startswith("loading has made no progress for")
 
 
 def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
@@ -235,10 +239,10 @@ def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
 
 
 def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
-    link = progress.Link("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
-    look = progress.Look(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
+    link = progress.TcpSocket("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
+    look = progress.ProcessSample(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
-    assert first == loading.Load(1.0, 5, {"192.0.2.2:50052": 100})
+    assert first == loading.LoadCounters(1.0, 5, {"192.0.2.2:50052": 100})
     again = progress.load_of(
         look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)}), ["192.0.2.2:50052"], 2.0, first
     )
@@ -246,11 +250,11 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
 
 
 def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(cluster, monkeypatch):
-    look = progress.Look(progress.Activity("S", 0, 0, 0), [], {})
+    look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), [], {})
     head = llama_server.Head([sys.executable, "-c", ""], ["192.0.2.1:50052"], "http://127.0.0.1:1", cluster.state, 0.01)
     head.process.wait()
-    head.ready = head.missing = False
-    assert [head._stands_still(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
+    head.ready = head.missing_polls = False
+    assert [head._detect_stall(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
 
 
 class Pair:
@@ -277,7 +281,9 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     pair = Pair(cluster)
     process = pair.head()
     said = lines_until(process, f"model buffer size smaller {pair.first}")
-    assert any(f"worker {pair.second} stays away: llama-server is started without strix1:hip" in line for line in said)
+    assert any(
+        f"worker {pair.second} does not answer: starting llama-server without strix1:hip" in line for line in said
+    )
     until(lambda: cluster.is_now("fallback"))
     record = cluster.record()
     assert (record["without"], record["waiting_for"], record["restarts"]) == (["strix1:hip"], [], 0)
@@ -285,7 +291,7 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
         second = pair.come_back()
         time.sleep(3)
         assert process.poll() is None, "it did not wait for the client"
-    healed(process, f"worker {pair.second} is back: llama-server is started with all workers")
+    healed(process, f"worker {pair.second} is back: restarting llama-server with all workers")
     record = cluster.record()
     assert (record["state"], record["restarts"]) == ("waiting", 1)
     assert not (cluster.state / "ends.json").exists()
@@ -324,14 +330,14 @@ def test_two_workers_that_are_away_are_waited_for(cluster):
 
 
 def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
-    record = serving.Record(tmp_path)
+    record = serving.HeadRecord(tmp_path)
     for number in range(30):
-        record.note(f"line {number}")
-        record.ended()
+        record.log(f"line {number}")
+        record.count_restart()
     record.set(serving.FALLBACK, ("strix1:hip",))
-    after = serving.Record(tmp_path)
-    assert after.kept.restarts == 30
-    assert [line["text"] for line in after.kept.last] == [f"line {number}" for number in range(10, 30)]
+    after = serving.HeadRecord(tmp_path)
+    assert after.history.restarts == 30
+    assert [line["text"] for line in after.history.last] == [f"line {number}" for number in range(10, 30)]
     told = json.loads((tmp_path / serving.FILE).read_text())
     assert (told["schema"], told["process"]) == (1, os.getpid())
     assert (told["state"], told["without"]) == ("fallback", ["strix1:hip"])

@@ -62,14 +62,14 @@ def test_what_closes_a_file_to_an_account(tmp_path):
     model.write_text("")
     model.chmod(0o644)
     for account in ("nobody", "no-such-account"):
-        assert local_models.closed_to(account, str(model)) is None
+        assert local_models.closed_path(account, str(model)) is None
     model.chmod(0o640)
-    assert local_models.closed_to("nobody", str(model)) == str(model)
+    assert local_models.closed_path("nobody", str(model)) == str(model)
     home.chmod(0o750)
-    assert local_models.closed_to("no-such-account", str(model)) == str(home)
+    assert local_models.closed_path("no-such-account", str(model)) == str(home)
     link = tmp_path / "link"
     link.symlink_to(model)
-    assert local_models.closed_to("nobody", str(link)) == str(home)
+    assert local_models.closed_path("nobody", str(link)) == str(home)
 
 
 def test_facts_are_small_and_the_same_each_time():

@@ -83,16 +83,16 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
     assert printed_by(release) == "usage: --rpc --fit\n"
     assert (release / "bin" / "libggml.so").readlink().name == "libggml.so.0"
     assert made.source == {"sha256": builds.source_of(archive).sha256, "commit": "abc1234def567", "number": 11434}
-    assert manifest.installed(release) == made
+    assert manifest.installed_manifest(release) == made
     (release / "bin" / "libggml.so.0.9.4").write_text("another library")
-    assert manifest.installed(release) is None
+    assert manifest.installed_manifest(release) is None
 
 
 @pytest.mark.parametrize(
     "name, content, reason",
     [
-        ("ggml-rpc-server", None, "has no ggml-rpc-server beside its llama-server: give one of .* with RPC"),
-        ("llama-server", None, "has no llama-server: give one"),
+        ("ggml-rpc-server", None, "has no ggml-rpc-server beside its llama-server: use an archive of .* with RPC"),
+        ("llama-server", None, "has no llama-server: use an archive"),
         ("libggml.so.0.9.4", None, "(llama|ggml-rpc)-server does not run on this host"),
         ("ggml-rpc-server", b"\x7fELF" + bytes(60), "ggml-rpc-server does not run on this host: Exec format error"),
     ],
@@ -107,7 +107,7 @@ def test_an_archive_that_lacks_something_or_is_for_another_processor(tmp_path, p
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.tar"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(Refusal, match=r"cannot be read \(.*\): give a whole tar archive"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\): use a complete tar archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):
@@ -123,7 +123,7 @@ def test_libraries_of_another_archive_lie_beside_the_programs(tmp_path, compiled
     runtime = pack_folder(tmp_path, tmp_path / "cudart", folder).rename(tmp_path / "cudart.tar.gz")
     source = builds.source_of(pack_folder(tmp_path, compiled))
     target = installer.Installer(str(tmp_path / "prefix"), builds.BUILD, None)
-    made = target.unpack(source._replace(further=(builds.packed_of(runtime),)), 11434)
+    made = target.unpack(source._replace(library_archives=(builds.packed_of(runtime),)), 11434)
     assert set(made.files) == FILES | {"bin/libcudart.so.13", "bin/libcublas.so.13"}
 
 
@@ -156,7 +156,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
     made = unpack(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
     assert set(made.files) == FILES - {"bin/libggml.so"}
     assert not list(tmp_path.rglob("libup.so"))
-    for kind, reason in ((tarfile.SYMTYPE, "links in place of its programs"), (tarfile.LNKTYPE, "cannot be read")):
+    for kind, reason in ((tarfile.SYMTYPE, "links instead of its programs"), (tarfile.LNKTYPE, "cannot be read")):
         archive = pack_links(tmp_path, compiled, [link("llama-server", kind, "/bin/sh")], ["llama-server"])
         with pytest.raises(Refusal, match=reason):
             unpack(tmp_path, archive)
@@ -191,13 +191,13 @@ def receive(tmp_path, archive):
 def test_a_release_goes_to_another_host(tmp_path, built):
     expected = built[1]._replace(received="head")
     assert receive(tmp_path, pack(tmp_path)) == expected
-    assert manifest.installed(release_of(tmp_path, "other")) == expected
-    assert manifest.installed(release_of(tmp_path, "other"), builder="head")
-    assert manifest.installed(release_of(tmp_path, "other"), builder="worker1") is None, (
+    assert manifest.installed_manifest(release_of(tmp_path, "other")) == expected
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="head")
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="worker1") is None, (
         "another host has to compile it"
     )
-    assert manifest.installed(built[0], builder="worker1"), "what a host compiled itself counts"
-    assert manifest.installed(built[0], targets=["llama-bench"]) is None
+    assert manifest.installed_manifest(built[0], builder="worker1"), "what a host compiled itself counts"
+    assert manifest.installed_manifest(built[0], targets=["llama-bench"]) is None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_release_goes_to_another_host(tmp_path, built):
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
     (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(Refusal, match=f"does not hold the release {builds.BUILD.id} as it was built: remove"):
+    with pytest.raises(Refusal, match=f"does not contain the release {builds.BUILD.id} as it was built: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
 
@@ -237,14 +237,14 @@ def test_programs_of_a_package_are_linked(tmp_path):
     program.chmod(0o755)
     made = target.link(release)
     assert (target.release / "bin" / "llama-server").resolve() == program
-    assert made == manifest.installed(target.release)
+    assert made == manifest.installed_manifest(target.release)
     program.write_text("#!/bin/sh\necho usage: newer\n")
-    assert manifest.installed(target.release) is None
+    assert manifest.installed_manifest(target.release) is None
 
 
 HELPS = {
     "printf 'usage:\\n\\377\\n--fit [on|off]\\n'": ({"--fit": True}, ""),
-    "exec sleep 60": (None, r"llama-server does not end its help within 1 s"),
+    "exec sleep 60": (None, r"llama-server does not print its help within 1 s"),
     "exit 1": (None, "llama-server does not run on this host: it prints nothing"),
     '[ "$PWD" = / ] && echo usage --rpc': ({}, ""),
     '[ "$LIBRARIES" = /opt ] && echo usage': ({}, ""),

@@ -39,7 +39,7 @@ def record(pair, prefix):
 
 def kept(prefix):
     """Place → number of the plan there."""
-    plans = {place: kept_plans.read(str(prefix), place) for place in kept_plans.PLACES}
+    plans = {place: kept_plans.read_plan(str(prefix), place) for place in kept_plans.PLACES}
     return {place: int(plan.id, 16) for place, plan in plans.items() if plan}
 
 
@@ -49,13 +49,13 @@ def test_a_plan_is_kept_before_it_is_applied_and_when_it_served(prefix, record):
     assert not list((prefix / "plans").iterdir())
     assert begin(prefix, record)
     assert stat.S_IMODE((prefix / "plans/next.json").stat().st_mode) == 0o600
-    assert kept_plans.read(str(prefix), kept_plans.NOW) is None
-    assert not kept_plans.last(str(prefix)).served
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
+    assert not kept_plans.last_plan(str(prefix)).served
     assert kept_plans.mark_served(str(prefix), record["id"], check=True)
     assert kept(prefix) == {"next": 1}
     assert kept_plans.mark_served(str(prefix), record["id"])
     assert kept(prefix) == {"now": 1}
-    assert kept_plans.last(str(prefix)) == (record["id"], "pypi-0.3.36", record["declared"], True, {})
+    assert kept_plans.last_plan(str(prefix)) == (record["id"], "pypi-0.3.36", record["declared"], True, {})
     assert not begin(prefix, record)
     assert not kept_plans.mark_served(str(prefix), record["id"])
 
@@ -81,7 +81,7 @@ def test_a_part_that_changes_within_one_plan_replaces_what_serves(prefix, record
     assert begin(prefix, newer, check=True)
     assert begin(prefix, newer)
     assert not begin(prefix, newer)
-    assert kept_plans.read(str(prefix), kept_plans.NOW).host.metrics == "/elsewhere"
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT).host.metrics == "/elsewhere"
 
 
 def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
@@ -108,11 +108,11 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
 def test_what_cannot_be_read_is_as_if_it_were_not_there(prefix, record, spoil):
     serve(prefix, record)
     spoil(prefix / "plans/now.json")
-    assert kept_plans.read(str(prefix), kept_plans.NOW) is None
-    assert kept_plans.last(str(prefix)) is None
-    assert kept_plans.builds(str(prefix)) == set()
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
+    assert kept_plans.last_plan(str(prefix)) is None
+    assert kept_plans.kept_builds(str(prefix)) == set()
     serve(prefix, record)
-    assert kept_plans.read(str(prefix), kept_plans.NOW).id == record["id"]
+    assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT).id == record["id"]
 
 
 def test_builds_of_all_kept_plans_stay(prefix, record):
@@ -122,14 +122,14 @@ def test_builds_of_all_kept_plans_stay(prefix, record):
         begin(prefix, changed)
         if number < 4:
             kept_plans.mark_served(str(prefix), changed["id"])
-    assert kept_plans.builds(str(prefix)) == {"b-cpu-1", "c-cpu-1", "d-cpu-1"}
+    assert kept_plans.kept_builds(str(prefix)) == {"b-cpu-1", "c-cpu-1", "d-cpu-1"}
 
 
 def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, record):
     """Also after a run that was killed before it touched a service, when the inventory is what it was."""
 
     def differences():
-        return [found.kind for found in state._record(record["id"], kept_plans.last(str(prefix)))]
+        return [found.kind for found in state._record_difference(record["id"], kept_plans.last_plan(str(prefix)))]
 
     assert differences() == ["record"]
     begin(prefix, record)
@@ -141,7 +141,7 @@ def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, recor
     assert not begin(prefix, record)
     assert kept_plans.mark_served(str(prefix), record["id"])
     assert differences() == []
-    assert not list(state._record(None, None))
+    assert not list(state._record_difference(None, None))
 
 
 def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkey
     model = record["model"]["path"]
     drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), None, ())
     monkeypatch.setattr(host_info_module.state, "drift", lambda part: drift)
-    answered = host_info_module.kept(kept_plans.read(str(prefix), kept_plans.NOW))
+    answered = host_info_module.kept(kept_plans.read_plan(str(prefix), kept_plans.CURRENT))
     assert answered["plan"]["id"] == record["id"]
     assert answered["missing"] == sorted([model, "/models/part.gguf"])
 

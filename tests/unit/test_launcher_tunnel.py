@@ -28,8 +28,8 @@ def test_a_file_of_keys_names_a_key_without_telling_it():
 
 
 def test_both_ends_find_the_same_file_of_keys(tmp_path):
-    (head,) = tunnel.of_words(["127.128.0.12:50052=10.0.0.12:50052"], tmp_path, client=True)
-    (worker,) = tunnel.of_words(["10.0.0.12:50052=127.0.0.1:50052"], tmp_path, client=False)
+    (head,) = tunnel.parse_tunnels(["127.128.0.12:50052=10.0.0.12:50052"], tmp_path, client=True)
+    (worker,) = tunnel.parse_tunnels(["10.0.0.12:50052=127.0.0.1:50052"], tmp_path, client=False)
     assert head.key == worker.key == tmp_path / "10.0.0.12"
     text = tunnel.configuration([head])
     for line in ("client = yes", "accept = 127.128.0.12:50052", "connect = 10.0.0.12:50052", "TIMEOUTidle = 31536000"):
@@ -40,18 +40,18 @@ def test_both_ends_find_the_same_file_of_keys(tmp_path):
 
 def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tunnel, "program", lambda: None)
-    tunnel.journal.SAID.clear()
-    ends = tunnel.of_words(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
+    tunnel.journal.LOGGED_KEYS.clear()
+    ends = tunnel.parse_tunnels(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
     with tunnel.Tunnels(ends):
         assert f"{tmp_path}/127.0.0.2 is missing: run site.yml" in capfd.readouterr().out
         (tmp_path / "127.0.0.2").write_text(tunnel_keys.line_of(KEY))
-        tunnel.Tunnels.keep(tunnel.Tunnels(ends))
+        tunnel.Tunnels.maintain(tunnel.Tunnels(ends))
     with tunnel.Tunnels(ends):
         assert "stunnel is not installed: run site.yml" in capfd.readouterr().out
 
 
 def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_path, monkeypatch):
-    near = progress.Link("127.0.0.1:5", "127.128.0.12:1", progress.ESTABLISHED, 0, 0, "near")
+    near = progress.TcpSocket("127.0.0.1:5", "127.128.0.12:1", progress.ESTABLISHED, 0, 0, "near")
     probe = near._replace(local="127.0.0.1:6", inode="probe")
     client = near._replace(remote="127.0.0.1:9", inode="client")
     far = near._replace(local="10.0.0.11:5", remote="10.0.0.12:1", retransmissions=6, inode="far")
@@ -59,12 +59,14 @@ def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_pat
     said = {inode: progress.Traffic(sent, 0, 0, 0) for inode, sent in (("near", 90), ("probe", 9), ("client", 7))}
     behind = {"far": progress.Traffic(80, 1, 2, 3), "short": progress.Traffic(8, 1, 2, 3)}
     activity = progress.Activity("S", 0.0, 0, 0)
-    look = progress.Look(activity, [probe, near, client], said)
-    tunnels = tunnel.Tunnels(tunnel.of_words(["127.128.0.12:1=10.0.0.12:1"], tmp_path, client=True))
-    assert tunnels.with_outer(look) == look
+    look = progress.ProcessSample(activity, [probe, near, client], said)
+    tunnels = tunnel.Tunnels(tunnel.parse_tunnels(["127.128.0.12:1=10.0.0.12:1"], tmp_path, client=True))
+    assert tunnels.outer_sample(look) == look
     tunnels.process = type("Process", (), {"pid": 7})()
-    monkeypatch.setattr(progress, "look_at", lambda *_where: progress.Look(activity, [short, far], behind))
-    found = tunnels.with_outer(look)
+    monkeypatch.setattr(
+        progress, "sample_process", lambda *_where: progress.ProcessSample(activity, [short, far], behind)
+    )
+    found = tunnels.outer_sample(look)
     assert [link.retransmissions for link in found.links] == [0, 6, 0]
     assert found.traffic == {"near": behind["far"], "probe": behind["short"], "client": said["client"]}
 
@@ -166,7 +168,7 @@ class TestRealTunnels:
         for process in (worker, client):
             (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
             os.kill(own, signal.SIGKILL)
-            lines_until(process, "stunnel ended by signal 9: it is started again")
+            lines_until(process, "stunnel exited by signal 9: restarting it")
             assert until(lambda: ends.state() == "ok")
 
     def test_a_head_whose_key_is_another_one_says_so_and_serves_once_it_is_right(self, ends):
@@ -183,7 +185,7 @@ class TestRealTunnels:
         worker, head = ends.start(), ends.head()
         until(lambda: ends.cluster.is_now("serving"))
         worker.terminate()
-        assert f"lost worker {ends.near}: llama-server is started again" in launched.healed(head, "started again")
+        assert f"lost worker {ends.near}: restarting llama-server" in launched.healed(head, "restarting llama-server")
 
     def test_the_key_is_in_no_command_line_and_in_no_log(self, ends):
         ends.share_a_key()

@@ -109,7 +109,7 @@ class Machine:
 
     def apply(self, *wanted, check=False):
         self.commands.clear()
-        return applying.apply(list(wanted), check, self.system)
+        return applying.apply_links(list(wanted), check, self.system)
 
     def differs(self, *wanted):
         return configuration.differs(list(wanted), self.system)
@@ -222,15 +222,15 @@ SECTIONS = {
 
 @pytest.mark.parametrize("manager", MANAGERS)
 def test_a_file_of_a_manager(manager):
-    path, text = configuration._planned(link(), manager)
+    path, text = configuration._planned_file(link(), manager)
     assert path == "/" + PATHS[manager]
     parser = configparser.RawConfigParser()
     parser.optionxform = str
     parser.read_string(text)
     assert {name: dict(parser[name]) for name in SECTIONS[manager]} == SECTIONS[manager]
     assert "eth1" in (parser["connection"]["interface-name"] if "connection" in parser else text)
-    assert configuration._planned(link(), manager)[1] == text, "its UUID stays"
-    assert "mtu" not in configuration._planned(link(mtu=None), manager)[1].lower()
+    assert configuration._planned_file(link(), manager)[1] == text, "its UUID stays"
+    assert "mtu" not in configuration._planned_file(link(mtu=None), manager)[1].lower()
 
 
 def test_the_protected_interface_is_refused(machine, monkeypatch):
@@ -385,5 +385,5 @@ def test_the_module_takes_the_links_of_a_plan(monkeypatch, call):
     given = {"interface": "eth1", "address": "198.51.100.2/30", "manage": True}
     cluster = Cluster().add("head", "head", llama_model_known_answer=known_answer_of())
     links = cluster.add("worker", "worker", llama_links=[given]).plan()["hosts"]["worker"]["links"]
-    monkeypatch.setattr(applying, "apply", lambda wanted, _check, _system: ("", repr(wanted)))
+    monkeypatch.setattr(applying, "apply_links", lambda wanted, _check, _system: ("", repr(wanted)))
     assert call(module=link_module, links=links)["changed"]

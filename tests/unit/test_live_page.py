@@ -48,7 +48,7 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, seen, load, asleep = True, None, None, False
+    ready, last_sample, load, asleep = True, None, None, False
     counts = llama_server.counts_of(METRICS)
     loaded = llama_server.Head.loaded
 
@@ -58,7 +58,7 @@ class Watched:
     def models(self):
         return {"": self}
 
-    def follow_counts(self):
+    def update_counts(self):
         """Has been asked."""
 
 
@@ -82,31 +82,31 @@ def exports_of(plan, folder):
 
 def gathered(plan, folder, state, name="worker2"):
     """What the launcher knows in a state, and its record of it."""
-    exports, record = exports_of(plan, folder), serving.Record(folder)
-    for text in ("lost worker 192.0.2.11:50052: llama-server is started again", "worker <b>x</b> is back"):
-        record.note(text)
+    exports, record = exports_of(plan, folder), serving.HeadRecord(folder)
+    for text in ("lost worker 192.0.2.11:50052: restarting llama-server", "worker <b>x</b> is back"):
+        record.log(text)
     record.set(
         "serving" if state == "silent" else state,
         (name,) if state == "fallback" else (),
         (ENDPOINT,) if state == "waiting" else (),
-        loading.Load(12.0, 10**9, {ENDPOINT: 5 * 10**7}) if state == "loading" else None,
+        loading.LoadCounters(12.0, 10**9, {ENDPOINT: 5 * 10**7}) if state == "loading" else None,
     )
     record.since = NOW - 600
     head = Watched(state not in ("silent", "loading")) if state != "waiting" else None
     if state == "loading":
         head.load = record.load
-    exports.of_head(record, head)
-    return exports.shown, {**json.loads((folder / serving.FILE).read_text()), "since": record.since}
+    exports.export_head(record, head)
+    return exports.snapshot, {**json.loads((folder / serving.FILE).read_text()), "since": record.since}
 
 
 @pytest.mark.parametrize("needless, lost", [(3, 4), (9, 0), (None, 7)])
 def test_segments_that_were_sent_again_for_nothing_are_not_lost(paged, tmp_path, needless, lost):
     shown, _record = gathered(paged, tmp_path, "serving")
-    host, worker = shown.told.workers[ENDPOINT]
+    host, worker = shown.description.workers[ENDPOINT]
     figures = metrics.Figures()
     for name, number in (("retransmissions", 7), ("needless_retransmissions", needless)):
         figures.add(f"worker_{name}_total", number, worker_host=host, worker=worker)
-    assert f"{lost} segments lost" in page.of(shown._replace(figures=figures), NOW)
+    assert f"{lost} segments lost" in page.render(shown._replace(figures=figures), NOW)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -117,10 +117,10 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     answers = of_head(answers_of(paged), serving=record, health=health, verified=told[1])
     status, _error, terminal = written(paged, answers, tmp_path)
     status, terminal = status["cluster"], " ".join(terminal.split())
-    seen = " ".join(re.sub("<[^>]*>", " ", page.of(shown, NOW)).split())
+    seen = " ".join(re.sub("<[^>]*>", " ", page.render(shown, NOW)).split())
     found = parsed((tmp_path / "llamacpp-server.prom").read_text())
     assert status["state"] == page.state_of(shown) == state
-    for text in (serving.WORDS.get(state, state), "passed"):
+    for text in (serving.TEXTS.get(state, state), "passed"):
         assert text in terminal
         assert text in seen
     assert one(found, "state", state=record["state"]) == 1
@@ -132,8 +132,8 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
             speed = round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
             assert f"{word} {speed:g} " in seen
     if state == "loading":
-        assert loading.sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
-        assert loading.sentence(loading.progress_of(shown.load, loading.Expected())) in seen
+        assert loading.progress_sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
+        assert loading.progress_sentence(loading.progress_of(shown.load, loading.ExpectedBytes())) in seen
         assert status["load"]["read_bytes"] == 10**9
     if state == "waiting":
         assert status["waiting_for"] == [ENDPOINT]
@@ -141,19 +141,19 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
         assert one(found, "worker_awaited", worker_host="worker2") == 1
     if state == "fallback":
         assert "it serves without worker2" in terminal
-        assert "it serves without worker2" in seen
+        assert "the server runs without worker2" in seen
     planned = paged["estimate"]["generation_tokens_per_s"]
     assert one(found, "planned_generation_tokens_per_second") == planned
     assert f"{float(f'{planned:.3g}'):g} (" in seen
-    assert "worker <b>" not in page.of(shown, NOW)
+    assert "worker <b>" not in page.render(shown, NOW)
 
 
 def test_a_failed_verification_is_shown(paged, tmp_path):
-    exports, record = exports_of(paged, tmp_path), serving.Record(tmp_path)
+    exports, record = exports_of(paged, tmp_path), serving.HeadRecord(tmp_path)
     (tmp_path / exporter.VERIFIED).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
-    exports.of_head(record, Watched())
-    assert "the last verification failed: known answer: &lt;3 words" in page.of(exports.shown, NOW)
-    assert "has just started" in page.of(None, NOW)
+    exports.export_head(record, Watched())
+    assert "the last verification failed: known answer: &lt;3 words" in page.render(exports.snapshot, NOW)
+    assert "has just started" in page.render(None, NOW)
 
 
 def fetched(port, key=None, basic=False, path="/", scheme="http", host=None, **options):
@@ -206,14 +206,16 @@ def test_it_is_not_served_where_keys_cannot_be_read(exported):
     extra = exported.describe("llamacpp-server", kind="head", planned={"m": {}})
     port = free_port()
     process = exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"], ["--api-key-file", keys])
-    assert f"no page is served: {keys} has no key" in launched.lines_until(process, "no page is served")[-1]
+    assert (
+        f"the page is not served: {keys} contains no key" in launched.lines_until(process, "the page is not served")[-1]
+    )
     exported.when("state", 1, state="serving")
     assert fetched(port) == (0, "")
 
 
 def served(current, **door):
     port = free_port()
-    page_server.start(page_server.Door("127.0.0.1", port, **door), lambda: current[0])
+    page_server.start(page_server.PageAccess("127.0.0.1", port, **door), lambda: current[0])
     until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
     return port
 
@@ -229,7 +231,7 @@ def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
     said = {host: fetched(open_to_all, host=host) for host in [*OWN, *STRANGERS]}
     assert {host for host, (status, _text) in said.items() if status == 200} == {*OWN}
     assert {status for status, _text in said.values()} == {200, 421}
-    assert "Open it by an address of its host, or by the name" in said["evil.example"][1]
+    assert "Open it by an address of its host, by the host's own name" in said["evil.example"][1]
     assert fetched(guarded, "k", host="evil.example")[0] == 200
 
 
@@ -244,13 +246,13 @@ def test_a_launcher_shows_it_by_the_names_of_its_host(exported):
 
 @pytest.mark.programs
 def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
-    monkeypatch.setattr(page_server, "SECONDS", 1.0)
+    monkeypatch.setattr(page_server, "CLIENT_SECONDS", 1.0)
     port = served(["the page"])
-    idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page_server.MOST_CLIENTS + 8)]
+    idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page_server.MAX_CLIENTS + 8)]
     until(lambda: fetched(port) == (200, "the page"))
     assert idle[0].recv(1) == b""
     with socket.create_connection(("127.0.0.1", port)) as loud, contextlib.suppress(OSError):
-        loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page_server.MOST_BYTES * 2)
+        loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page_server.MAX_REQUEST_BYTES * 2)
         assert loud.recv(1) == b""
     with socket.create_connection(("127.0.0.1", port)) as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
         until(lambda: slow.sendall(b"G"), 20)
@@ -260,12 +262,10 @@ def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
 
 @pytest.mark.programs
 def test_a_page_that_cannot_be_made_is_tried_again(monkeypatch):
-    monkeypatch.setattr(page_server, "WRONG_SECONDS", 0)
+    monkeypatch.setattr(page_server, "WRONG_KEY_SECONDS", 0)
     current = []
     port = served(current)
-    assert [fetched(port) for _number in range(2 * page_server.MOST_CLIENTS)] == [
-        (0, "")
-    ] * 2 * page_server.MOST_CLIENTS
+    assert [fetched(port) for _number in range(2 * page_server.MAX_CLIENTS)] == [(0, "")] * 2 * page_server.MAX_CLIENTS
     current.append("the page")
     assert fetched(port) == (200, "the page")
 
@@ -281,7 +281,7 @@ def test_it_shows_the_certificate_of_the_server_and_clients_without_a_handshake_
     before = len(os.listdir("/proc/self/fd"))
     silent = [socket.create_connection(("127.0.0.1", port)) for _number in range(100)]
     time.sleep(0.5)
-    assert len(os.listdir("/proc/self/fd")) - before - len(silent) <= page_server.MOST_CLIENTS
+    assert len(os.listdir("/proc/self/fd")) - before - len(silent) <= page_server.MAX_CLIENTS
     for connection in silent:
         connection.close()
 
@@ -291,7 +291,7 @@ def test_it_shows_the_certificate_of_the_server_and_clients_without_a_handshake_
 @pytest.mark.parametrize("state", STATES)
 def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeypatch, state):
     shown, _record = gathered(paged, tmp_path, state)
-    current = [page.of(shown, NOW)]
+    current = [page.render(shown, NOW)]
     monkeypatch.undo()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     port = served(current)

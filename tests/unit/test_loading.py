@@ -5,7 +5,7 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import serving_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
@@ -17,22 +17,22 @@ from support.verification import subject, unhealthy
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
 GB = 10**9
-EXPECTED = loading.Expected({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, cached=False)
+EXPECTED = loading.ExpectedBytes({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, cached=False)
 
 
 def load_of(seconds, one, two, read=None):
-    return Load(seconds, read, {ONE: one, TWO: two})
+    return LoadCounters(seconds, read, {ONE: one, TWO: two})
 
 
 def test_what_a_plan_has_on_each_device(pair):
     plan = typed(pair.plan())
     expected = expected_of(plan)
     used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
-    assert expected == loading.Expected(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
+    assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
     assert expected_of(typed(pair.plan())).cached
-    assert expected_of(subject(pair.plan())._replace(placement=())) == loading.Expected()
+    assert expected_of(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,28 @@ def test_rate_and_what_is_left(load, rate, left):
 
 
 def shown(load, expected=EXPECTED):
-    return loading.sentence(loading.progress_of(load, expected))
+    return loading.progress_sentence(loading.progress_of(load, expected))
 
 
 def test_what_a_person_is_shown():
     assert shown(load_of(20, 1_200_000_000, 0, read=3_400_000_000)) == (
         f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
-    small = loading.Expected({ONE: 80_000_000}, 0, cached=True)
-    assert shown(Load(4, None, {ONE: 20_000_000}), small) == f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
-    unplanned = loading.progress_of(load_of(10, GB, 0), loading.Expected())
+    small = loading.ExpectedBytes({ONE: 80_000_000}, 0, cached=True)
+    assert (
+        shown(LoadCounters(4, None, {ONE: 20_000_000}), small)
+        == f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
+    )
+    unplanned = loading.progress_of(load_of(10, GB, 0), loading.ExpectedBytes())
     assert (unplanned.planned_bytes, unplanned.left_s) == (None, None)
-    assert loading.sentence(unplanned).startswith(f"1.0 GB to worker {ONE}, 0 MB to worker {TWO}, 100 MB/s")
+    assert loading.progress_sentence(unplanned).startswith(f"1.0 GB to worker {ONE}, 0 MB to worker {TWO}, 100 MB/s")
 
 
 def test_where_the_kernel_does_not_count_bytes_what_is_known_is_shown():
-    unknown = "what workers received is not known, since the kernel does not show it"
-    assert shown(Load(10, 3 * GB, {})) == f"{unknown}, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
-    assert shown(Load(10, None, {})) == unknown
-    assert f"? of 2.0 GB to worker {TWO}" in shown(Load(10, None, {ONE: GB}))
+    unknown = "bytes sent to workers are unknown, because the kernel does not report them"
+    assert shown(LoadCounters(10, 3 * GB, {})) == f"{unknown}, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
+    assert shown(LoadCounters(10, None, {})) == unknown
+    assert f"? of 2.0 GB to worker {TWO}" in shown(LoadCounters(10, None, {ONE: GB}))
 
 
 @pytest.fixture
@@ -77,13 +80,13 @@ def launcher(tmp_path):
     def write(**changes):
         load = {**load_of(1.5, 2, 3)._asdict(), "more": "x"}
         (tmp_path / serving.FILE).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
-        return serving_record.of_launcher(tmp_path, [42])
+        return serving_record.launcher_record(tmp_path, [42])
 
     return write
 
 
 def test_what_the_launcher_wrote_is_believed_in_its_form_alone(launcher, tmp_path):
-    assert serving_record.of_launcher(tmp_path, [42]) is None
+    assert serving_record.launcher_record(tmp_path, [42]) is None
     assert launcher().load == load_of(1.5, 2, 3)
     for change in (
         {"process": 7},
@@ -101,7 +104,7 @@ def test_a_moment_has_no_rate(launcher):
         record = launcher(load={"seconds": seconds, "read": 9 * GB, "sent": {ONE: GB}})
         progress = loading.progress_of(record.load, EXPECTED)
         assert (progress.bytes_per_s, progress.left_s) == (None, None)
-        assert loading.sentence(progress).startswith("1.0 of")
+        assert loading.progress_sentence(progress).startswith("1.0 of")
 
 
 # ------------------------------------------------------------------------------------------------------------- waiting
@@ -128,7 +131,9 @@ def loads(plan, each, moved, number):
     :param moved: bytes that the first worker gets in each step.
     """
     endpoint = plan["placement"][0]["endpoint"]
-    return [unhealthy(LOADING, load=Load(each * step, None, {endpoint: moved(step)})) for step in range(1, number)]
+    return [
+        unhealthy(LOADING, load=LoadCounters(each * step, None, {endpoint: moved(step)})) for step in range(1, number)
+    ]
 
 
 def test_a_line_every_ten_seconds(pair):

@@ -67,7 +67,7 @@ def test_text_that_nothing_in_a_label_breaks():
     assert one(found, "client_connections") == 1 << 60
     ((labels,),) = [found["worker_connected"]]
     assert dict(labels)["worker_host"].startswith('a\\"b\\\\c?dxx')
-    assert len(dict(labels)["worker_host"]) == metrics.LONGEST + 2
+    assert len(dict(labels)["worker_host"]) == metrics.LABEL_LENGTH + 2
 
 
 class Exported:
@@ -154,7 +154,7 @@ def test_llama_server_is_asked_for_its_counters_where_it_has_any(exported):
     process.wait()
     exported.head(endpoint)
     found = exported.when("state", 1, state="serving")
-    assert not set(found) & set(metrics.OF_SERVER.values())
+    assert not set(found) & set(metrics.SERVER_COUNTERS.values())
 
 
 @pytest.mark.programs
@@ -218,24 +218,24 @@ def test_a_worker_says_what_it_knows(exported):
 
 
 def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(exported, monkeypatch, capfd):
-    monkeypatch.setattr(exporter, "EVERY", 0)
-    monkeypatch.setattr(exporter.journal, "SAID", set())
+    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
+    monkeypatch.setattr(exporter.journal, "LOGGED_KEYS", set())
     exported.folder.rmdir()
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
     for _start in range(2):
-        exporter.Exporter(description, service).of_worker()
-    exporter.Exporter(description, "another").of_worker()
+        exporter.Exporter(description, service).export_worker()
+    exporter.Exporter(description, "another").export_worker()
     said = capfd.readouterr().out
     assert said.count(f"{exported.file} could not be written: No such file or directory") == 1
-    assert f"no metrics are written: {description} does not describe another" in said
+    assert f"metrics are not written: {description} does not describe another" in said
 
 
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
-    monkeypatch.setattr(exporter, "EVERY", 0)
+    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
     exports, file = exporter.Exporter(description, service), exported.file
     exported.describe("llamacpp-worker-gpu", kind="worker", worker="gpu")
-    exports.of_worker()
+    exports.export_worker()
     assert file.exists()
     exports.stop()
     assert list(exported.folder.iterdir()) == []
@@ -248,7 +248,7 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     struct.pack_into("=I", told, 216, 1321)
     connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
     traffic = progress.traffic_of(connection)
-    assert (traffic.retransmissions, traffic.needless) == (1433, needless)
+    assert (traffic.retransmissions, traffic.spurious) == (1433, needless)
 
 
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"
@@ -276,14 +276,14 @@ def test_memory_of_amd_s_devices_as_the_kernel_says_it(tmp_path, files, found):
 def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
     said = tmp_path / "said"
     sensors = exporter.Sensors(tmp_path, ["cat", said])
-    assert [sensors.read(["ROCm0"]), sensors.asking] == [{}, None]
+    assert [sensors.read(["ROCm0"]), sensors.query_thread] == [{}, None]
     said.write_text("1, 1024\nUnable to determine, 1\n2, [N/A]\n3, 1\n")
     assert sensors.read(["CUDA1"]) == {}
-    sensors.asking.join()
+    sensors.query_thread.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
     failing = exporter.Sensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
-    failing._ask_nvidia()
+    failing._query_nvidia()
     assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert missing.read(["CUDA0"]) == {}
@@ -306,7 +306,7 @@ def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
 def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, waiting_for, awaited):
     workers = {"192.0.2.1:1": ("one", "cpu"), "192.0.2.1:2": ("one", "gpu"), "192.0.2.2:1": ("two", "other")}
     told = metrics.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
-    record = serving.Record(tmp_path)
+    record = serving.HeadRecord(tmp_path)
     record.set(serving.FALLBACK, without, waiting_for)
     figures = metrics.Figures()
     exporter._add_record(figures, record, told)

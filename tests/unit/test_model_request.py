@@ -214,7 +214,7 @@ def test_an_auxiliary_model_is_given_once(pair, big_model):
         ({"summary": {"a": 1}}, "architecture is missing"),
         ({"summary": [1]}, "it is a list"),
         ({"closed": "/home/\x1b[2J"}, "closed"),
-        ({"files": [{"name": "a;b.gguf"}]}, "cannot be the name of a model's file on the head"),
+        ({"files": [{"name": "a;b.gguf"}]}, "is not allowed as a model's file name on the head"),
         ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
         ({"files": [{"name": "m.gguf", "path": "relative"}]}, "files[0].path is 'relative'"),
     ],

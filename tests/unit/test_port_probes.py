@@ -34,7 +34,7 @@ def test_a_port_that_is_open_and_one_that_refuses():
 def test_a_port_that_does_not_answer_is_closed_where_another_one_of_the_host_does(monkeypatch):
     with listener(full=True) as endpoint, listener() as other, listener(full=True) as silent:
         for port, found in ((other, ((endpoint, "127.0.0.1", False),)), (silent, ())):
-            monkeypatch.setattr(port_probes, "OTHER_PORT", int(port.rsplit(":", 1)[1]))
+            monkeypatch.setattr(port_probes, "REFERENCE_PORT", int(port.rsplit(":", 1)[1]))
             assert probed(endpoint) == found
         assert verify._probe("127.0.0.1", endpoint) == verify.NOT_REACHED
 

@@ -297,11 +297,11 @@ def test_all_archives_that_hosts_lack_are_fetched_before_any_host_changes(releas
     "source, member, names, said",
     [
         ("archive", "", ["llama/CMakeLists.txt"], None),
-        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder, .*: give one that is"),
+        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder, .*: use one that is"),
         ("archive", "", ["./llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
         ("archive", "", ["CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
         ("archive", "p/vendor/llama.cpp", ["p/vendor/llama.cpp/CMakeLists.txt"], None),
-        ("archive", "p/vendor/llama.cpp", ["p/CMakeLists.txt"], "no CMakeLists.txt in p/vendor/llama.cpp, where a"),
+        ("archive", "p/vendor/llama.cpp", ["p/CMakeLists.txt"], "no CMakeLists.txt in p/vendor/llama.cpp, where llama"),
         ("binary", None, ["x/bin/llama-server", "x/bin/ggml-rpc-server"], None),
         ("binary", None, ["x/bin/llama-server", "x/ggml-rpc-server"], "no ggml-rpc-server beside its llama-server"),
     ],

@@ -25,9 +25,9 @@ def script(tmp_path):
 @needs_root
 def test_a_process_of_another_account_is_left_out(tmp_path, script, popen):
     process = popen([sys.executable, str(script)])
-    assert list(processes.of_account(str(tmp_path), "root")) == [process.pid]
-    assert processes.of_account(str(tmp_path), "nobody") == {}
-    assert processes.of_account(str(tmp_path), "no-such") == {}
+    assert list(processes.account_processes(str(tmp_path), "root")) == [process.pid]
+    assert processes.account_processes(str(tmp_path), "nobody") == {}
+    assert processes.account_processes(str(tmp_path), "no-such") == {}
 
 
 @needs_root
@@ -36,7 +36,7 @@ def test_only_the_account_of_a_foreign_process_is_read(popen, monkeypatch):
     read, paths = Path.read_bytes, []
     foreign = popen(["sleep", "50"], user="nobody")
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(str(path)) or read(path))
-    processes.of_account("/p", "root")
+    processes.account_processes("/p", "root")
     assert f"/proc/{os.getpid()}/cmdline" in paths
     assert f"/proc/{foreign.pid}/cmdline" not in paths
 
@@ -46,7 +46,7 @@ def test_processes_and_listeners_of_macos(monkeypatch):
     monkeypatch.setattr(processes.sys, "platform", "darwin")
     lines = f"  10 {uid} /p/bin/rpc-server -p 1\n  11 12345 /p/bin/rpc-server -p 1\n  12 {uid} /bin/sh\n"
     monkeypatch.setattr(processes, "output", lambda argv: lines)
-    assert processes.of_account("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
+    assert processes.account_processes("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
     asked = []
     monkeypatch.setattr(
         processes, "output", lambda argv: asked.append(argv[-1]) or ("9\n" if "@" in argv[-1] else "10\n")

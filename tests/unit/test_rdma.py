@@ -121,7 +121,7 @@ def devices(tmp_path, monkeypatch):
 
 
 def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
-    assert progress.rdma_connections(os.getpid()) == progress.look_at(os.getpid(), set(), set()).rdma == 1
+    assert progress.rdma_connections(os.getpid()) == progress.sample_process(os.getpid(), set(), set()).rdma == 1
     devices.close()
     assert progress.rdma_connections(os.getpid()) == 0
     assert progress.rdma_connections(1 << 30) == 0
@@ -138,7 +138,7 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
         16: [program, "--port", "8080"],
         32: [program, "--port", "18080"],
     }
-    monkeypatch.setattr(evidence.processes, "of_account", lambda _prefix, _account: processes)
+    monkeypatch.setattr(evidence.processes, "account_processes", lambda _prefix, _account: processes)
     monkeypatch.setattr(progress, "rdma_connections", lambda process: process)
     alone = subject(plan)
     models = several(typed(plan), "one", "two").head.models
@@ -146,16 +146,16 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
     assert [evidence._rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
 
 
-HELD = progress.Link("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "held")
+HELD = progress.TcpSocket("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "held")
 QUIET = progress.Traffic(100, 100, 400_000, 400_000)
 TOLD = ("connected", "sent_bytes_total", "received_bytes_total")
-LOOK = progress.Look(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})
+LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})
 
 
 @pytest.mark.parametrize("connections", [0, 1])
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(connections):
     look = LOOK._replace(rdma=connections)
-    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(seen=look)}, seen=None)
+    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(last_sample=look)}, last_sample=None)
     figures = metrics.Figures()
     exporter._add_connections(figures, head, {ENDPOINT: ("worker1", "cpu")})
     told = {name: figures.get(f"worker_{name}", worker_host="worker1", worker="cpu") for name in TOLD}

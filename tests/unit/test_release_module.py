@@ -67,15 +67,15 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )
-        raise Refusal("llama-server was tried on this host's processor and ended with SIGILL.")
+        raise Refusal("llama-server was tried on this host's processor and crashed with SIGILL.")
 
-    monkeypatch.setattr(smoke_test, "check", check)
+    monkeypatch.setattr(smoke_test, "try_programs", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
     assert not tried
     failed = call(**programs)
     assert failed["failed"]
     assert failed["msg"].startswith(
-        "Installing new: llama-server was tried on this host's processor and ended with SIG"
+        "Installing new: llama-server was tried on this host's processor and crashed with SIG"
     )
     assert tried == [
         (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
@@ -275,12 +275,12 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
 @pytest.mark.parametrize(
     "planned, said, told",
     [
-        ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: it is said to it as -c"),
-        ("--fit off --alias x", "--alias x", "--fit: it is left out, and llama-server's default holds"),
-        ("--cache-ram 4096", "", "--cache-ram: it is left out"),
+        ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: the launcher passes -c instead"),
+        ("--fit off --alias x", "--alias x", "--fit: it is omitted, and llama-server's default applies"),
+        ("--cache-ram 4096", "", "--cache-ram: it is omitted"),
         ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
         ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
-        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is left out"),
+        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is omitted"),
         ("--model x", None, "--model, which llama_model_path sets"),
         ("--no-repack", None, "--no-repack, which"),
         ("--mmproj x", None, "--mmproj, which"),
@@ -319,7 +319,7 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
     "words, given, said",
     [
         ("llama-server --rpc x --ctx-size 8", {}, ""),
-        ("llama-server --no-such-option", {}, "which llama_server_extra_args sets: remove it, or give one"),
+        ("llama-server --no-such-option", {}, "which llama_server_extra_args sets: remove it, or use one"),
         ("llama-server --no-such-option", {"release": "other"}, ""),
         ("llama-server --no-such-option", {"help": "usage: none, but --rpc"}, ""),
         ("llama-server --rpc x", {"children": [CHILD]}, "does not know --no-such-option"),

@@ -39,7 +39,7 @@ def models(cluster):
 
         def ended(self, name):
             """Waits until the process of a model was ended, and nothing else; why."""
-            said = lines_until(self.launcher, f"model {name} is ended")[-1]
+            said = lines_until(self.launcher, f"stopping model {name}")[-1]
             assert children(self.launcher) == [self.router]
             assert cluster.record()["restarts"] == 0
             return said
@@ -73,7 +73,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
     launcher = cluster.router(
         {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
     )
-    lines_until(launcher, f"worker {two} stays away: models that use it fail until it is back")
+    lines_until(launcher, f"worker {two} does not answer: models that use it fail until it is back")
     until(lambda: cluster.is_now("asleep"))
     assert cluster.ask(model="one") == b"the answer"
     with pytest.raises(urllib.error.HTTPError):
@@ -114,7 +114,7 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
     router = llama_server.Router.__new__(llama_server.Router)
-    router.state, router.logs, router.cut = tmp_path, {}, b""
+    router.state, router.logs, router.partial_line = tmp_path, {}, b""
     said = (
         b"I load: spawning server instance with name=a/b on port 40001\n[40001] one\nrouter\n"
         b"I load: spawning server instance with name=two on port 4002\n[ 4002] two\n[40001] name=x on port 7\n"
@@ -124,7 +124,7 @@ def test_what_children_say_is_kept_with_their_models(tmp_path):
         for at in range(0, len(said), 7):
             router.note(start_log, said[at : at + 7])
         router.note(start_log, b"x" * (llama_server.LONGEST_LINE + 1))
-    assert router.cut == b""
+    assert router.partial_line == b""
     assert (tmp_path / f"a%2Fb.{journal.START_LOG}").read_text() == "[40003] again\n"
     assert (tmp_path / f"two.{journal.START_LOG}").read_text() == "[ 4002] two\n"
     whole = (tmp_path / journal.START_LOG).read_text()

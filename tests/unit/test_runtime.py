@@ -75,13 +75,13 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
-    missing = "before it began, [Errno 2] No such file or directory: '/no/such/llama-server'"
+    missing = "before it started: [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
         (1, [sys.executable, "-c", program], "with status 3", ["error: invalid argument: --colour"]),
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
         (3, ["/no/such/llama-server"], missing, []),
     ):
-        assert runtime.run(argv, runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
+        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
         told = json.loads((tmp_path / runtime.ENDS).read_text())
         assert (told["number"], told["how"], told["log"][-1:]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
@@ -95,7 +95,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
-    runtime.run(argv, runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
+    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
     assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
 
 
@@ -142,22 +142,22 @@ def exports_of(state, folder=""):
 
 
 def number_of_ends(path):
-    runtime.write_end(path.parent, "with status 1", "")
+    runtime.record_exit(path.parent, "with status 1", "")
     return json.loads(path.read_text())["number"] - 1
 
 
 def verified(path):
     exports = exports_of(path.parent)
-    exports.of_head(serving.Record(path.parent))
-    return exports.shown.failed or exports.shown.figures.get("verified_passed")
+    exports.export_head(serving.HeadRecord(path.parent))
+    return exports.snapshot.failed or exports.snapshot.figures.get("verified_passed")
 
 
 READ_BACK = {
-    serving.FILE: lambda path: serving.read_kept(path) != serving.Kept(),
+    serving.FILE: lambda path: serving.read_history(path) != serving.History(),
     runtime.ENDS: number_of_ends,
     "sizes.json": lambda path: workers.known_sizes(path.parent / "rpc", [300]) != {300},
     "fallbacks.json": serving.read_fallbacks,
-    "metrics.json": lambda path: exporter.Exporter(path, "s").told,
+    "metrics.json": lambda path: exporter.Exporter(path, "s").description,
     "s.prom": lambda path: any(exports_of(path.parent, path.parent).restarts.values()),
     exporter.VERIFIED: verified,
 }
@@ -190,27 +190,27 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
 @pytest.mark.parametrize(
     "place, name",
     [
-        (progress, "look_at"),
+        (progress, "sample_process"),
         (progress, "children_of"),
         (llama_server, "healthy"),
         (exporter, "_add_record"),
         (exporter.Sensors, "read"),
         (metrics.Figures, "text"),
-        (page, "Shown"),
+        (page, "Snapshot"),
     ],
 )
 def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(exporter, "EVERY", 0)
+    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
     monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
-    monkeypatch.setattr(journal, "SAID", set())
+    monkeypatch.setattr(journal, "LOGGED_KEYS", set())
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
-    settings = runtime.Settings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
+    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
     assert json.loads((tmp_path / runtime.ENDS).read_text())["how"] == "with status 0"
-    assert workers.run(argv, None, 0, port="1", look=0.05, exports=exports) == 1
+    assert workers.run(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
     said = capfd.readouterr().out
-    assert "the worker ended with status 0" in said
+    assert "the worker exited with status 0" in said
     assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
 
 
@@ -238,8 +238,8 @@ def test_others_read_a_file_that_is_for_them_whatever_the_mask(tmp_path):
 def test_a_key_of_any_bytes_is_sent_as_it_is(tmp_path, text):
     (tmp_path / "keys").write_bytes(text)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        watched = llama_server.Watched(["x", "--api-key-file", str(tmp_path / "keys")], [], "", 9)
-        llama_server.Question(f"http://127.0.0.1:{listener.getsockname()[1]}", "/", watched.headers)
+        watched = llama_server.WatchedServer(["x", "--api-key-file", str(tmp_path / "keys")], [], "", 9)
+        llama_server.ServerRequest(f"http://127.0.0.1:{listener.getsockname()[1]}", "/", watched.headers)
         listener.settimeout(5)
         client, _address = listener.accept()
         with client:
@@ -318,7 +318,7 @@ def test_a_cache_that_cannot_be_tidied_does_not_end_its_worker(small_disk, capfd
     assert workers.run([sys.executable, "-c", ""], small_disk, 1000) == 1
     said = capfd.readouterr().out
     assert f"{kept} could not be removed: Read-only file system" in said
-    assert "the worker ended with status 0" in said
+    assert "the worker exited with status 0" in said
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_conne
     kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
     process = worker_service(cache)
     said = lines_until(process, "SIG_IGN")
-    assert any("removed 1 files" in line and "beyond its 1 MiB" in line for line in said)
+    assert any("removed 1 files" in line and "beyond its limit of 1 MiB" in line for line in said)
     assert kept.exists()
     assert not gone.exists()
 
@@ -363,14 +363,14 @@ def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, si
     cached(cache, "cut", 10, 99)
     later = str(cache / "later")
     program = f"import os, time; open({later!r}, 'wb').write(bytes(15)); os.utime({later!r}, (1, 1)); time.sleep(1)"
-    workers.run([sys.executable, "-c", program], cache, limit, look=0.1, pause=0.1, sizes=sizes)
+    workers.run([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, tidy_seconds=0.1, sizes=sizes)
     assert sorted(path.name for path in cache.iterdir()) == left
 
 
 def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch):
     tidied = []
     monkeypatch.setattr(workers, "tidy", lambda *given: tidied.append(given))
-    workers.run([sys.executable, "-c", ""], tmp_path, 99, pause=60)
+    workers.run([sys.executable, "-c", ""], tmp_path, 99, tidy_seconds=60)
     assert tidied == [(tmp_path, 99, ())]
 
 

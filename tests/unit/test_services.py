@@ -59,8 +59,11 @@ class Machine:
     def apply(self, *run, check=False, **lists):
         """What is changed, as service → state before and after; ``run`` are services by name, with the text «NAME 1»."""
         planned = [one if isinstance(one, services.Service) else defined(one) for one in run]
-        wanted = services.Wanted(planned, **lists)
-        return {change.service: (change.before, change.after) for change in services.apply(self.manager, wanted, check)}
+        wanted = services.ServiceRequest(planned, **lists)
+        return {
+            change.service: (change.before, change.after)
+            for change in services.apply_request(self.manager, wanted, check)
+        }
 
     def lines(self, name):
         """Lines of one of the programs' files, which is emptied."""
@@ -159,8 +162,8 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     with pytest.raises(Refusal) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
-    assert f"{WORKER} cannot start. Fix this on the host, and run the playbook again." in said
-    assert f"The log of {WORKER} ends in:\n" in said
+    assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
+    assert f"The log of {WORKER} ends with:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES
 
@@ -227,7 +230,7 @@ def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 
-@pytest.mark.parametrize("file, reason", [("stuck", "it does not end"), ("forbidden", "Operation not permitted")])
+@pytest.mark.parametrize("file, reason", [("stuck", "it does not stop"), ("forbidden", "Operation not permitted")])
 def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
     machine = machine_with("launchd", tmp_path, monkeypatch)
     machine.apply(WORKER)
@@ -243,7 +246,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
     assert place.problems(machine.manager.place) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
-    with pytest.raises(Refusal, match=r"supervisor.* does not run: run site.yml"):
+    with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):
         machine.apply(start=[WORKER])
     assert machine.apply(stop=[WORKER]) == {}
     machine.apply(remove=[WORKER])
@@ -265,17 +268,17 @@ def test_the_module_shows_definitions_and_states(machine, call):
     read.write_text("1")
     planned = typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, definition="text\n", reads=(str(read),)))
     for check in (True, False):
-        assert start_records.read(machine.host["prefix"]) == {}
+        assert start_records.read_digests(machine.host["prefix"]) == {}
         result = call(check=check, host=machine.host, services=[planned])
         assert result["changed"]
         assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
         assert result["diff"] == {"before": f"{WORKER}: stopped\n", "after": f"{WORKER}: running\ntext\n"}
-    recorded = start_records.read(machine.host["prefix"])
+    recorded = start_records.read_digests(machine.host["prefix"])
     assert recorded == {WORKER: start_records.digest_of("text\n", [str(read)])}
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, {"before": "", "after": ""})
-    assert start_records.read(machine.host["prefix"]) == recorded, "it has not read it again"
+    assert start_records.read_digests(machine.host["prefix"]) == recorded, "it has not read it again"
     stopped = call(host=machine.host, state="stopped", names=[WORKER])
     assert stopped["diff"]["after"] == f"{WORKER}: stopped\ntext\n"
 

@@ -29,8 +29,8 @@ TOLD = {
     "waiting_for": [],
     "restarts": 3,
     "last": [
-        {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: llama-server is started again"},
-        {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: llama-server is started again"},
+        {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: restarting llama-server"},
+        {"time": NOW - 600, "text": "lost worker 192.0.2.11:50052: restarting llama-server"},
     ],
 }
 DIFFERENCE = {"kind": "file", "subject": "/opt/llamacpp/x", "text": "/opt/llamacpp/x is missing"}
@@ -306,7 +306,7 @@ def test_the_last_verification_failed(plan, answers, tmp_path):
     assert "1 h ago with pypi-0.3.36, failed" in shown
     assert "problem   the last verification failed: known answer" in shown
     of_head(answers, verified=None)
-    assert "never, as far as the head knows" in written(plan, answers, tmp_path)[2]
+    assert "no verification known to the head" in written(plan, answers, tmp_path)[2]
 
 
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
@@ -419,7 +419,7 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         as_planned=None,
         uptime_s=480,
         restarts=1,
-        last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: llama-server is started again"),),
+        last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: restarting llama-server"),),
         without=("strix1:cpu",),
         verified=types.VerificationStatus(3600, True, (), "b11063"),
     )

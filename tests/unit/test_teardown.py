@@ -138,7 +138,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here stays with models: remove by hand what nothing else uses."
+    said = f"{prefix} on here stays with models: remove by hand what is not used otherwise."
     assert told["left"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -188,10 +188,10 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what nothing else uses."
+        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what is not used otherwise."
     ]
     assert remove(prefix)["left"] == [
-        f"{prefix} on here stays: without .llamacpp.cluster it is no installation of this collection, or what an earlier run left of one."
+        f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the rest of one."
     ]
 
 
@@ -201,7 +201,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, remove):
     (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     said = (
         "here keeps, with their accounts and folders, the packages that site.yml installed: \\x1b, ccache, stunnel4: "
-        "remove by hand what nothing else uses."
+        "remove by hand what is not used otherwise."
     )
     assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
     assert not prefix.exists()
@@ -214,7 +214,7 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
-    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is no ")
+    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is not an ")
 
 
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
@@ -260,7 +260,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
     said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}"
     with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
-        ownership.check(planned)
+        ownership.check_ownership(planned)
 
 
 @AS_ROOT
@@ -269,5 +269,9 @@ def test_files_of_the_building_account_in_the_cache_become_roots(tmp_path):
         (tmp_path / name).touch()
         shutil.chown(tmp_path / name, owner)
     ours = [str(tmp_path / "ours")]
-    assert [removal.give_back("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
+    assert [removal.return_to_root("nobody", str(tmp_path), check) for check in (True, False, False)] == [
+        ours,
+        ours,
+        [],
+    ]
     assert [(tmp_path / name).owner() for name in ("ours", "theirs")] == ["root", "daemon"]

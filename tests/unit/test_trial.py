@@ -31,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.ASKED} else 'what?')"
+RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_PIECES} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -54,14 +54,16 @@ def programs(tmp_path, monkeypatch):
 
     def check(server=None, worker=None, words=("-H", "-p", "-d"), server_words=()):
         hangs = "sleep" in f"{server}{worker}"
-        monkeypatch.setattr(smoke_test, "SECONDS", 1 if hangs else 30)
+        monkeypatch.setattr(smoke_test, "PROGRAM_SECONDS", 1 if hangs else 30)
         for name, text in (("llama-server", server), ("rpc-server", worker)):
             if text is not None:
                 (tmp_path / "bin" / name).write_text(BEGIN + text)
                 (tmp_path / "bin" / name).chmod(0o755)
-        place = smoke_test.Place(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
+        place = smoke_test.TrialSettings(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
-        smoke_test.check(tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place)
+        smoke_test.try_programs(
+            tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place
+        )
 
     return check
 
@@ -83,10 +85,16 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 @pytest.mark.parametrize(
     "server, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"), ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["ended with SIGSEGV", "another build"]),
-        ("sys.exit('unknown argument')", ["ended with status 1", "unknown argument"]),
+        (
+            "os.kill(os.getpid(), signal.SIGILL)",
+            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"],
+        ),
+        (
+            SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"),
+            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"],
+        ),
+        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
+        ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
         ("time.sleep(60)", ["did not answer within 1 s"]),
         (SERVER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
         (
@@ -107,8 +115,8 @@ def test_a_server_that_does_not_work(programs, server, said):
 @pytest.mark.parametrize(
     "worker, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["ended with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        ("print('usage')", ["ended with status 0", "usage"]),
+        ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("print('usage')", ["exited with status 0", "usage"]),
         (WORKER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
         (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer as a worker (not_rpc"]),
     ],
@@ -132,9 +140,9 @@ def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs
 def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").write_bytes(b"\x7fELF nothing")
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, None)
+    place = smoke_test.TrialSettings(tmp_path / "trial", {}, None)
     with pytest.raises(Refusal, match="llama-server does not run on this host: Exec format error"):
-        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
+        smoke_test.try_programs(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
@@ -148,16 +156,16 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
         "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
     )
     (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.Place(tmp_path / "trial", {}, "nobody")
+    place = smoke_test.TrialSettings(tmp_path / "trial", {}, "nobody")
     with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
-        smoke_test.check(tmp_path / "bin", {"llama-server": ()}, place)
+        smoke_test.try_programs(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: smoke_test.ASKED]).replace("\u2581", " ") + " " + smoke_test.answer()
+    words = "".join(pieces[: smoke_test.QUESTION_PIECES]).replace("\u2581", " ") + " " + smoke_test.answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(smoke_test.answer().split()) >= smoke_test.ANSWERED
+    assert len(smoke_test.answer().split()) >= smoke_test.ANSWER_PIECES
     assert max(smoke_test.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 

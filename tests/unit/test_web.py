@@ -15,7 +15,7 @@ def why_not(url, token=None):
     """What a person is told of a model that cannot be read."""
     with pytest.raises(web.RemoteError) as refused:
         web.read_model(url, token)
-    return web.explain(refused.value, token)
+    return web.explain_error(refused.value, token)
 
 
 def test_only_the_header_is_read(server, tmp_path):
@@ -62,9 +62,9 @@ PART = b"x" * 100
 @pytest.mark.parametrize(
     "fault, said, remedy",
     [
-        (answer(401), "needs permission (HTTP 401)", "give a token with llama_model_token_file"),
+        (answer(401), "needs permission (HTTP 401)", "set llama_model_token_file"),
         (answer(404), "does not exist (HTTP 404)", "correct the URL"),
-        (answer(429), "is requested too often", "wait some minutes, or give a token"),
+        (answer(429), "is requested too often", "wait a few minutes, or set a token"),
         (answer(503), "is not available (HTTP 503)", "try again later"),
         (answer(200, PART), "does not send parts of files (HTTP 200", "use its path"),
         (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
@@ -78,7 +78,7 @@ PART = b"x" * 100
             "announced 101 bytes and sent 100",
             "again",
         ),
-        (redirect(None), "its server gives no address", "the file itself"),
+        (redirect(None), "its server names no address", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
     ],
@@ -128,7 +128,7 @@ def test_a_proxy_of_the_environment_is_used(server, monkeypatch):
 
 
 def test_what_may_be_a_secret_is_not_shown():
-    assert web.shown("http://me:secret@host:80/none.gguf?token=secret") == "http://host:80/none.gguf"
+    assert web.printable_url("http://me:secret@host:80/none.gguf?token=secret") == "http://host:80/none.gguf"
 
 
 @pytest.mark.parametrize("token", ["secret\r\nX: y", "sécret"])

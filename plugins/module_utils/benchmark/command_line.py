@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command line of llama-bench that computes as llama-server would with the same plan."""
+"""Command line of llama-bench that matches llama-server with the same plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
 REPETITIONS = 5
-SAME_VALUES = {
+OPTION_NAMES = {
     "-rpc": "rpc",
     "-ngl": "gpu-layers",
     "-ctk": "cache-type-k",
@@ -26,23 +26,23 @@ SAME_VALUES = {
     "-fa": "flash-attention",
     "-lm": "load-mode",
 }
-"""Option of llama-bench → that of llama-server, as the table calls it, with the same values."""
+"""Option of llama-bench → option of llama-server with the same values, as named in the table."""
 
 
 LOAD_SECONDS = 7200
-"""That one program may take."""
-BLOCKS = (256 << 20) // 512
-"""Of a file that a program writes, at most."""
+"""Longest time of one program."""
+FILE_BLOCKS = (256 << 20) // 512
+"""Largest file that a program may write, in blocks."""
 
 
 def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
-    """Runs programs one after the other. What each writes, and its status, is in files that are named by its number.
+    """Return a script that runs programs one after the other. Files named by a program's number contain its output and its status.
 
     :param state: folder in which the services' account may write.
     :param programs: command line and environment of each.
     """
     lines = [
-        f"cd {shlex.quote(state)} || exit 1; ulimit -f {BLOCKS}",
+        f"cd {shlex.quote(state)} || exit 1; ulimit -f {FILE_BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
         f'run() {{ n={FILES}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]
@@ -53,12 +53,12 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
 
 
 def argv_of(plan: Plan, request: Request) -> list[str]:
-    """The command line that measures what llama-server would serve with this plan."""
+    """Return the command line that measures what llama-server would serve with this plan."""
     server = options_of(plan.head.argv)
     program = str(PurePosixPath(plan.head.argv[0]).with_name(options.MEASURING))
     words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
     pairs = {
-        **{word: server.get(name) for word, name in SAME_VALUES.items()},
+        **{word: server.get(name) for word, name in OPTION_NAMES.items()},
         "-dev": server.get("device", "").replace(",", "/"),
         "-ts": server.get("tensor-split", "").replace(",", "/"),
         "-ot": server.get("override-tensor", "").replace(",", ";"),
@@ -71,7 +71,7 @@ def argv_of(plan: Plan, request: Request) -> list[str]:
 
 
 def options_of(argv: Sequence[str]) -> dict[str, str]:
-    """Option of llama-server, as the table calls it → its value in a command line, or what a switch stands for."""
+    """Return llama-server's options in a command line by their names in the table; a switch has the value that it stands for."""
     values = {}
     for word, following in zip(argv[1:], [*argv[2:], ""]):
         option = options.by_word(word) if word.startswith("-") else None

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The service that measures on the head in place of its server.
+"""Service that measures on the head instead of its server.
 
-On systemd it brings the server back itself, however it ends: its definition says so, and lies where a reboot forgets it. Nothing of that needs the
-controller. Supervisor knows no such thing, so there the server serves again when the run, or a later one, ends the job.
+Under systemd, its definition starts the server again however it ends, without the controller, and lies in a folder that a reboot empties. Supervisor
+cannot do this: the server starts again when this run, or a later one, ends the job.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 
 SYSTEMD = ("systemd", "systemd_user")
 MANAGERS = (*SYSTEMD, "supervisor")
-"""By which a benchmark can be run: launchd starts whatever it finds at boot, this job too."""
-VOLATILE = Path("/run/systemd/system")
-"""Where definitions are that a reboot forgets."""
+"""Managers that can run a benchmark: launchd would start the job again at boot."""
+VOLATILE_UNITS = Path("/run/systemd/system")
+"""Folder of definitions that a reboot removes."""
 NAME = names.service("benchmark")
-RETURN = """
+RETURN_SECTIONS = """
 [Unit]
 Conflicts={server}.service
 After={server}.service
@@ -35,49 +35,47 @@ OnFailure={server}.service
 [Service]
 ExecStopPost=+/usr/bin/env systemctl {scope}--no-block start {server}.service
 """
-"""What systemd adds: the job stops the server and brings it back, and whoever starts the server stops the job before. ExecStopPost does not run where
-SIGKILL is sent to the whole unit; OnFailure does."""
+"""Additions for systemd: the job stops the server and starts it again, and starting the server stops the job first. ExecStopPost does not run after
+SIGKILL to the whole unit; OnFailure does."""
 
 
-class Job:
-    """The job of a benchmark on the head."""
-
+class BenchmarkJob:
     def __init__(self, place: InstallationPaths) -> None:
         systemd = place.service_manager in SYSTEMD
         scope = "--user " if place.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-        volatile = Path(runtime, "systemd/user") if scope else VOLATILE
-        self._return = RETURN.format(server=names.SERVER, scope=scope) if systemd else ""
+        volatile = Path(runtime, "systemd/user") if scope else VOLATILE_UNITS
+        self._return = RETURN_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if systemd else place)
 
     def exists(self) -> bool:
-        """Whether a benchmark has begun here, and nobody has ended it."""
+        """Return whether a benchmark has begun here and was not ended."""
         return self.measuring.path(NAME).exists()
 
     def runs(self) -> bool:
         return self.measuring.state([NAME])[NAME] == services.RUNNING
 
     def start(self, definition: str) -> None:
-        """Stops the server, and measures in its place.
+        """Stop the server and measure.
 
-        :param definition: of the service that measures, without what systemd adds.
+        :param definition: definition of the measuring service, without systemd's additions.
         """
         if self._return:
             self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
         else:
             _apply(self._serving, stop=[names.SERVER])
         for old in self._state.glob(f"{FILES}*"):
-            with suppress(OSError):  # whatever the services' account put there
+            with suppress(OSError):  # the services' account may have put anything there
                 old.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)
         _apply(self.measuring, run=[service], restart=[NAME])
 
     def end(self, serve: bool = True) -> None:
-        """Ends the job.
+        """End the job.
 
-        :param serve: whether the server serves then; else whoever asks for that decides.
+        :param serve: whether to start the server; otherwise the caller decides.
         """
         running = self.runs()
         _apply(self.measuring, remove=[NAME])
@@ -87,21 +85,21 @@ class Job:
             self._serving.stop([names.SERVER])
 
 
-def _apply(manager: services.Manager, **wanted: Any) -> None:
-    services.apply(manager, services.Wanted(**wanted), check=False)
+def _apply(manager: services.Manager, **request: Any) -> None:
+    services.apply_request(manager, services.ServiceRequest(**request), check=False)
 
 
-def cancel(place: InstallationPaths, touched: Collection[str], check: bool) -> list[services.Change]:
-    """Ends a benchmark on the head where the head's service is touched: at its end it would start the server, whoever stopped that.
+def cancel_benchmark(place: InstallationPaths, touched: Collection[str], check: bool) -> list[services.Change]:
+    """End a benchmark whose server is about to be changed: at its end it would start the server, whoever had stopped it.
 
     :param touched: services that are about to be stopped or started.
     """
     if place.service_manager not in MANAGERS or names.SERVER not in touched:
         return []
-    job = Job(place)
+    job = BenchmarkJob(place)
     if not job.exists():
         return []
-    before = job.measuring.state([NAME])[NAME]
+    state_before = job.measuring.state([NAME])[NAME]
     if not check:
         job.end(serve=False)
-    return [services.Change(NAME, before, services.STOPPED, "", "")]
+    return [services.Change(NAME, state_before, services.STOPPED, "", "")]

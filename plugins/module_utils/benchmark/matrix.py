@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a benchmark measures: the variables ``llama_benchmark_…``, the loads of the model that follow from them, and their cells."""
+"""Contents of a benchmark: the variables ``llama_benchmark_…``, the loads that they require, and their cells."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
 GENERATED = 128
-"""Tokens that are generated."""
 CACHE_CELLS = 256
-"""llama.cpp makes a cache of a multiple of so many tokens."""
+"""llama.cpp allocates a cache in multiples of this number of tokens."""
 
 
 class Request(NamedTuple):
-    """The variables ``llama_benchmark_…``."""
+    """Values of the variables ``llama_benchmark_…``."""
 
     hosts: tuple[int, ...]
     prompts: tuple[int, ...]
@@ -29,59 +28,59 @@ class Request(NamedTuple):
 
     @property
     def tests(self) -> list[str]:
-        """As llama-bench names them."""
+        """Return names of the tests in llama-bench."""
         return [*(f"pp{number}" for number in self.prompts), f"tg{GENERATED}"]
 
     @property
     def context(self) -> int:
-        """Tokens of the longest of the tests, as llama-bench makes its cache."""
+        """Return the cache size of the longest test in llama-bench, in tokens."""
         return -(-(max(*self.prompts, GENERATED) + max(self.depths)) // CACHE_CELLS) * CACHE_CELLS
 
 
 def request_of(variables: Mapping[str, Any]) -> Request:
-    """:param variables: of the head, with their defaults.
+    """:param variables: variables of the head, with their defaults.
     :raises Refusal: names the variable and its value.
     """
-    given = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
-    wrong = [number for number in (*given.hosts, *given.prompts) if number < 1]
-    wrong += [number for number in given.depths if number < 0]
-    if wrong or not given.prompts or not given.depths:
+    request = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
+    invalid = [number for number in (*request.hosts, *request.prompts) if number < 1]
+    invalid += [number for number in request.depths if number < 0]
+    if invalid or not request.prompts or not request.depths:
         raise Refusal(
             "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
-            + (f"has {wrong[0]}: use larger numbers" if wrong else "is empty: give at least one number of tokens")
+            + (f"has {invalid[0]}: use larger numbers" if invalid else "is empty: set at least one number of tokens")
         )
-    return given
+    return request
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
-    """The head, then the hosts that lend devices: those that hold layers in the plan's order, then the others."""
+    """Return the head, hosts with layers in the plan's order, then other hosts that lend devices."""
     holding = [plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]
     lending = [name for name, host in plan.hosts.items() if host.workers]
     return list(dict.fromkeys([*holding, *lending, *(worker.host for worker in plan.external_workers)]))
 
 
 def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
-    """The hosts of every load of the model that is measured.
+    """Return the hosts of each load of the model.
 
-    :param plan: that serves.
+    :param plan: the serving plan.
     :raises Refusal: there are fewer hosts.
     """
     hosts = hosts_in_order(plan)
-    beyond = [number for number in request.hosts if number > len(hosts)]
-    if beyond:
+    excessive = [number for number in request.hosts if number > len(hosts)]
+    if excessive:
         raise Refusal(
-            f"llama_benchmark_hosts has {beyond[0]}, but the cluster has {len(hosts)} hosts with devices ({', '.join(hosts)}): use a smaller number"
+            f"llama_benchmark_hosts has {excessive[0]}, but the cluster has {len(hosts)} hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
     return [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
 
 
 def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
-    """The cluster as it would serve this load: with these hosts alone, all of their devices, a cache for the tests, and the model alone, since
-    llama-bench loads neither projector nor draft. Prompts are in the pieces of the plan that serves, which are planned for its context."""
-    server, served = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
-    if served:
-        batch = server.batch or max(served.batch, server.micro_batch or 0)
-        server = server._replace(batch=batch, micro_batch=server.micro_batch or min(served.micro_batch, batch))
+    """Return the cluster for this load: only these hosts with all their devices, a cache for the tests, and only the model, because llama-bench loads
+    neither projector nor draft. Prompts have the batches of the serving plan, which suit its context."""
+    server, prompt = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
+    if prompt:
+        batch = server.batch or max(prompt.batch, server.micro_batch or 0)
+        server = server._replace(batch=batch, micro_batch=server.micro_batch or min(prompt.micro_batch, batch))
     server = server._replace(
         backend=server.backend or serving_backend(plan),
         context=request.context,
@@ -94,7 +93,6 @@ def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: P
 
 
 def _build_id(plan: Plan) -> str:
-    """Of the head's program."""
     return PurePosixPath(plan.head.argv[0]).parts[-3]
 
 
@@ -102,26 +100,26 @@ def serving_backend(plan: Plan) -> str:
     return next(build.backend for build in plan.hosts[plan.head.host].builds if build.id == _build_id(plan))
 
 
-def obstacle(planned: Plan | Refused, served: Plan, hosts: Sequence[str]) -> str | None:
-    """Why a load cannot be measured; None where it can.
+def obstacle(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
+    """Return why a load cannot be measured; None if it can.
 
-    :param planned: the plan of the load.
+    :param load_plan: plan of the load.
     """
-    if planned.refused or isinstance(planned, Refused):
-        return " ".join(planned.reasons)
-    if _build_id(planned) not in [build.id for build in served.hosts[served.head.host].builds]:
-        return f"it needs the build {_build_id(planned)}, which the plan that serves does not have"
-    holds = {entry.host for entry in planned.placement if entry.layers or entry.output}
+    if load_plan.refused or isinstance(load_plan, Refused):
+        return " ".join(load_plan.reasons)
+    if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
+        return f"it needs build {_build_id(load_plan)}, which the plan that serves does not have"
+    holds = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
     idle = [host for host in hosts[1:] if host not in holds]
     return f"the plan gives no layer to {', '.join(idle)}" if idle else None
 
 
-def cells_of(hosts: tuple[str, ...], request: Request, planned: Plan | Refused, skipped: str | None) -> list[Cell]:
-    """The cells of a load, not measured yet.
+def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused, skipped: str | None) -> list[Cell]:
+    """Return the cells of a load, unmeasured.
 
     :param skipped: why nothing will be measured.
     """
-    plan = None if planned.refused or isinstance(planned, Refused) else planned
+    plan = None if load_plan.refused or isinstance(load_plan, Refused) else load_plan
     return [
         Cell(hosts, test, depth, _predicted(plan, test) if plan and not depth else None, skipped=skipped)
         for depth in request.depths
@@ -130,10 +128,10 @@ def cells_of(hosts: tuple[str, ...], request: Request, planned: Plan | Refused, 
 
 
 def _predicted(plan: Plan, test: str) -> float | None:
-    """Tokens per second by the plan; None of prompts that a pipeline computes, other than the one that is planned for."""
-    is_prompt, long = test.startswith("pp"), plan.estimate.prompt
-    if long and test == f"pp{long.tokens}":
-        return long.tokens_per_s
-    if long and long.pipelined and is_prompt and int(test[2:]) > long.micro_batch:
+    """Return the plan's tokens per second; None for pipelined prompts of another length than the planned one."""
+    is_prompt, prompt = test.startswith("pp"), plan.estimate.prompt
+    if prompt and test == f"pp{prompt.tokens}":
+        return prompt.tokens_per_s
+    if prompt and prompt.pipelined and is_prompt and int(test[2:]) > prompt.micro_batch:
         return None
     return plan.estimate.prompt_tokens_per_s if is_prompt else plan.estimate.generation_tokens_per_s

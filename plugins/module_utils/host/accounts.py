@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work in folders of another account, done as that account."""
+"""Runs work in folders of another account under that account."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 ANSWER_BYTES = 1 << 20
 
 
-def _answer(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
+def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
     os.setgroups(changes["extra_groups"])
     os.setgid(changes["group"])
     os.setuid(changes["user"])
     try:
-        said = {"result": work(*arguments)}
+        reply = {"result": work(*arguments)}
     except (Refusal, OSError) as error:
-        said = {"failed": str(error)}
-    pipe.send_bytes(json.dumps(said).encode())
+        reply = {"failed": str(error)}
+    pipe.send_bytes(json.dumps(reply).encode())
 
 
 def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``work`` returns, as JSON has it, done by another process as an account where this one is root's: so that no path that the account
-    changes leads root elsewhere."""
+    """Return what ``work`` returns, as JSON. If this process is root's, a child does the work under the account, so that no path that the account
+    changes can mislead root."""
     changes = commands.as_account(account)
     if not changes:
         return work(*arguments)
     fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(there, changes, work, arguments))
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_send_result, args=(sender, changes, work, arguments))
     process.start()
-    there.close()
+    sender.close()
     try:
-        said = reading.parse(here.recv_bytes(ANSWER_BYTES))  # a pickle of the account would run as root
+        reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # as root, a pickle of the account could run code
     except (EOFError, OSError, ValueError) as error:
-        raise Refusal(
-            f"the process that works as {account} has ended without a result: run the playbook again"
-        ) from error
+        raise Refusal(f"a process of {account} ended without a result: run the playbook again") from error
     finally:
         process.join()
-    if "failed" in said:
-        raise Refusal(str(said["failed"]))
-    return said.get("result")
+    if "failed" in reply:
+        raise Refusal(str(reply["failed"]))
+    return reply.get("result")

@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fills the caches of workers before a head loads, from a copy of the model that their own host has.
+"""Fills the caches of workers before a head loads, from a copy of the model on their own host.
 
-A worker of the same release gets the tensors over its protocol: it names the files of its cache by a hash that takes Python too long. What a cache has
-already is read from the cache itself (rpc_upload.fingerprint), so nothing is written down. A file that a full disk cut off is another tensor, so it
-is written again.
+A worker of the same release gets the tensors over its protocol, because Python is too slow for the hash that names its cache files. The cache itself
+shows what it contains (rpc_upload.fingerprint), so nothing is recorded. A truncated file counts as another tensor, so it is written again.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 
-FILE = re.compile(r"[0-9a-f]{16}")
-"""How a worker names the files of its cache."""
+CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
+"""Names of files in a worker's cache."""
 SECONDS_TO_START = 60.0
 SECONDS_TO_COMPARE = 600.0
-"""For samples of the model and of the files in the cache."""
-SLOWEST = 5 * MIB
-"""Bytes per second that are waited for. Assumed: a slow disk that others use, too."""
-ROOM = 1024 * MIB
-"""What stays free on a disk."""
+"""Time to sample the model and the files in the cache."""
+LOWEST_RATE = 5 * MIB
+"""Lowest rate in bytes per second, assumed: a slow disk that others use, too."""
+RESERVED_BYTES = 1024 * MIB
+"""Space that stays free on a disk."""
 
 
-class Worker(NamedTuple):
-    """A worker of the plan, as far as its cache needs it."""
+class WorkerCache(NamedTuple):
+    """Cache of a planned worker."""
 
     name: str
     environment: Mapping[str, str]
@@ -54,40 +53,40 @@ class Worker(NamedTuple):
         return Path(rpc_upload.cache_of(self.environment))
 
 
-def fill(worker: Worker, check_mode: bool = False) -> int:
-    """Gives a worker's cache what it lacks and this host has; returns how many bytes these are.
+def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
+    """Send a worker's cache the tensors that it lacks and this host has; return their bytes.
 
-    :raises Refusal: a copy of the model cannot be read, or the worker does not take it.
+    :raises Refusal: a copy of the model cannot be read, or the worker does not accept it.
     """
-    lacking = reading.from_disk(worker.folder, lambda: missing(worker), SECONDS_TO_COMPARE)
-    size = sum(place.bytes for place in lacking)
-    if lacking and not check_mode:
-        # The launcher that watches the cache may serve another model, and removes files of sizes that it does not know.
+    tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), SECONDS_TO_COMPARE)
+    size = sum(place.bytes for place in tensors)
+    if tensors and not check_mode:
+        # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
         launcher.known_sizes(worker.folder, {row.bytes for row in worker.prefill.tensors})
-        _check_room(worker.folder, size)
-        _give(worker, lacking)
+        _check_free_space(worker.folder, size)
+        _send_tensors(worker, tensors)
     return size
 
 
-def missing(worker: Worker) -> list[gguf.TensorPlace]:
-    """Tensors of the worker that models on this host have and its cache does not; of tensors that are alike one.
+def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
+    """Return tensors of the worker that this host's models contain and its cache lacks; one of each group of equal tensors.
 
     :raises Refusal: a model cannot be read.
     """
-    cached = _cached(worker.folder)
-    lacking = {}
+    cached = _cached_fingerprints(worker.folder)
+    tensors = {}
     for path in dict.fromkeys(row.model for row in worker.prefill.tensors if os.path.exists(row.model)):
-        names = names_of(row for row in worker.prefill.tensors if row.model == path)
-        with _reading(path):
+        names = tensor_sizes(row for row in worker.prefill.tensors if row.model == path)
+        with _errors_as_refusal(path):
             for name, place in gguf.tensor_places(path).items():
                 if names.get(name) == place.bytes:
                     with reading.open_file(place.path, follow=True) as stream:
-                        lacking[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
-    return [place for fingerprint, place in lacking.items() if fingerprint not in cached]
+                        tensors[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
+    return [place for fingerprint, place in tensors.items() if fingerprint not in cached]
 
 
-def names_of(rows: Iterable[PrefillTensor]) -> dict[str, int]:
-    """Names of the tensors of these rows of the plan, and their bytes."""
+def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
+    """Return the bytes of the tensors in these rows of the plan, by name."""
     return {
         row.name.replace("*", str(layer), 1): row.bytes
         for row in rows
@@ -96,7 +95,7 @@ def names_of(rows: Iterable[PrefillTensor]) -> dict[str, int]:
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def _errors_as_refusal(path: str) -> Iterator[None]:
     try:
         yield
     except gguf.GGUFError as error:
@@ -105,31 +104,31 @@ def _reading(path: str) -> Iterator[None]:
         raise Refusal(f"{path} cannot be read: {error}") from error
 
 
-def _cached(folder: Path) -> set[str]:
-    """Fingerprint of each tensor that is in a cache, which may be missing."""
-    found = set()
+def _cached_fingerprints(folder: Path) -> set[str]:
+    """Return the fingerprint of each tensor in a cache, which may be missing."""
+    fingerprints = set()
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
-                if FILE.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
+                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
                     with reading.open_file(entry.path) as stream:
-                        found.add(rpc_upload.fingerprint(stream, 0, size))
-    return found
+                        fingerprints.add(rpc_upload.fingerprint(stream, 0, size))
+    return fingerprints
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(existing(folder)).free
-    if free < needed + ROOM:
+    if free < needed_bytes + RESERVED_BYTES:
         raise Refusal(
-            f"{needed // MIB} MiB of tensors do not fit into {folder}, where {free // MIB} MiB are free and {ROOM // MIB} MiB stay free"
+            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}: {free // MIB} MiB are free, and {RESERVED_BYTES // MIB} MiB of them are reserved"
         )
 
 
-def _give(worker: Worker, tensors: Sequence[gguf.TensorPlace]) -> None:
-    """Gives the tensors to an instance of the worker's program on loopback, which shares its cache.
+def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> None:
+    """Send the tensors to an instance of the worker's program on loopback, which shares its cache.
 
-    :raises Refusal: it does not run, or does not take one.
+    :raises Refusal: it does not run, or does not accept a tensor.
     """
     with socket.create_server((LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
@@ -140,30 +139,30 @@ def _give(worker: Worker, tensors: Sequence[gguf.TensorPlace]) -> None:
         process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / SLOWEST
+    seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / LOWEST_RATE
     largest = max(place.bytes for place in tensors)
     try:
-        wait(port, process)
+        wait_for_worker(port, process)
         with rpc_upload.UploadConnection(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
-                with _reading(place.path), reading.open_file(place.path, follow=True) as stream:
+                with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.give(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
-        raise Refusal(f"its program on port {port} {error}") from error
+        raise Refusal(f"the worker's program on port {port} {error}") from error
     finally:
         process.kill()
         process.wait()
 
 
-def wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits until the worker answers.
+def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the worker answers.
 
-    :raises Refusal: it does not, or by a protocol whose messages are not known.
+    :raises Refusal: it does not answer, or its protocol is unknown.
     """
     end = time.monotonic() + SECONDS_TO_START
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > end:
-            raise Refusal(f"its program on port {port} did not start: {answer.detail}")
+            raise Refusal(f"the worker's program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:
-        raise Refusal(f"protocol {answer.protocol} has messages that are not known")
+        raise Refusal(f"protocol {answer.protocol} is unknown")

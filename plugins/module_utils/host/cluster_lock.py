@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lock of a cluster: a file on its head that names the run which changes the cluster's hosts. It is empty while no run does."""
+"""Lock of a cluster: a file on its head that names the run that changes the cluster's hosts. It is empty if no run does."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
 WAIT_SECONDS = 60
-"""For another process that reads or writes the file."""
+"""How long to wait for another process that reads or writes the file."""
 FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(longest=128)]
 
 
 class LockArguments(NamedTuple):
-    """Of the module ``cluster_lock``."""
+    """Arguments of the module ``cluster_lock``."""
 
     prefix: Annotated[str, "path"]
     create: bool = False
@@ -37,54 +37,52 @@ class LockArguments(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of ansible-playbook."""
-
     user: Name
     controller: Name
     machine: Name
-    """Start of the controller's system, and its namespace of processes: no other controller has both."""
+    """Boot of the controller's system and its process namespace: no other controller has both."""
     process: Annotated[int, Number(1)]
     playbook: Annotated[str, Text(longest=1024)]
     since: Annotated[int, Number()] = 0
-    """Seconds of the head's clock when it took the lock."""
+    """Time of the head's clock when it took the lock, in seconds since 1970."""
 
-    def is_same(self, other: "Optional[Run]") -> bool:
-        return other is not None and (self.machine, self.process) == (other.machine, other.process)
+    def is_same(self, run: "Optional[Run]") -> bool:
+        return run is not None and (self.machine, self.process) == (run.machine, run.process)
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        whole = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
-        return validation.printable(whole, None)
+        text = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
+        return validation.printable(text, None)
 
 
 class HeldError(Exception):
-    """Another run has the lock. The message says who, and how to take over."""
+    """Another run has the lock. The message describes it and tells how to take over."""
 
     def __init__(self, holder: Run) -> None:
         super().__init__(
-            f"Another run changes this cluster: {holder.describe()}. Wait until it has ended. If it failed or was killed, take over with "
+            f"Another run is changing this cluster: {holder.describe()}. Wait until it has ended. If it failed or was killed, take over with "
             f"-e {names.TAKE_OVER}=true."
         )
         self.holder = holder
 
 
-def read(prefix: Path) -> Optional[Run]:
-    """The run that has the lock. What cannot be read was written by a run that was killed meanwhile."""
+def read_holder(prefix: Path) -> Optional[Run]:
+    """Return the run that has the lock. An unreadable lock was written by a run that was killed meanwhile."""
     try:
         return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
     except (OSError, ValueError):
         return None
 
 
-def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
-    """Gives the lock to a run, and returns the run from which it was taken over.
+def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
+    """Give the lock to a run, and return the run that had it.
 
-    :param take_over: whether to take it over from any run.
+    :param take_over: whether to take it from any run.
     :param ended: a run that has ended, as its own controller knows.
     :raises HeldError: another run has it.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-        holder = read(prefix)
+        holder = read_holder(prefix)
         if run.is_same(holder):
             return None
         if holder and not take_over and not holder.is_same(ended):
@@ -94,9 +92,9 @@ def take(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] =
         return holder
 
 
-def release(prefix: Path, run: Run) -> None:
-    """Takes the lock from a run, where it has it. After a teardown there is none, and none is made."""
-    if run.is_same(read(prefix)):
+def release_lock(prefix: Path, run: Run) -> None:
+    """Release a run's lock. After a teardown there is none, and none is made."""
+    if run.is_same(read_holder(prefix)):
         with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-            if run.is_same(read(prefix)):
+            if run.is_same(read_holder(prefix)):
                 os.ftruncate(lock, 0)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an inventory is written from beside a host's facts: its interfaces, whom it sees there, and models that lie on it."""
+"""Facts for writing an inventory: interfaces, neighbours and models of a host."""
 
 import ipaddress
 import json
@@ -28,13 +28,13 @@ FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
-"""Where people and other programs put files of models."""
-DEEPEST, MOST_MODELS = 6, 20
-"""Levels of folders below these that are looked into, and models of a host whose headers are read, the largest first."""
-SECONDS = 120
-"""For all models of a host."""
-WIRED = ("1", str(interfaces.INFINIBAND_TYPE))
-"""``type`` of an interface that has hardware addresses; tunnels have none."""
+"""Folders in which people and other programs put models."""
+MAX_DEPTH, MAX_MODELS = 6, 20
+"""Depth of the search in these folders, and number of models whose headers are read, the largest first."""
+MODEL_SECONDS = 120
+"""Time limit for all models of a host."""
+WIRED_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
+"""``type`` of interfaces with hardware addresses; tunnels have none."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
@@ -47,69 +47,70 @@ class LinkInterface(NamedTuple):
     kind: Annotated[str, names.LINK_KINDS]
     mac: Mac
     mbit: Optional[int]
-    """per second, as its driver says it"""
+    """Mbit per second, as its driver reports it"""
     addresses: tuple[Annotated[str, Text(INTERFACE)], ...]
     main: bool
-    """Whether the controller's connection or the default route goes over it."""
+    """Whether the controller's connection or the default route uses it."""
     sees: tuple[Mac, ...]
     """Hardware addresses of its neighbours."""
 
 
 class FoundModel(NamedTuple):
-    """A model that lies on a host."""
-
     kind: Annotated[str, ("path", "ollama")]
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
-    """Path of its first file, or what Ollama calls it."""
+    """Path of its first file, or its name in Ollama."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
     closed: Optional[Annotated[str, Text(longest=4096)]]
-    """The folder or file that keeps the account of the services from reading it."""
+    """Folder or file that the services' account may not read."""
     summary: Mapping[str, Any]
 
     @property
     def layer_bytes(self) -> int:
-        """For which the plan finds room on devices: what else a host says of its size decides nothing."""
+        """Return the bytes that need space on devices; the plan uses no other size of a found model."""
         return sum(self.summary["layer_bytes"])
 
 
 class Discovered(NamedTuple):
-    """What discovery_info reports."""
+    """Result of discovery_info."""
 
     hostname: Annotated[str, Text()] = ""
     interfaces: tuple[LinkInterface, ...] = ()
     models: tuple[FoundModel, ...] = ()
 
 
-def read(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
-    """
+def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
+    """Return the facts of this host.
+
     :param addresses: IPv4 addresses of other hosts.
-    :param folders: with models.
-    :param account: that is to read the models; None for that of this process.
+    :param folders: folders with models.
+    :param account: account that reads the models; None for the account of this process.
     """
-    found = reading.from_disk(", ".join(folders), lambda: tuple(models(folders, account)), SECONDS)
-    return Discovered(platform.node(), interfaces_of(System(), addresses), found)
+    found_models = reading.from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
+    return Discovered(platform.node(), interfaces_of(System(), addresses), found_models)
 
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
-    found = inspection.inspect(system)
-    folders = {name: inspection.of_interface(name, system) for name in found.interfaces}
-    wired = {name: found.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED}
-    _greet(addresses, wired)
-    seen = neighbours(system.output("ip", "-json", "neigh"))
+    state = inspection.inspect(system)
+    folders = {name: inspection.interface_folder(name, system) for name in state.interfaces}
+    wired = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED_TYPES}
+    _contact_hosts(addresses, wired)
+    macs = neighbour_macs(system.output("ip", "-json", "neigh"))
     ends = []
     for name, interface in wired.items():
         speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
         mbit = int(speed) if speed.isdigit() else None
-        main, sees = name in found.protected, tuple(sorted(seen.get(name, ())))
+        main, sees = name in state.protected, tuple(sorted(macs.get(name, ())))
         if interface.mac:
-            own = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
-            ends.append(LinkInterface(name, kind, interface.mac, mbit, own, main, sees))
+            ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
+            ends.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, sees))
     return tuple(ends)
 
 
-def _greet(addresses: Iterable[str], wired: Mapping[str, inspection.Interface]) -> None:
-    """Has the kernel look for the other hosts: those in a network of this one get an empty datagram."""
-    networks = [ipaddress.ip_interface(address).network for each in wired.values() for address in each.addresses]
+def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.InterfaceState]) -> None:
+    """Send other hosts in this one's networks an empty datagram, so that the kernel looks for them."""
+    networks = [
+        ipaddress.ip_interface(address).network for interface in wired.values() for address in interface.addresses
+    ]
     possible = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for address in possible:
@@ -119,50 +120,50 @@ def _greet(addresses: Iterable[str], wired: Mapping[str, inspection.Interface]) 
     time.sleep(ANSWER_SECONDS)
 
 
-def neighbours(listing: str) -> dict[str, set[str]]:
-    """Interface → hardware addresses that answered there.
+def neighbour_macs(listing: str) -> dict[str, set[str]]:
+    """Return the hardware addresses that answered, by interface.
 
-    :param listing: what ``ip -json neigh`` prints.
+    :param listing: output of ``ip -json neigh``.
     """
-    seen: dict[str, set[str]] = {}
+    macs: dict[str, set[str]] = {}
     with suppress(ValueError):
         for entry in json.loads(listing):
             if "lladdr" in entry and "FAILED" not in entry.get("state", ()):
-                seen.setdefault(entry["dev"], set()).add(entry["lladdr"])
-    return seen
+                macs.setdefault(entry["dev"], set()).add(entry["lladdr"])
+    return macs
 
 
-def models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
-    """Those whose headers say that they can be served, the largest first."""
-    largest = sorted(_files(folders), key=lambda entry: -entry[1])[:MOST_MODELS]
+def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
+    """Yield models that generate text, the largest first."""
+    largest = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
     report = local_models.report([], [path for path, _bytes in largest], list(ollama.names()), account)
     for path, entry in report["paths"].items():
-        if is_served(entry.get("summary")):
+        if can_generate(entry.get("summary")):
             yield FoundModel("path", path, path, entry["closed"], entry["summary"])
-    for name, found in report["ollama"].items():
-        entry = found.get(host_types.MODEL) or {}
-        if is_served(entry.get("summary")):
+    for name, files in report["ollama"].items():
+        entry = files.get(host_types.MODEL) or {}
+        if can_generate(entry.get("summary")):
             yield FoundModel("ollama", name, entry["path"], entry["closed"], entry["summary"])
 
 
-def is_served(summary: Optional[Mapping[str, Any]]) -> bool:
-    """Whether a header is of a model that generates text, and not of a projector, a vocabulary or an encoder."""
+def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:
+    """Return whether a header describes a model that generates text, and not a projector, a vocabulary or an encoder."""
     with suppress(typed_json.Mismatch):
         return "bert" not in header_summary.parse(summary).architecture
     return False
 
 
-def _files(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Path of the first file and bytes of each whole model below the folders, of the same files once."""
-    known = set()
+def _whole_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the first path and the bytes of each complete model below the folders, once for the same files."""
+    real_paths = set()
     for top in map(os.path.expanduser, folders):
         for place, below, entries in os.walk(top):
-            if place[len(top) :].count("/") >= DEEPEST:
+            if place[len(top) :].count("/") >= MAX_DEPTH:
                 below.clear()
             for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
                 paths = [os.path.join(place, name) for name in model.names]
                 real = os.path.realpath(paths[0])
-                if not model.missing and real not in known and not download_record.problem_of_name(model.names[0]):
-                    known.add(real)
+                if not model.missing and real not in real_paths and not download_record.problem_of_name(model.names[0]):
+                    real_paths.add(real)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plans that a host keeps below its prefix, each its own part: the one that serves, the one that served before, and the one that is applied now."""
+"""A host's parts of plans below its prefix: the serving, the previous, and the one that is being applied."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
-NEXT, NOW, BEFORE = PLACES = "next", "now", "before"
+NEXT, CURRENT, PREVIOUS = PLACES = "next", "now", "before"
 FILE_BYTES = 32 << 20
-"""The head's facts are most of it, about 20 kB for each host."""
+"""Limit of a plan. The head's facts are most of it, about 20 kB for each host."""
 
 
-def read(prefix: str, place: str) -> KeptPlan | None:
-    """One of the kept plans; None where there is none that this account can use."""
+def read_plan(prefix: str, place: str) -> KeptPlan | None:
+    """Return one of the kept plans; None without one that this account can use."""
     try:
         return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, place), FILE_BYTES))
     except (OSError, ValueError):
@@ -29,57 +29,58 @@ def _path(prefix: str, place: str) -> Path:
     return Path(prefix, names.PLANS, f"{place}.json")
 
 
-def last(prefix: str) -> LastPlan | None:
-    """What the host took last."""
-    begun = read(prefix, NEXT)
-    kept = begun or read(prefix, NOW)
-    return LastPlan(kept.id, kept.release, kept.declared, not begun, kept.variables) if kept else None
+def last_plan(prefix: str) -> LastPlan | None:
+    """Return the plan that the host accepted last."""
+    pending = read_plan(prefix, NEXT)
+    plan = pending or read_plan(prefix, CURRENT)
+    return LastPlan(plan.id, plan.release, plan.declared, not pending, plan.variables) if plan else None
 
 
-def builds(prefix: str) -> set[str]:
-    """Ids of the builds of all kept plans."""
-    kept = filter(None, (read(prefix, place) for place in PLACES))
-    return {build.id for plan in kept for build in plan.host.builds}
+def kept_builds(prefix: str) -> set[str]:
+    plans = filter(None, (read_plan(prefix, place) for place in PLACES))
+    return {build.id for plan in plans for build in plan.host.builds}
 
 
-def begin(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
-    """Keeps a plan that is applied now, unless it is the one that serves; whether anything changes.
+def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
+    """Keep a plan that is applied now, unless it already serves; return whether anything changes.
 
-    :raises OSError: nothing is changed.
+    :raises OSError: nothing has changed.
     """
-    present = read(prefix, NOW)
-    same = present is not None and present.id == plan.id
-    # Not all that a host's part has is in the id of the plan: facts that are left on the head are not.
-    changed = present != plan if same else True
-    if changed and not check:
-        _write(prefix, NOW if same else NEXT, plan)
-    return changed
+    present = read_plan(prefix, CURRENT)
+    is_current = present is not None and present.id == plan.id
+    # The plan's id does not cover the facts that are stored on the head.
+    differs = present != plan if is_current else True
+    if differs and not check:
+        _write(prefix, CURRENT if is_current else NEXT, plan)
+    return differs
 
 
 def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
-    """Notes that a kept plan serves; whether anything changes. The one that served until now becomes the one before.
+    """Mark a kept plan as serving and the serving one as previous; return whether anything changes.
 
-    :raises Refusal: the host does not keep it.
+    :raises Refusal: the host does not keep the plan.
     """
-    kept = {place: read(prefix, place) for place in PLACES}
-    present, begun = kept[NOW], _path(prefix, NEXT)
-    same = present is not None and present.id == identity
-    changed = not same or begun.exists()
-    if not changed or check:
-        return changed
-    if not same:
-        new = next((plan for plan in kept.values() if plan and plan.id == identity), None)
+    plans = {place: read_plan(prefix, place) for place in PLACES}
+    present, pending_path = plans[CURRENT], _path(prefix, NEXT)
+    is_current = present is not None and present.id == identity
+    differs = not is_current or pending_path.exists()
+    if not differs or check:
+        return differs
+    if not is_current:
+        new = next((plan for plan in plans.values() if plan and plan.id == identity), None)
         if not new:
             raise Refusal(f"{prefix}/{names.PLANS} has no plan {identity}: run site.yml")
         if present:
-            _write(prefix, BEFORE, present)
-        _write(prefix, NOW, new)
-    begun.unlink(missing_ok=True)
+            _write(prefix, PREVIOUS, present)
+        _write(prefix, CURRENT, new)
+    pending_path.unlink(missing_ok=True)
     return True
 
 
 def _write(prefix: str, place: str, plan: KeptPlan) -> None:
     text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
     if len(text.encode()) > FILE_BYTES:
-        raise Refusal(f"the plan has {len(text) >> 20} MiB for this host, and {FILE_BYTES >> 20} MiB can be kept")
+        raise Refusal(
+            f"the plan has {len(text) >> 20} MiB for this host, but at most {FILE_BYTES >> 20} MiB can be kept"
+        )
     files.replace_file(_path(prefix, place), text, 0o600)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Options of kernel modules by which a host lends more of its memory to its graphics: the role llama_host writes them into a file for modprobe."""
+"""Options of kernel modules by which a host lends more memory to its graphics: the role llama_host writes them into a file for modprobe."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 
 
 def differ(parameters: Mapping[str, str], system: System) -> bool:
-    """Whether the file sets other parameters than these. What somebody else's file sets does not count."""
+    """Return whether the file sets other parameters than these. Foreign files do not count."""
     text = "" if foreign_files(system) else system.text(_file(system))
     options = re.findall(r"^options (\w+) (\w+)=(\S+)$", text, re.MULTILINE)
     return {f"{module}.{option}": value for module, option, value in options} != parameters
 
 
 def foreign_files(system: System) -> list[str]:
-    """The file for modprobe where others have made it."""
+    """Return the file for modprobe if it is foreign."""
     name = _file(system)
     is_own = names.DEFINITION_MARK in system.text(name)
     return [name] if os.path.lexists(system.path(name)) and not is_own else []

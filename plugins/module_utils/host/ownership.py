@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the collection made a folder, file or service that has one of its names.
+"""Checks whether the collection made a folder, file or service with one of its names.
 
-A run names what somebody else made, and neither overwrites nor removes it."""
+A run reports foreign things, and neither overwrites nor removes them.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +20,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def check(planned: HostPlan) -> None:
-    """
-    :raises Refusal: an apply would overwrite, or run, what somebody else has made.
-    """
-    manager = service_managers.MANAGERS[planned.service_manager]
-    defined = (manager.definition(planned.units, service.name) for service in planned.services)
-    theirs = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
-    found = [*_folders(planned), *theirs]
-    if found:
-        raise Refusal(f"This host has {', '.join(found)}{names.NOT_OURS}")
+def check_ownership(host_plan: HostPlan) -> None:
+    """:raises Refusal: an apply would overwrite or run something foreign."""
+    manager = service_managers.MANAGERS[host_plan.service_manager]
+    defined = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
+    foreign_definitions = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
+    conflicts = [*_folders(host_plan), *foreign_definitions]
+    if conflicts:
+        raise Refusal(f"This host has {', '.join(conflicts)}{names.NOT_OURS}")
 
 
-def _folders(planned: HostPlan) -> Iterator[str]:
-    """Where the prefix has no mark: what is in places of the installation there, and folders of another owner than planned. What is empty may stay."""
-    prefix = Path(planned.prefix)
+def _folders(host_plan: HostPlan) -> Iterator[str]:
+    """Yield foreign contents of a prefix without a mark, and folders of another owner than planned. Empty folders may stay."""
+    prefix = Path(host_plan.prefix)
     if files.is_marked(prefix):
         return
-    owners: dict[str, str | None] = {folder.path: folder.owner for folder in planned.folders if folder.owner}
+    owners: dict[str, str | None] = {folder.path: folder.owner for folder in host_plan.folders if folder.owner}
     owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
@@ -46,5 +45,4 @@ def _folders(planned: HostPlan) -> Iterator[str]:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether there is nothing, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not os.listdir(path))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Removes what an installation has made on a host, and nothing that somebody else made."""
+"""Removes an installation from a host, and nothing foreign."""
 
 from __future__ import annotations
 
@@ -17,84 +17,80 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
-"""How names of files begin that a killed run leaves in a folder."""
+"""Prefixes of files that a killed run leaves in a folder."""
 REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
-def remove(place: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
-    """Removes what an installation has made below its prefix, the mark last: what a killed run left, the next one finds. The prefix itself goes where
-    it is empty then.
+def remove_installation(place: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
+    """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
 
-    :param name: of the host.
-    :returns: what is removed, or would be in check mode (paths), and what is left (a sentence for each).
+    :param name: name of the host.
+    :returns: removed paths (in check mode, paths to remove), and a sentence for everything that stays.
     :raises Refusal: something cannot be removed.
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        why = (
-            f"without {names.FOLDER_MARK} it is no installation of this collection, or what an earlier run left of one"
-        )
-        return [], [f"{prefix} on {name} stays: {why}."] if prefix.exists() else []
-    installed = _installed(prefix)
-    rest = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
+        reason = f"without {names.FOLDER_MARK} it is not an installation of this collection, or only the rest of one"
+        return [], [f"{prefix} on {name} stays: {reason}."] if prefix.exists() else []
+    installed = _installed_paths(prefix)
+    other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
-    beside = _take_metrics_back(place, check)
+    metrics_files = _remove_metrics(place, check)
     for steps in [] if check else installed:
         _remove(prefix.joinpath(*steps))
-    if not rest and not check:
-        with suppress(OSError):  # a link, or a disk is mounted there
+    if not other_entries and not check:
+        with suppress(OSError):  # it may be a link or a mount point
             os.rmdir(prefix)
-    stay = {
-        f"{prefix} on {name} stays with": rest,
+    remainders = {
+        f"{prefix} on {name} stays with": other_entries,
         f"{name} keeps, with their accounts and folders, the packages that site.yml installed:": packages,
     }
-    left = [
-        f"{what} {', '.join(map(validation.printable, those))}: remove by hand what nothing else uses."
-        for what, those in stay.items()
-        if those
+    sentences = [
+        f"{label} {', '.join(map(validation.printable, remainder))}: remove by hand what is not used otherwise."
+        for label, remainder in remainders.items()
+        if remainder
     ]
-    return [*beside, *(str(prefix.joinpath(*steps)) for steps in installed)], left
+    return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder with all that it holds, however deep; of a link the link alone.
+    """Remove a file, a link, or a folder with its contents.
 
     :raises Refusal: it cannot be removed.
     """
     commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
-def _take_metrics_back(place: InstallationPaths, check: bool) -> list[str]:
-    """Removes what launchers that were killed have left for node exporter, and the account's right to write there. Returns the paths."""
-    told = read_left(place.prefix, names.METRICS).get("services", {})
-    described = {service: one for service, one in told.items() if one["folder"]}
+def _remove_metrics(place: InstallationPaths, check: bool) -> list[str]:
+    """Remove the metrics of killed launchers, and the account's right to write there. Return the paths."""
+    descriptions = read_left(place.prefix, names.METRICS).get("services", {})
+    exported = {service: entry for service, entry in descriptions.items() if entry["folder"]}
     paths = [
-        path for service, one in described.items() if os.path.lexists(path := Path(one["folder"], f"{service}.prom"))
+        path for service, entry in exported.items() if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
     ]
     if not check:
         for path in paths:
             _remove(path)
-        for folder in {one["folder"] for one in described.values()} if place.scope == "system" else set():
+        for folder in {entry["folder"] for entry in exported.values()} if place.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
     return [str(path) for path in paths]
 
 
-def _installed(prefix: Path) -> list[tuple[str, ...]]:
-    """Steps below the prefix to each file and folder that an installation has made there, its mark last."""
+def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
+    """Return the parts of each path that an installation has made below the prefix, its mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
-    found: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
-    if models.is_dir() and not models.is_symlink():  # others may use what lies behind a link
+    paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
+    if models.is_dir() and not models.is_symlink():  # a link's target may have other users
         generated = {path for path in models.iterdir() if _is_generated(path)}
-        found += [(names.MODELS, path.name) for path in generated]
+        paths += [(names.MODELS, path.name) for path in generated]
         rest = (path for path in models.iterdir() if path not in generated)
         if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
-            found.append((names.MODELS,))
-    return [*found, *((entry,) for entry in names.INSTALLED if entry in entries)]
+            paths.append((names.MODELS,))
+    return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
 
 
 def _is_generated(path: Path) -> bool:
-    """Whether a file of the folder of models is a known-answer model, or a part of one."""
     return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
@@ -102,13 +98,13 @@ def _is_temporary(path: Path) -> bool:
     return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
 
 
-def give_back(account: str, cache: str, check: bool) -> list[str]:
-    """Gives root what the building account has in the cache: when that account is gone, its number may become somebody else's. Returns the paths."""
+def return_to_root(account: str, cache: str, check: bool) -> list[str]:
+    """Give root the building account's files in the cache: its uid may get another owner after the account is gone. Return the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
-    for place, folders, inside, at in os.fwalk(cache) if os.path.isdir(cache) else ():
-        for name in (*folders, *inside):
-            if os.stat(name, dir_fd=at, follow_symlinks=False).st_uid == uid:
+    for place, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
+        for name in (*folders, *file_names):
+            if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == uid:
                 paths.append(os.path.join(place, name))
                 if not check:
-                    os.chown(name, 0, 0, dir_fd=at, follow_symlinks=False)
+                    os.chown(name, 0, 0, dir_fd=descriptor, follow_symlinks=False)
     return paths

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services by the host's service manager: a class for each, all with the same verbs.
+"""Services under the host's service manager: one class for each manager, all with the same verbs.
 
-Whatever is asked for, the head stops before workers, and workers start before the head.
+The head always stops before workers, and workers start before the head.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import plac
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 
 COMMAND_SECONDS = 120
-"""Definitions give a service 30 seconds to end before it is killed."""
+"""Limit of a command. Definitions give a service 30 seconds to exit before it is killed."""
 LOG_LINES, LOG_BYTES = 10, 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
-"""States of a service. What failed does not run, and the manager has to stop it before it starts again."""
+"""States of a service. A failed service does not run, and the manager must stop it before it starts again."""
 
 
 class Service(NamedTuple):
-    """What of a planned service its manager needs."""
+    """A planned service, as its manager needs it."""
 
     name: str
     definition: Annotated[str, Text(r"(?s).*", 1 << 20)]
     temporary: bool = False
-    """It does not start at boot."""
+    """Whether it does not start at boot."""
     reads: tuple[str, ...] = ()
     """Files that it reads when it starts."""
 
@@ -50,49 +50,48 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
 
 
 class Manager:
-    """What the classes share. Verbs take names of services, and have nothing to do without one."""
+    """Base of the managers. Methods take names of services, and do nothing without one."""
 
     def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
         self.record = record
         self.place = place
 
     def path(self, name: str) -> Path:
-        """Of a service's definition."""
         return self.record.definition(self.place.units, name)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
-        """Service → RUNNING, FAILED or STOPPED; one that the manager does not know is STOPPED."""
+        """Return RUNNING, FAILED or STOPPED for each service; an unknown one is STOPPED."""
         raise NotImplementedError
 
     def start(self, services: Collection[str]) -> None:
-        """Has the manager read definitions, also of a run that was killed, and start what is stopped; ``define`` may have started it."""
+        """Make the manager read definitions, including those of a killed run, and start stopped services; ``define`` may have started them."""
         raise NotImplementedError
 
     def stop(self, services: Collection[str]) -> None:
-        """Stops what runs or failed, and returns when it has ended."""
+        """Stop running or failed services, and return when they have ended."""
         raise NotImplementedError
 
     def define(self, services: Collection[Service]) -> None:
-        """Writes definitions, and has the manager start them at boot where that is planned."""
+        """Write definitions, and make the manager start them at boot if that is planned."""
         for service in services:
             if not self.is_defined(service):
                 replace_file(self.path(service.name), service.definition, self.record.mode)
 
     def remove(self, services: Collection[str]) -> None:
-        """Removes definitions of services that are stopped, and has the manager forget them."""
+        """Remove definitions of stopped services, and make the manager forget them."""
         for name in services:
             self.path(name).unlink(missing_ok=True)
 
     def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
-        """What a service wrote last; of a journal so many lines in this form."""
+        """Return the end of a service's log, for a journal this number of lines in this form."""
         return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
-        """Service → how often the manager has started it again by itself since it was last started on purpose, where the manager counts that."""
+        """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""
         return {}
 
     def is_defined(self, service: Service) -> bool:
-        """Whether the definition exists, word for word and with its mode."""
+        """Return whether the definition exists, word for word and with its mode."""
         path = self.path(service.name)
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -117,7 +116,7 @@ class Systemd(Manager):
         return [self.path(name).name for name in services]
 
     def _show(self, services: Collection[str], key: str) -> dict[str, str]:
-        """Service → value of a property in systemd. Services that systemd does not know are left out, all of them on a host without systemd."""
+        """Return a property of each service. Services that systemd does not know are missing; all are missing without systemd."""
         if not services or not commands.find("systemctl"):
             return {}
         text = self._systemctl("show", f"--property=Id,{key}", *self._units(services))
@@ -129,8 +128,8 @@ class Systemd(Manager):
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         states = {"inactive": STOPPED, "failed": FAILED, "": STOPPED}
-        shown = self._show(services, "ActiveState")
-        return {name: states.get(shown.get(name, ""), RUNNING) for name in services}
+        values = self._show(services, "ActiveState")
+        return {name: states.get(values.get(name, ""), RUNNING) for name in services}
 
     def start(self, services: Collection[str]) -> None:
         self._systemctl("daemon-reload")
@@ -158,19 +157,19 @@ class Systemd(Manager):
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         try:
-            shown = self._show(services, "NRestarts")
+            values = self._show(services, "NRestarts")
         except commands.CommandError:
             return {}
-        return {name: int(value) for name, value in shown.items() if value.isdigit()}
+        return {name: int(value) for name, value in values.items() if value.isdigit()}
 
 
 class Launchd(Manager):
-    """launchd. A service that is loaded runs, and what is in its folder is loaded at boot or login."""
+    """launchd. A loaded service runs, and launchd loads the contents of its folder at boot or login."""
 
-    gone = (3, 113)
-    """Status where a service is not loaded."""
+    gone_statuses = (3, 113)
+    """Statuses of a service that is not loaded."""
     in_progress = 36
-    """Status where a service is still ending."""
+    """Status of a service that is still ending."""
     poll_seconds = 0.2
 
     def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
@@ -196,36 +195,33 @@ class Launchd(Manager):
             try:
                 _run(["launchctl", "bootout", f"{self.domain}/{name}"])
             except commands.CommandError as error:
-                if error.status not in (*self.gone, self.in_progress):
+                if error.status not in (*self.gone_statuses, self.in_progress):
                     raise
             self._wait_until_ended(name)
 
     def _wait_until_ended(self, name: str) -> None:
-        """launchctl returns before a service has ended, and one that is still ending cannot be loaded."""
+        """Wait for the end: launchctl returns earlier, and a service that is still ending cannot be loaded."""
         limit = time.monotonic() + COMMAND_SECONDS
         while self._is_loaded(name):
             if time.monotonic() > limit:
-                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not end", None)
+                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not stop", None)
             time.sleep(self.poll_seconds)
 
 
 SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
 NOTHING_TO_DO = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
-"""Verb of supervisorctl → its errors that say that there is nothing to do."""
+"""Verb of supervisorctl → errors that mean that there is nothing to do."""
 
 
 class Supervisor(Manager):
-    """supervisor of the installation itself, where the host has nothing else. It starts what it reads, but what runs for a while."""
+    """supervisor of the installation itself, for hosts without another manager. It starts services when it reads them."""
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
-            raise Refusal(
-                "supervisor, which runs the services of this host, does not run: run site.yml, which starts it."
-            )
+            raise Refusal("supervisor, which runs this host's services, is not running: run site.yml to start it.")
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
-        """The command line that tells supervisor so."""
         python, settings = f"{self.place.prefix}/venv/bin/python", f"{self.place.prefix}/supervisor/supervisord.conf"
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
@@ -233,11 +229,11 @@ class Supervisor(Manager):
         return places.supervisor_runs(self.place.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
-        # Its status says whether all of them run.
+        # supervisorctl's status is not 0 unless all of them run.
         lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
         words = [line.split() for line in lines]
-        shown = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
-        return {name: shown.get(name, STOPPED) for name in services}
+        states = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
+        return {name: states.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
         self._control("update")
@@ -272,30 +268,29 @@ CLASSES: dict[str, type[Manager]] = {
 
 
 def manager_of(place: InstallationPaths) -> Manager:
-    """The service manager of an installation."""
     name = place.service_manager
     if name not in CLASSES:
         raise Refusal(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
     return CLASSES[name](service_managers.MANAGERS[name], place)
 
 
-class Wanted(NamedTuple):
-    """What is asked of a host's services."""
+class ServiceRequest(NamedTuple):
+    """Requested state of a host's services."""
 
     run: Sequence[Service] = ()
-    """To be defined and to run."""
+    """Services to define and run."""
     restart: Collection[str] = ()
-    """Those of them that restart even if they run as defined."""
+    """Names of these that restart even if they run as defined."""
     start: Sequence[str] = ()
-    """Services that are defined, and are to run."""
+    """Defined services to run."""
     stop: Sequence[str] = ()
-    """Services that are to be stopped and stay defined."""
+    """Services to stop; they stay defined."""
     remove: Sequence[str] = ()
-    """Services that are to be stopped and forgotten."""
+    """Services to stop and remove."""
 
 
 class Change(NamedTuple):
-    """One service, before and after; texts are its definition, empty without one."""
+    """One service before and after; a text is its definition, empty without one."""
 
     service: str
     before: str
@@ -304,20 +299,20 @@ class Change(NamedTuple):
     text_after: str
 
 
-def started(changes: Iterable[Change]) -> set[str]:
-    """Services that changes have started."""
+def started_services(changes: Iterable[Change]) -> set[str]:
+    """Return services that changes have started."""
     return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
 
 
 def _head_first(services: Iterable[str]) -> list[list[str]]:
-    """The head, then workers, each in the order given; groups that hold something."""
+    """Return the head, then workers, each in this order; skip empty groups."""
     unique = list(dict.fromkeys(services))
-    groups = [[name for name in unique if names.is_head(name) == of_head] for of_head in (True, False)]
+    groups = [[name for name in unique if names.is_head(name) == is_head] for is_head in (True, False)]
     return [group for group in groups if group]
 
 
-class Steps(NamedTuple):
-    """What has to be done, in this order, by name."""
+class ServiceSteps(NamedTuple):
+    """Names of services for each step, in the order of the steps."""
 
     stop: list[str]
     remove: list[str]
@@ -325,44 +320,44 @@ class Steps(NamedTuple):
     start: list[str]
 
 
-def _steps(manager: Manager, wanted: Wanted, states: dict[str, str]) -> Steps:
-    planned = [service.name for service in wanted.run]
-    redefined = [service.name for service in wanted.run if not manager.is_defined(service)]
-    restart = [name for name in planned if name in redefined or name in wanted.restart]
-    at_boot = [service.name for service in wanted.run if not service.temporary]
+def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
+    run_names = [service.name for service in request.run]
+    redefined = [service.name for service in request.run if not manager.is_defined(service)]
+    restart = [name for name in run_names if name in redefined or name in request.restart]
+    at_boot = [service.name for service in request.run if not service.temporary]
     to_define = {*restart, *places.not_at_boot(manager.place, at_boot)}
-    start = [name for name in dict.fromkeys([*planned, *wanted.start]) if name in restart or states[name] != RUNNING]
-    ended = [*wanted.stop, *wanted.remove, *restart, *start]
-    return Steps(
+    start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
+    ended = [*request.stop, *request.remove, *restart, *start]
+    return ServiceSteps(
         stop=[name for name in ended if states[name] != STOPPED],
-        remove=[name for name in wanted.remove if manager.path(name).exists()],
-        define=[name for name in planned if name in to_define],
+        remove=[name for name in request.remove if manager.path(name).exists()],
+        define=[name for name in run_names if name in to_define],
         start=start,
     )
 
 
-def _changes(manager: Manager, wanted: Wanted, states: dict[str, str], steps: Steps) -> list[Change]:
-    texts = {service.name: service.definition for service in wanted.run}
+def _changes(manager: Manager, request: ServiceRequest, states: dict[str, str], steps: ServiceSteps) -> list[Change]:
+    texts = {service.name: service.definition for service in request.run}
     changes = []
     for name in [name for name in states if any(name in step for step in steps)]:
-        current, after = text_of(manager.path(name)), states[name]
+        current, state_after = text_of(manager.path(name)), states[name]
         if name in steps.start:
-            after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
+            state_after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
-            after = STOPPED
+            state_after = STOPPED
         text = "" if name in steps.remove else texts.get(name, current)
-        changes.append(Change(name, states[name], after, current, text))
+        changes.append(Change(name, states[name], state_after, current, text))
     return changes
 
 
-def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
+def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -> None:
     for group in _head_first(steps.stop):
         manager.stop(group)
     if steps.remove:
         manager.remove(steps.remove)
     everything = [*steps.define, *steps.start]
     for group in reversed(_head_first(everything)):
-        defined = [service for service in wanted.run if service.name in group and service.name in steps.define]
+        defined = [service for service in request.run if service.name in group and service.name in steps.define]
         if defined:
             manager.define(defined)
         starting = [name for name in group if name in steps.start]
@@ -370,22 +365,24 @@ def _carry_out(manager: Manager, wanted: Wanted, steps: Steps) -> None:
             manager.start(starting)
 
 
-def apply(manager: Manager, wanted: Wanted, check: bool) -> list[Change]:
-    """Brings services to what is wanted, and returns what was, or in check mode would be, changed.
+def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> list[Change]:
+    """Bring services to the requested state; return the changes, or in check mode the changes to make.
 
     :raises Refusal: with the last lines of the services' logs.
     """
-    every = dict.fromkeys([*(service.name for service in wanted.run), *wanted.start, *wanted.stop, *wanted.remove])
+    service_names = dict.fromkeys(
+        [*(service.name for service in request.run), *request.start, *request.stop, *request.remove]
+    )
     starting: list[str] = []
     try:
-        states = manager.state(list(every))
-        steps = _steps(manager, wanted, states)
+        states = manager.state(list(service_names))
+        steps = _steps(manager, request, states)
         starting = steps.start
-        changes = _changes(manager, wanted, states, steps)
+        changes = _changes(manager, request, states, steps)
         if not check:
-            _carry_out(manager, wanted, steps)
+            _carry_out(manager, request, steps)
     except commands.CommandError as error:
         logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting}
-        said = "".join(f"\nThe log of {name} ends in:\n{text}" for name, text in logs.items() if text)
-        raise Refusal(f"{error}{said}") from error
+        log_text = "".join(f"\nThe log of {name} ends with:\n{text}" for name, text in logs.items() if text)
+        raise Refusal(f"{error}{log_text}") from error
     return changes

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""By which definition and files each service was started last, so that what has changed since is known."""
+"""Records of the definition and files with which each service was last started."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading im
 
 READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
-"""Larger files that a service reads are compared by size and time."""
+"""Size above which a service's files are compared by size and time."""
 
 
 def digest_of(definition: str, paths: Iterable[str]) -> str:
-    """Of what a service is started by: its definition, and the content of files, of a large one, a model, size and time.
+    """Return a digest of a service's definition and its files; large files, such as a model, count by size and time.
 
     :raises Refusal: a disk does not answer.
     """
-    whole = hashlib.sha256(definition.encode())
+    digest = hashlib.sha256(definition.encode())
     for path in paths:
-        whole.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
-    return whole.hexdigest()
+        digest.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
+    return digest.hexdigest()
 
 
 def _state_of(path: Path) -> str:
@@ -41,24 +41,23 @@ def _state_of(path: Path) -> str:
         return f"{path} is missing\n"
 
 
-def has_read(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
-    """Whether a running service was started by this definition and the files that are there now, as the run noted that started it."""
-    return read(prefix).get(name) == digest_of(definition, paths)
+def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
+    """Return whether a service was started with this definition and the present files."""
+    return read_digests(prefix).get(name) == digest_of(definition, paths)
 
 
-def read(prefix: str) -> dict[str, Any]:
-    """Service → digest of what a run started it by last."""
+def read_digests(prefix: str) -> dict[str, Any]:
     try:
         return read_object(Path(prefix, names.START_DIGESTS), READ_BYTES)
     except (OSError, ValueError):
         return {}
 
 
-def write(prefix: str, started: Mapping[str, str]) -> None:
-    """Notes what services read that were started.
+def write_digests(prefix: str, started: Mapping[str, str]) -> None:
+    """Record the digests of started services.
 
-    :param started: service → its digest, from before: a file that changed meanwhile restarts it once more.
+    :param started: service → digest from before the start; a file that changed meanwhile restarts it once more.
     :raises OSError: names the file.
     """
     if started:
-        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read(prefix), **started}) + "\n", 0o600)
+        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read_digests(prefix), **started}) + "\n", 0o600)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files and commands by which a host's settings are read and changed: links, firewall and kernel parameters."""
+"""Files and commands that read and change a host's settings: links, firewall and kernel parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND_SECONDS = 60
 
 
 class System:
-    """The host's files and commands."""
+    """Files and commands of the host."""
 
     def __init__(self, root: Path = Path("/")):
         self.root = root
@@ -22,22 +22,21 @@ class System:
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Content of a file, nothing if there is none."""
+        """Return the content of a file; empty without one."""
         return files.text_of(self.path(name))
 
     def program(self, name: str) -> str | None:
-        """Path of a program that is installed."""
         return commands.find(name)
 
     def run(self, argv: list[str], text: str = "", may_fail: bool = False, seconds: float = COMMAND_SECONDS) -> str:
-        """What a command prints, given ``text``.
+        """Return the output of a command with this input.
 
         :raises CommandError: it fails.
         """
         return commands.run(argv, seconds, text, may_fail)
 
     def output(self, *argv: str) -> str:
-        """What a command prints; nothing where it fails."""
+        """Return the output of a command; empty if it fails."""
         try:
             return self.run(list(argv))
         except commands.CommandError:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of tunnels on their hosts, which are all that keeps them."""
+"""Tunnel keys, which exist only on their hosts."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 MODE = 0o600
 IDENTITY_DIGITS = 16
 LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
-MOST_BYTES = 64 * 1024
-"""Of a file of keys that are read, the first ones."""
+MAX_BYTES = 64 * 1024
+"""Limit of a file of keys; the rest is ignored."""
 
 
 def identity_of(key: str) -> str:
-    """Under which a key is known. It is sent and shown in clear, and says nothing of a random key."""
+    """Return the public identity of a key: a digest that is safe to send and to log."""
     return hashlib.sha256(key.encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
 def line_of(key: str) -> str:
-    """Of a file of keys."""
     return f"{identity_of(key)}:{key}\n"
 
 
 def identities(path: Path, account: str | None) -> tuple[str, ...]:
-    """Of the keys in a file, the one that a head uses first; none where the file is missing, or is not what its launcher reads and nobody else.
+    """Return the identities of the keys in a file, the head's key first. Return none if the file is missing, or others than its launcher may read it.
 
-    :param account: as which services run; None for this process's.
+    :param account: account of the services; None for this process's.
     """
     return tuple(line.split(":", 1)[0] for line in _lines(path, account))
 
 
-def add(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
-    """Puts a key first, before all others if those are kept; returns whether the file changes.
+def add_key(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
+    """Put a key first, before the present ones if they are kept; return whether the file changes.
 
-    :raises OSError: it cannot be written, or there is no such account.
+    :raises OSError: the file cannot be written, or the account does not exist.
     """
-    before = _lines(path, account)
+    lines_before = _lines(path, account)
     first = line_of(key)
-    after = [first, *(line for line in before if keep and line != first)]
-    if after == before:
+    lines_after = [first, *(line for line in lines_before if keep and line != first)]
+    if lines_after == lines_before:
         return False
     if not check:
-        replace_file(path, "".join(after), MODE, None if account is None else _uid(account))
+        replace_file(path, "".join(lines_after), MODE, None if account is None else _uid(account))
     return True
 
 
@@ -62,7 +61,7 @@ def _lines(path: Path, account: str | None) -> list[str]:
             status = os.fstat(stream.fileno())
             if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
                 return []
-            lines = stream.read(MOST_BYTES).decode("ascii", "replace").splitlines(keepends=True)
+            lines = stream.read(MAX_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
     return [line for line in lines if LINE.fullmatch(line)]

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gathers what the launcher knows of its service: for node exporter's textfile collector, and for the page. A folder that is full or missing stops nothing.
+"""Gathers what the launcher knows of its service, for node exporter's textfile collector and for the page. A full or missing folder stops nothing.
 
-The file goes when the service is stopped; that of a launcher that was killed stays, and grows old.
+Stopping the service removes the file. The file of a launcher that was killed stays, and its time shows its age.
 """
 
 from __future__ import annotations
@@ -29,208 +29,212 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     serving,
 )
 
-EVERY = 15.0
+EXPORT_SECONDS = 15.0
 VERIFIED = "verified.json"
-"""Result of the last verification, beside the description."""
+"""Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
 MEMORIES = "vram", "gtt"
-"""Of a device of AMD's: its own, and what the host lends it."""
+"""Memory kinds of an AMD device: its own memory, and memory that the host lends it."""
 
 
 def description_of(path: Path, service: str) -> metrics.Description | None:
-    """None where it does not describe the service."""
-    return journal.read_back(path, lambda told: _description(**told["services"][service]))
+    """Return the description of a service; None if the file does not describe it."""
+    return journal.read_back(path, lambda record: _description(**record["services"][service]))
 
 
-def _description(**given: Any) -> metrics.Description:
-    found = metrics.Description(**given)
-    metrics.CAUSES[found.kind], Path(found.folder)
-    return found
+def _description(**fields: Any) -> metrics.Description:
+    description = metrics.Description(**fields)
+    metrics.CAUSES[description.kind], Path(description.folder)
+    return description
 
 
 class Exporter:
-    """Of one service."""
+    """Exports the metrics of one service."""
 
     def __init__(self, path: Path | None = None, service: str = "") -> None:
-        """:param path: file with the description; None where nothing is exported."""
+        """:param path: file with the description; None to export nothing."""
         self.path, self.service = path, service
         self.state = ""
-        self.shown: page.Shown | None = None
-        """What the page shows."""
-        self.written = -EVERY
+        self.snapshot: page.Snapshot | None = None
+        self.last_export = -EXPORT_SECONDS
         self.started: float | None = None
         self.restarts: dict[str, int] = {}
         self.sensors = Sensors()
-        self.told = description_of(path, service) if path else None
-        """What runs. A run replaces the description long before it starts services again, and leaves out those that it drops."""
-        if self.told:
-            self.restarts = {**dict.fromkeys(metrics.CAUSES[self.told.kind], 0), **self._before(self.told)}
+        self.description = description_of(path, service) if path else None
+        """Description of the running program. A run replaces the file long before it restarts services, and leaves out services that it drops."""
+        if self.description:
+            self.restarts = {
+                **dict.fromkeys(metrics.CAUSES[self.description.kind], 0),
+                **self._previous_restarts(self.description),
+            }
         elif path:
-            journal.say(f"no metrics are written: {path} does not describe {service}")
+            journal.log(f"metrics are not written: {path} does not describe {service}")
 
-    def _file(self, told: metrics.Description) -> Path:
-        return Path(told.folder or os.devnull, f"{self.service}.prom")
+    def _file(self, info: metrics.Description) -> Path:
+        return Path(info.folder or os.devnull, f"{self.service}.prom")
 
-    def _before(self, told: metrics.Description) -> dict[str, int]:
-        """Cause → how often the program was started again for it, by the file that the start before this one left."""
+    def _previous_restarts(self, info: metrics.Description) -> dict[str, int]:
+        """Return restarts by cause, from the file that the previous start left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
-        text = journal.read_back(self._file(told), str, bytes.decode) or ""
-        found = re.findall(pattern, text, re.MULTILINE)
-        counted = {cause: int(number) for cause, number in found if cause in metrics.CAUSES[told.kind]}
+        text = journal.read_back(self._file(info), str, bytes.decode) or ""
+        matches = re.findall(pattern, text, re.MULTILINE)
+        counts = {cause: int(number) for cause, number in matches if cause in metrics.CAUSES[info.kind]}
         ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
-        return {**counted, "killed": counted.get("killed", 0) + ran}
+        return {**counts, "killed": counts.get("killed", 0) + ran}
 
-    def begins(self) -> None:
-        """The program is started."""
-        self.started, self.written = time.time(), -EVERY
+    def note_start(self) -> None:
+        self.started, self.last_export = time.time(), -EXPORT_SECONDS
 
-    def ended(self, cause: str) -> None:
-        """The program has ended."""
+    def note_end(self, cause: str) -> None:
         self.started = None
-        self.count(cause)
+        self.count_restart(cause)
 
-    def count(self, cause: str) -> None:
-        """A part of it has ended, or all."""
-        self.written = -EVERY
+    def count_restart(self, cause: str) -> None:
+        self.last_export = -EXPORT_SECONDS
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 
     def stop(self) -> None:
-        """The service ends for good."""
-        if self.told:
+        """Remove the file, because the service stops for good."""
+        if self.description:
             with suppress(OSError):
-                self._file(self.told).unlink()
+                self._file(self.description).unlink()
 
-    def of_head(self, record: serving.Record, head: server.Head | None = None) -> None:
+    def export_head(self, record: serving.HeadRecord, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
         if record.state != self.state:
-            self.state, self.written = record.state, -EVERY
-        self._export(lambda figures, told: self._add_head(figures, told, record, head))
+            self.state, self.last_export = record.state, -EXPORT_SECONDS
+        self._export(lambda figures, info: self._add_head(figures, info, record, head))
 
-    def of_worker(self) -> None:
-        self._export(lambda _figures, _told: None)
+    def export_worker(self) -> None:
+        self._export(lambda _figures, _info: None)
 
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
-        if self.told and time.monotonic() - self.written >= EVERY:
-            self.written = time.monotonic()
-            journal.spared("no metrics are written", partial(self._write, self.told, add))
+        if self.description and time.monotonic() - self.last_export >= EXPORT_SECONDS:
+            self.last_export = time.monotonic()
+            journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
-    def _write(self, told: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
-        own = {"service": self.service}
+    def _write(self, info: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
+        label = {"service": self.service}
         figures = metrics.Figures()
-        figures.add("service_info", 1, **own, kind=told.kind, release=told.release, plan=told.plan)
-        figures.add("updated_timestamp_seconds", time.time(), **own)
-        figures.add("started_timestamp_seconds", self.started, **own)
+        figures.add("service_info", 1, **label, kind=info.kind, release=info.release, plan=info.plan)
+        figures.add("updated_timestamp_seconds", time.time(), **label)
+        figures.add("started_timestamp_seconds", self.started, **label)
         for cause, number in self.restarts.items():
-            figures.add("restarts_total", number, **own, cause=cause)
-        for device, used in self.sensors.read(told.drives).items():
-            figures.add("device_memory_used_bytes", used, worker=told.worker, device=device)
-        add(figures, told)
-        if told.folder:
-            journal.replace(self._file(told), figures.text(), 0o644)
+            figures.add("restarts_total", number, **label, cause=cause)
+        for device, used_bytes in self.sensors.read(info.drives).items():
+            figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
+        add(figures, info)
+        if info.folder:
+            journal.replace(self._file(info), figures.text(), 0o644)
 
     def _add_head(
-        self, figures: metrics.Figures, told: metrics.Description, record: serving.Record, head: server.Head | None
+        self, figures: metrics.Figures, info: metrics.Description, record: serving.HeadRecord, head: server.Head | None
     ) -> None:
-        _add_record(figures, record, told)
+        _add_record(figures, record, info)
         figures.add("answers", bool(head and head.health[0]))
         if head:
-            _add_connections(figures, head, told.workers)
-            _add_counts(figures, head, told)
-        verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _verified)
+            _add_connections(figures, head, info.workers)
+            _add_counts(figures, head, info)
+        verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _parse_verification)
         if verified and self.path:
             figures.add("verified_passed", verified[0])
             figures.add("verified_timestamp_seconds", self.path.with_name(VERIFIED).stat().st_mtime)
-        kept, load = (record.kept, record.without, record.waiting_for), head.load if head else None
-        self.shown = page.Shown(told, figures, record.state, *kept, load, verified[1] if verified else ())
+        record_fields, load = (record.history, record.without, record.waiting_for), head.load if head else None
+        self.snapshot = page.Snapshot(
+            info, figures, record.state, *record_fields, load, verified[1] if verified else ()
+        )
 
 
-def _verified(told: Any) -> tuple[bool, tuple[str, ...]]:
-    """Whether the last verification passed, and the checks that failed."""
-    return bool(told["passed"]), tuple(map(str, told["failed"]))
+def _parse_verification(report: Any) -> tuple[bool, tuple[str, ...]]:
+    """Return whether the last verification passed, and the checks that failed."""
+    return bool(report["passed"]), tuple(map(str, report["failed"]))
 
 
-def _add_record(figures: metrics.Figures, record: serving.Record, told: metrics.Description) -> None:
+def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metrics.Description) -> None:
     for state in serving.STATES:
         figures.add("state", state == record.state, state=state)
     figures.add("state_since_timestamp_seconds", record.since)
-    for model, predicted in told.planned.items():
+    for model, predicted in info.planned.items():
         for name, value in predicted.items():
             figures.add(name, value, model=model)
-    for endpoint, (host, worker) in told.workers.items():
+    for endpoint, (host, worker) in info.workers.items():
         away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
         figures.add("worker_awaited", bool(away), worker_host=host, worker=worker)
 
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
-    """What the kernel says of connections to workers and from clients."""
-    looks = [watched.seen for watched in head.models().values() if watched.seen]
-    for endpoint, (host, worker) in workers.items() if looks else ():
+    """Add what the kernel reports about connections to workers and from clients."""
+    samples = [watched.last_sample for watched in head.models().values() if watched.last_sample]
+    for endpoint, (host, worker) in workers.items() if samples else ():
         names = {"worker_host": host, "worker": worker}
         links = [
-            (link, look.traffic.get(link.inode)) for look in looks for link in look.links if link.remote == endpoint
+            (link, sample.traffic.get(link.inode))
+            for sample in samples
+            for link in sample.links
+            if link.remote == endpoint
         ]
         figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **names)
-        if traffic := [one for _link, one in links if one]:
-            figures.add("worker_round_trip_seconds", max(one.round_trip for one in traffic) / 1e6, **names)
-            figures.add("worker_retransmissions_total", sum(one.retransmissions for one in traffic), **names)
-            figures.add("worker_needless_retransmissions_total", sum(one.needless for one in traffic), **names)
-            if not any(look.rdma for look in looks):
-                figures.add("worker_sent_bytes_total", sum(one.sent for one in traffic), **names)
-                figures.add("worker_received_bytes_total", sum(one.received for one in traffic), **names)
-    if head.seen:
-        figures.add("client_connections", len(head.clients(head.seen)))
+        if traffic := [count for _link, count in links if count]:
+            figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **names)
+            figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **names)
+            figures.add("worker_needless_retransmissions_total", sum(count.spurious for count in traffic), **names)
+            if not any(sample.rdma for sample in samples):
+                figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **names)
+                figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **names)
+    if head.last_sample:
+        figures.add("client_connections", len(head.clients(head.last_sample)))
 
 
-def _add_counts(figures: metrics.Figures, head: server.Head, told: metrics.Description) -> None:
-    loaded, alone = head.loaded(), len(told.planned) == 1
-    for model in told.planned:
+def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
+    loaded, is_single = head.loaded(), len(info.planned) == 1
+    for model in info.planned:
         figures.add(
-            "model_loaded", None if loaded is None else bool(loaded & {model, "" if alone else model}), model=model
+            "model_loaded", None if loaded is None else bool(loaded & {model, "" if is_single else model}), model=model
         )
     for model, watched in head.models().items():
-        watched.follow_counts()
-        for name, ours in metrics.OF_SERVER.items():
-            figures.add(ours, watched.counts.get(name), model=model or next(iter(told.planned), ""))
+        watched.update_counts()
+        for name, metric in metrics.SERVER_COUNTERS.items():
+            figures.add(metric, watched.counts.get(name), model=model or next(iter(info.planned), ""))
 
 
 class Sensors:
-    """Memory that is used of a host's devices."""
+    """Reads how much memory of a host's devices is in use."""
 
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
         self.nvidia: dict[str, int] = {}
-        self.asking: threading.Thread | None = None
+        self.query_thread: threading.Thread | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, int]:
-        """Device → bytes, where that is known.
+        """Return used bytes by device, if they are known.
 
-        :param devices: as llama.cpp calls them.
+        :param devices: names of llama.cpp.
         """
-        known = {**self._amd(), **self.nvidia}
-        if any(name.startswith(CUDA) for name in devices) and not (self.asking and self.asking.is_alive()):
-            self.asking = threading.Thread(target=self._ask_nvidia, daemon=True)
-            self.asking.start()
-        return {name: known[name] for name in devices if name in known}
+        sizes = {**self._read_amd(), **self.nvidia}
+        if any(name.startswith(CUDA) for name in devices) and not (self.query_thread and self.query_thread.is_alive()):
+            self.query_thread = threading.Thread(target=self._query_nvidia, daemon=True)
+            self.query_thread.start()
+        return {name: sizes[name] for name in devices if name in sizes}
 
-    def _amd(self) -> dict[str, int]:
-        """In the order of their render nodes. Vulkan has an order of its own, with devices of all vendors."""
-        nodes, used = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
+    def _read_amd(self) -> dict[str, int]:
+        """Return used bytes by device, in the order of render nodes. Vulkan's order is its own, with devices of all vendors."""
+        nodes, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
         for node in nodes:
             with suppress(OSError, ValueError):
-                used.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES))
+                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES))
         return {
             f"{kind}{index}": size
             for kind in (["ROCm", "Vulkan"] if len(nodes) == 1 else ["ROCm"])
-            for index, size in enumerate(used)
+            for index, size in enumerate(used_bytes)
         }
 
-    def _ask_nvidia(self) -> None:
-        """In a thread, since nvidia-smi may take seconds, or hang with its driver. What it says is read the next time."""
-        said = ""
+    def _query_nvidia(self) -> None:
+        """Ask nvidia-smi in a thread, because it may take seconds or hang with its driver. The next export uses the answer."""
+        output = ""
         with suppress(OSError):
-            said = subprocess.run(
+            output = subprocess.run(
                 self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
-        rows = re.findall(r"^(\d+), (\d+)$", said, re.MULTILINE)
-        self.nvidia = {f"{CUDA}{index}": int(used) * units.MIB for index, used in rows}
+        rows = re.findall(r"^(\d+), (\d+)$", output, re.MULTILINE)
+        self.nvidia = {f"{CUDA}{index}": int(used_mib) * units.MIB for index, used_mib in rows}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What services of the launcher say, write down and read back. Neither a full disk nor a file of another form stops one."""
+"""Log, files and watchdog of the launcher's services. Neither a full disk nor an unexpected file stops a service."""
 
 from __future__ import annotations
 
@@ -18,49 +18,48 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SYSTEMD = "NOTIFY_SOCKET"
-"""Variable with the socket at which systemd waits for signs of life, of the process alone that it started."""
+"""Variable with the socket on which systemd waits for signs of life from the process that it started."""
 OUTPUT = 1
-"""The standard output: a journal, a pipe to supervisor, or a file."""
+"""Standard output: a journal, a pipe to supervisor, or a file."""
 LOCK = threading.Lock()
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
 FILE_BYTES = 4 * 1024 * 1024
-"""Of a file that is read back."""
+"""Limit of a file that is read back."""
 
 
 def write(data: bytes) -> None:
-    """Adds to the log of the service."""
     with LOCK, suppress(OSError):
         while data:
             data = data[os.write(OUTPUT, data) :]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     write(f"llamacpp: {text}\n".encode("utf-8", "replace"))
 
 
-SAID: set[str] = set()
+LOGGED_KEYS: set[str] = set()
 
 
-def say_once(text: str, key: str = "") -> None:
-    """:param key: what of it is the same each time; empty where all of it is."""
-    if (key or text) not in SAID:
-        SAID.add(key or text)
-        say(text)
+def log_once(text: str, key: str = "") -> None:
+    """:param key: the part of the text that never changes; empty for the whole text."""
+    if (key or text) not in LOGGED_KEYS:
+        LOGGED_KEYS.add(key or text)
+        log(text)
 
 
-def spared(what: str, act: Callable[[], T]) -> T | None:
-    """What ``act`` returns. What only shows or watches a service never ends it: an exception is said, and there is nothing then."""
+def run_safely(failure: str, action: Callable[[], T]) -> T | None:
+    """Return what ``action`` returns, or None after logging its exception: showing or watching a service must never stop it."""
     try:
-        return act()
+        return action()
     except Exception as error:
-        key = f"{what}: {type(error).__name__}"
-        say_once(f"{key}, {error}", key)
+        key = f"{failure}: {type(error).__name__}"
+        log_once(f"{key}, {error}", key)
         return None
 
 
 def read_back(path: Path, make: Callable[[Any], T], parse: Callable[[bytes], Any] = json.loads) -> T | None:
-    """What ``make`` makes of a file's content; None where that is missing, a link or a pipe, too long, or of another form."""
+    """Return what ``make`` makes of a file's content. Return None if the file is missing, a link, a pipe, too long or invalid."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -72,16 +71,16 @@ def read_back(path: Path, make: Callable[[Any], T], parse: Callable[[bytes], Any
 
 
 class StartLog:
-    """The beginning of what a start of llama-server says, in a file, as far as that can be written."""
+    """File with the beginning of llama-server's output since its start, as far as it can be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.room = START_LOG_BYTES
+        self.bytes_left = START_LOG_BYTES
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.file = os.open(path, flags, 0o666)
         except OSError as error:
-            say(f"{path} could not be written: {error.strerror}")
+            log(f"{path} could not be written: {error.strerror}")
             self.file = os.open(os.devnull, os.O_WRONLY)
 
     def __enter__(self) -> StartLog:
@@ -95,7 +94,7 @@ class StartLog:
 
     def write(self, part: bytes) -> None:
         with suppress(OSError):
-            self.room -= os.write(self.file, part[: self.room])
+            self.bytes_left -= os.write(self.file, part[: self.bytes_left])
 
 
 def write_state(path: Path, content: dict) -> bool:
@@ -103,7 +102,7 @@ def write_state(path: Path, content: dict) -> bool:
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> bool:
-    """Replaces a file of the launcher's as a whole; says why where it cannot."""
+    """Replace a file of the launcher as a whole; log an error."""
     partial = path.with_name(path.name + ".new")
     try:
         partial.unlink(missing_ok=True)
@@ -113,15 +112,15 @@ def replace(path: Path, text: str, mode: int | None = None) -> bool:
             file.write(text)
         partial.replace(path)
     except OSError as error:
-        say_once(f"{path} could not be written: {error.strerror}")
+        log_once(f"{path} could not be written: {error.strerror}")
         return False
     return True
 
 
-def alive() -> None:
-    """Tells systemd that the launcher works. systemd ends a launcher that is silent for WatchdogSec, together with its program."""
-    place = os.environ.get(SYSTEMD, "")
-    if place:
+def notify_watchdog() -> None:
+    """Tell systemd that the launcher works. systemd kills a launcher that is silent for WatchdogSec, with its program."""
+    address = os.environ.get(SYSTEMD, "")
+    if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.setblocking(False)
-            systemd.sendto(b"WATCHDOG=1", "\0" + place[1:] if place.startswith("@") else place)
+            systemd.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the launcher knows of its cluster as one web page, for people without Prometheus."""
+"""Web page with the launcher's knowledge of its cluster, for people without Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, metrics, serving
 
-EVERY_SECONDS = 15
+REFRESH_SECONDS = 15
 CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
@@ -29,58 +29,57 @@ p, li, figure { margin: .3rem 0 } ul { list-style: none; padding: 0; margin: 0 }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .15rem .8rem .15rem 0; font-weight: 400; vertical-align: top; overflow-wrap: normal }
 thead th, .quiet { color: var(--quiet) } .good { color: var(--good) } .warn { color: var(--warn) } .bad { color: var(--bad) }
-.small { font-size: .85rem } .state { font-size: 1.3rem; font-weight: 600 } .told { border-left: 4px solid; padding-left: .7rem; font-weight: 600 }
+.small { font-size: .85rem } .state { font-size: 1.3rem; font-weight: 600 } .notice { border-left: 4px solid; padding-left: .7rem; font-weight: 600 }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .7rem }
 .card { border: 1px solid var(--line); border-radius: 8px; background: var(--card); padding: .6rem .8rem; min-width: 0 }
 """.strip()
 SCRIPT = f"""
 setInterval(async () => {{
   try {{
-    const said = await fetch(location.origin + location.pathname, {{cache: "no-store", signal: AbortSignal.timeout(10000)}});
-    if (!said.ok) throw 0;
-    const next = new DOMParser().parseFromString(await said.text(), "text/html");
+    const reply = await fetch(location.origin + location.pathname, {{cache: "no-store", signal: AbortSignal.timeout(10000)}});
+    if (!reply.ok) throw 0;
+    const next = new DOMParser().parseFromString(await reply.text(), "text/html");
     document.title = next.title;
     document.body.replaceChildren(...next.body.children);
   }} catch {{
     document.getElementById("gone").hidden = false;
   }}
-}}, {EVERY_SECONDS * 1000});
+}}, {REFRESH_SECONDS * 1000});
 """
 POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
-"""What a browser may do with the page."""
 
 
-class Shown(NamedTuple):
-    """What was known at one moment."""
+class Snapshot(NamedTuple):
+    """State of the cluster at one moment."""
 
-    told: metrics.Description
+    description: metrics.Description
     figures: metrics.Figures
     state: str
-    kept: serving.Kept
-    without: Sequence[str]
+    history: serving.History
+    unused_workers: Sequence[str]
     waiting_for: Sequence[str]
-    load: loading.Load | None
-    """In progress."""
+    load: loading.LoadCounters | None
+    """Load in progress."""
     failed: Sequence[str]
-    """Checks of the last verification."""
+    """Failed checks of the last verification."""
 
 
-def state_of(shown: Shown) -> str:
-    """One of serving.STATES, or that it says that it serves and does not answer."""
-    serves = shown.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
-    return serving.SILENT if serves and not shown.figures.get("answers") else shown.state
+def state_of(snapshot: Snapshot) -> str:
+    """Return one of serving.STATES, or SILENT if the server should answer and does not."""
+    claims_service = snapshot.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
+    return serving.SILENT if claims_service and not snapshot.figures.get("answers") else snapshot.state
 
 
 def _tag(name: str, text: str, look: str = "") -> str:
-    """:param text: with tags."""
+    """:param text: HTML."""
     return f'<{name} class="{look}">{text}</{name}>' if look else f"<{name}>{text}</{name}>"
 
 
-def _list(name: str, texts: Iterable[str], look: str = "") -> str:
-    """:param texts: without tags."""
+def _tags(name: str, texts: Iterable[str], look: str = "") -> str:
+    """:param texts: plain text."""
     return "".join(_tag(name, html.escape(text), look) for text in texts)
 
 
@@ -88,122 +87,128 @@ def _speed(value: float | None, digits: int = 9) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
-def _worker(shown: Shown, endpoint: str) -> str:
-    host, worker = shown.told.workers.get(endpoint, ("", ""))
+def _worker_name(snapshot: Snapshot, endpoint: str) -> str:
+    host, worker = snapshot.description.workers.get(endpoint, ("", ""))
     return f"{host}:{worker} ({endpoint})" if host else endpoint
 
 
-def _problems(shown: Shown) -> Iterator[str]:
-    state = state_of(shown)
+def _problems(snapshot: Snapshot) -> Iterator[str]:
+    state = state_of(snapshot)
     if state == serving.SILENT:
         yield "llama-server does not answer"
-    if shown.state == serving.FALLBACK:
-        yield f"it serves without {', '.join(shown.without) or 'a worker'}"
-    if state == serving.WAITING and shown.waiting_for:
-        yield f"it waits for worker {', '.join(_worker(shown, endpoint) for endpoint in shown.waiting_for)}"
-    if shown.figures.get("verified_passed") == 0:
-        yield f"the last verification failed{': ' * bool(shown.failed)}{'; '.join(shown.failed)}"
+    if snapshot.state == serving.FALLBACK:
+        yield f"the server runs without {', '.join(snapshot.unused_workers) or 'a worker'}"
+    if state == serving.WAITING and snapshot.waiting_for:
+        yield f"the head waits for worker {', '.join(_worker_name(snapshot, endpoint) for endpoint in snapshot.waiting_for)}"
+    if snapshot.figures.get("verified_passed") == 0:
+        yield f"the last verification failed{': ' * bool(snapshot.failed)}{'; '.join(snapshot.failed)}"
 
 
-def _model(shown: Shown, model: str) -> str:
-    figures = shown.figures
+def _model_card(snapshot: Snapshot, model: str) -> str:
+    figures = snapshot.figures
     loaded = figures.get("model_loaded", model=model)
     rows = []
-    for words, counted, timed, planned in (
+    for words, count_name, time_name, prediction in (
         ("answers", "generated_tokens_total", "generation_seconds_total", "generation"),
         ("prompts", "prompt_tokens_total", "prompt_seconds_total", "prompt"),
     ):
-        measured = metrics.rate(figures.get(counted, model=model), figures.get(timed, model=model))
-        told = [
-            _speed(figures.get(f"planned_{planned}_{part}tokens_per_second", model=model), 3)
+        speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
+        predictions = [
+            _speed(figures.get(f"planned_{prediction}_{part}tokens_per_second", model=model), 3)
             for part in ("", "lowest_", "highest_")
         ]
-        rows.append((words, _speed(measured), f"{told[0]} ({told[1]} to {told[2]})"))
+        rows.append((words, _speed(speed), f"{predictions[0]} ({predictions[1]} to {predictions[2]})"))
     waits = [
-        f"{number:.0f} requests {word}"
-        for word, name in (("in progress", "requests_processing"), ("wait", "requests_deferred"))
+        f"{number:.0f} request{'s' * (number != 1)} {word}"
+        for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
         if (number := figures.get(name, model=model))
     ]
-    said = [*([] if loaded is None else ["in memory" if loaded else "not in memory"]), *waits]
-    head = _tag("thead", _tag("tr", _list("th", ("tokens/s", "since load", "planned"))))
-    table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _list("td", row)) for row in rows)))
-    title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(said)), "quiet small")
+    notes = [*([] if loaded is None else ["in memory" if loaded else "not in memory"]), *waits]
+    head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
+    table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
+    title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
     return _tag("section", title + table, "card")
 
 
-def _connection(shown: Shown, endpoint: str) -> str:
-    host, worker = shown.told.workers[endpoint]
+def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
+    host, worker = snapshot.description.workers[endpoint]
 
     def figure(name: str) -> float | None:
-        return shown.figures.get(name, worker_host=host, worker=worker)
+        return snapshot.figures.get(name, worker_host=host, worker=worker)
 
-    away, connected = figure("worker_awaited"), figure("worker_connected")
-    state, look = ("away", "bad") if away else ("connected", "good") if connected else ("not connected", "quiet")
-    said = []
+    is_awaited, connected = figure("worker_awaited"), figure("worker_connected")
+    state, look = ("away", "bad") if is_awaited else ("connected", "good") if connected else ("not connected", "quiet")
+    notes = []
     if (seconds := figure("worker_round_trip_seconds")) is not None:
-        said.append(f"{seconds * 1000:.2g} ms there and back")
-    if (again := figure("worker_retransmissions_total")) is not None:
-        lost = max(0, again - (figure("worker_needless_retransmissions_total") or 0))
-        said.append(f"{lost:.0f} segments lost")
+        notes.append(f"{seconds * 1000:.2g} ms round trip")
+    if (retransmissions := figure("worker_retransmissions_total")) is not None:
+        lost = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
+        notes.append(f"{lost:.0f} segment{'s' * (lost != 1)} lost")
     if (sent := figure("worker_sent_bytes_total")) is not None:
-        said.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
-    told = _tag("span", html.escape(", ".join(["", *said])), "quiet")
-    return _tag("li", f"{html.escape(_worker(shown, endpoint))} {_tag('span', state, look)}{told}")
+        notes.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
+    details = _tag("span", html.escape(", ".join(["", *notes])), "quiet")
+    return _tag("li", f"{html.escape(_worker_name(snapshot, endpoint))} {_tag('span', state, look)}{details}")
 
 
-def _verified(shown: Shown, now: float) -> str:
-    when, passed = shown.figures.get("verified_timestamp_seconds"), shown.figures.get("verified_passed")
-    if when is None:
-        return _tag("p", "never, as far as the head knows", "quiet")
+def _verification(snapshot: Snapshot, clock: float) -> str:
+    verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
+    if verified_at is None:
+        return _tag("p", "The head knows of no verification.", "quiet")
     result = "passed" if passed else "failed"
-    return _tag("p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, now - when))} ago")
+    return _tag(
+        "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - verified_at))} ago"
+    )
 
 
-def _lately(shown: Shown, now: float) -> str:
-    lines = [f"{units.duration(max(0, now - line['time']))} ago: {line['text']}" for line in reversed(shown.kept.last)]
-    return _tag("ul", _list("li", lines)) if lines else _tag("p", "nothing", "quiet")
+def _recent_events(snapshot: Snapshot, clock: float) -> str:
+    lines = [
+        f"{units.duration(max(0, clock - line['time']))} ago: {line['text']}"
+        for line in reversed(snapshot.history.last)
+    ]
+    return _tag("ul", _tags("li", lines)) if lines else _tag("p", "nothing", "quiet")
 
 
-def of(shown: Shown | None, now: float) -> str:
-    """The page as HTML.
+def render(snapshot: Snapshot | None, clock: float) -> str:
+    """Return the page as HTML.
 
-    :param shown: None where nothing was gathered yet.
-    :param now: in seconds since 1970.
+    :param snapshot: None before the first snapshot.
+    :param clock: seconds since 1970.
     """
-    if shown is None:
+    if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])
-    told, state = shown.told, state_of(shown)
-    since = shown.figures.get("state_since_timestamp_seconds")
-    word = serving.WORDS.get(state, state)
+    description, state = snapshot.description, state_of(snapshot)
+    since = snapshot.figures.get("state_since_timestamp_seconds")
+    word = serving.TEXTS.get(state, state)
     about = [
-        f"for {units.duration(max(0, now - (since or now)))}",
-        f"head {told.host}",
-        told.release,
-        f"plan {told.plan}",
+        f"for {units.duration(max(0, clock - (since or clock)))}",
+        f"head {description.host}",
+        description.release,
+        f"plan {description.plan}",
     ]
     body = [
-        _tag("h1", html.escape(told.cluster)),
+        _tag("h1", html.escape(description.cluster)),
         _tag("p", html.escape(word), f"state {CLASSES.get(state, 'bad')}"),
         _tag("p", html.escape(" · ".join(about)), "quiet"),
-        _list("p", _problems(shown), "told bad"),
+        _tags("p", _problems(snapshot), "notice bad"),
     ]
-    if shown.state == serving.LOADING and shown.load:
-        body.append(_list("p", [loading.sentence(loading.progress_of(shown.load, loading.Expected()))], "told warn"))
-    models = "".join(_model(shown, model) for model in told.planned)
+    if snapshot.state == serving.LOADING and snapshot.load:
+        progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
+        body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))
+    models = "".join(_model_card(snapshot, model) for model in description.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]
-    if connections := "".join(_connection(shown, endpoint) for endpoint in told.workers):
+    if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
-    body += [_tag("h2", "Last verification"), _verified(shown, now)]
-    body += [_tag("h2", "What happened lately"), _lately(shown, now)]
-    return _document(f"{word}: {told.cluster}", body)
+    body += [_tag("h2", "Last verification"), _verification(snapshot, clock)]
+    body += [_tag("h2", "Recent events"), _recent_events(snapshot, clock)]
+    return _document(f"{word}: {description.cluster}", body)
 
 
 def _document(title: str, body: Iterable[str]) -> str:
-    """:param body: with tags."""
-    gone = '<p id="gone" class="told bad" hidden>The head does not answer: what follows is old.</p>'
+    """:param body: HTML."""
+    gone = '<p id="gone" class="notice bad" hidden>The head does not answer: this page is out of date.</p>'
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{EVERY_SECONDS}"></noscript>'
+        f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style><script>{SCRIPT}</script></head>"
         f"<body>{gone}{''.join(body)}</body></html>\n"
     )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serves one page, in a thread beside the launcher's work. It asks for the keys of llama-server, and shows its certificate."""
+"""Serves one page in a thread of the launcher. It requires llama-server's keys, and uses its certificate."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, page
 
-SECONDS = 5.0
-"""For the handshake, for a question, and for the way of an answer."""
-WRONG_SECONDS = 1.0
-"""That the answer to a wrong key takes."""
-AGAIN_SECONDS = 10.0
-MOST_CLIENTS, MOST_BYTES = 16, 8192
-"""At the same time, and of a question. More clients wait in the kernel, and take no descriptor."""
+CLIENT_SECONDS = 5.0
+"""Timeout of a handshake, of a request and of sending an answer."""
+WRONG_KEY_SECONDS = 1.0
+"""Delay of the answer to a wrong key."""
+RETRY_SECONDS = 10.0
+MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
+"""Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
 SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
-"""Of a host's name in its network. Nobody can buy a name with one of them."""
-STRANGE = (
-    "The page is not shown by this name, which may be a stranger's. Open it by an address of its host, or by the name that the host has itself "
-    "or in the inventory. With llama_server_api_key_file each name will do."
+"""Suffixes of a host's name in its network. Nobody can register a name with one of them."""
+FOREIGN_NAME_TEXT = (
+    "The page is not served under this name, which may be a stranger's. Open it by an address of its host, by the host's own name, "
+    "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
 HEADERS = (
     f"Content-Security-Policy: {page.POLICY}",
@@ -42,85 +42,85 @@ HEADERS = (
 )
 
 
-class Door(NamedTuple):
-    """Where it is served, and to whom."""
+class PageAccess(NamedTuple):
+    """Address of the page, and its access control."""
 
     address: str
     port: int
     api_keys: Sequence[str] = ()
-    """One of which a client has to know, where there are any."""
+    """Keys, one of which a client must send; empty if none is required."""
     certificate: str = ""
     tls_key: str = ""
-    """Files of TLS; empty where it is HTTP."""
+    """Files for TLS; empty for HTTP."""
     names: Sequence[str] = ()
-    """Of its host. Without keys it is shown by these and by addresses alone, so that no page of a stranger, whose name points here, can read it."""
+    """Names of its host. Without keys the page is served only under these names and addresses, so that a foreign page whose name points here cannot read
+    it."""
 
 
-def start(door: Door, current: Callable[[], str]) -> None:
-    """Returns at once. What is wrong with it is said, and stops nothing.
+def start(access: PageAccess, current: Callable[[], str]) -> None:
+    """Start the server and return at once. Errors are logged and stop nothing.
 
-    :param current: the page.
+    :param current: returns the page.
     """
-    threading.Thread(target=_open, args=(door, current), daemon=True).start()
+    threading.Thread(target=_listen, args=(access, current), daemon=True).start()
 
 
-def _open(door: Door, current: Callable[[], str]) -> None:
+def _listen(access: PageAccess, current: Callable[[], str]) -> None:
     def listen() -> tuple[socket.socket, ssl.SSLContext | None]:
         context = None
-        if door.certificate:
+        if access.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(door.certificate, door.tls_key)
-        return socket.create_server((door.address, door.port)), context
+            context.load_cert_chain(access.certificate, access.tls_key)
+        return socket.create_server((access.address, access.port)), context
 
-    while not (opened := journal.spared(f"no page is served at {door.address}:{door.port}", listen)):
-        time.sleep(AGAIN_SECONDS)
-    keys = [key.encode("utf-8", "surrogateescape") for key in door.api_keys]
-    own = [name.lower() + suffix for name in (*door.names, "localhost") for suffix in SUFFIXES]
-    serve = partial(_serve, *opened, partial(_reply, keys=keys, own=own, current=current))
-    for _number in range(MOST_CLIENTS):
+    while not (opened := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
+        time.sleep(RETRY_SECONDS)
+    keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
+    host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in SUFFIXES]
+    serve = partial(_serve, *opened, partial(_reply, keys=keys, host_names=host_names, current=current))
+    for _number in range(MAX_CLIENTS):
         threading.Thread(target=serve, daemon=True).start()
 
 
 def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Callable[[bytes], bytes]) -> None:
-    """One client after the other."""
 
-    def one() -> bool:
+    def serve_client() -> bool:
         client, _address = listener.accept()
         with client, suppress(OSError):
-            client.settimeout(SECONDS)
+            client.settimeout(CLIENT_SECONDS)
             with context.wrap_socket(client, server_side=True) if context else client as connection:
                 _answer(connection, reply)
         return True
 
     while True:
-        if not journal.spared("the page was not shown", one):
-            time.sleep(WRONG_SECONDS)
+        if not journal.run_safely("a request for the page failed", serve_client):
+            time.sleep(WRONG_KEY_SECONDS)
 
 
 def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     """:raises OSError: the client is too slow, or has gone."""
-    question, deadline = b"", time.monotonic() + SECONDS
-    while b"\r\n\r\n" not in question:
+    request, deadline = b"", time.monotonic() + CLIENT_SECONDS
+    while b"\r\n\r\n" not in request:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
-        part = connection.recv(MOST_BYTES)
-        question += part
-        if not part or len(question) > MOST_BYTES:
+        part = connection.recv(MAX_REQUEST_BYTES)
+        request += part
+        if not part or len(request) > MAX_REQUEST_BYTES:
             return
-    connection.settimeout(SECONDS)
-    connection.sendall(reply(question))
+    connection.settimeout(CLIENT_SECONDS)
+    connection.sendall(reply(request))
 
 
-def _reply(question: bytes, keys: Sequence[bytes], own: Sequence[str], current: Callable[[], str]) -> bytes:
-    first, *lines = question.split(b"\r\n")
+def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], current: Callable[[], str]) -> bytes:
+    first, *lines = request.split(b"\r\n")
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
-    if keys and not _knows(fields.get(b"authorization", b""), keys):
-        time.sleep(WRONG_SECONDS * (b"authorization" in fields))
+    if keys and not _has_key(fields.get(b"authorization", b""), keys):
+        time.sleep(WRONG_KEY_SECONDS * (b"authorization" in fields))
         asks = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
         return _message("401 Unauthorized", "The password is an API key of the server.", asks)
-    if not keys and not _is_own(fields.get(b"host", b"").decode("latin-1"), own):
-        return _message("421 Misdirected Request", STRANGE)
+    if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
+        return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)
     if first.split(b" ")[:2] != [b"GET", b"/"]:
-        return _message("404 Not Found", "There is one page alone: /")
+        return _message("404 Not Found", "The only page is /")
     return _message("200 OK", current(), "Content-Type: text/html; charset=utf-8")
 
 
@@ -130,20 +130,20 @@ def _message(status: str, text: str, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def _is_own(said: str, own: Sequence[str]) -> bool:
-    """Whether a client that says this has asked for an address, or for one of these names."""
-    host = re.sub(r":\d*$", "", said).lower()
+def _is_host_name(host_field: str, host_names: Sequence[str]) -> bool:
+    """Return whether a client has asked for an address or for one of these names."""
+    host = re.sub(r":\d*$", "", host_field).lower()
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return host.rstrip(".") in own
+        return host.rstrip(".") in host_names
     return True
 
 
-def _knows(said: bytes, keys: Sequence[bytes]) -> bool:
-    """Whether a client says a key: as a bearer, or as the password of a browser."""
-    scheme, _space, given = said.partition(b" ")
+def _has_key(authorization: bytes, keys: Sequence[bytes]) -> bool:
+    """Return whether a client sends a key, as a bearer token or as a browser's password."""
+    scheme, _space, password = authorization.partition(b" ")
     if scheme.lower() == b"basic":
         with suppress(ValueError):
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
-    return any(hmac.compare_digest(given, key) for key in keys)
+            password = base64.b64decode(password, validate=True).partition(b":")[2]
+    return any(hmac.compare_digest(password, key) for key in keys)

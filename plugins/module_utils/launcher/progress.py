@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a process gets on with its work: what the kernel of Linux says of it and of its TCP connections over IPv4.
+"""Checks whether a process makes progress: what the Linux kernel reports about it and its TCP connections over IPv4.
 
-A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes that were read, and bytes that
-came and went on connections. For bytes the kernel lends this process a copy of the other one's socket (pidfd_getfd, Linux 5.6), as it does for children.
+A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes read, and bytes on connections. To
+count these, the kernel lends a copy of the other process's socket (pidfd_getfd, Linux 5.6); for children it always does.
 """
 
 from __future__ import annotations
@@ -26,53 +26,51 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
 STOPPED_SECONDS = 5.0
-"""Nobody needs a service that a signal has stopped; a debugger's stop is another state."""
+"""Seconds after which a service that a signal has stopped is restarted; a debugger's stop is another state."""
 TCP_TABLE = Path("/proc/net/tcp")
 ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 RETRANSMISSION = "01"
-"""Timer of a connection on which sent data wait for an acknowledgement, in /proc/net/tcp."""
+"""Timer in /proc/net/tcp of a connection whose data wait for an acknowledgement."""
 PIDFD_GETFD = 438
-"""The same number on all processors."""
+"""Number of the system call, the same on all processors."""
 TCP_INFO_BYTES = 220
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""The kernel ends an idle connection 25 s after the last sign of the other host. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
+"""The kernel closes an idle connection 25 s after the other host's last sign. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
 RDMA_DEVICES = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
-"""Of a processor. A question for /health took less than 0.5 ms of llama-server 0.7.0, so one in each second is less than this."""
+"""Share of a processor. A /health request took less than 0.5 ms of llama-server 0.7.0, so one per second is less than this."""
 READ_BYTES = 1 << 20
 FAULTS = 16
 
 
-class Link(NamedTuple):
-    """A TCP socket."""
-
+class TcpSocket(NamedTuple):
     local: str
     remote: str
-    """ADDRESS:PORT, as ``local``."""
+    """ADDRESS:PORT, like ``local``."""
     state: int
     received: int
-    """Bytes that its process has not read; connections that wait for it, where it listens."""
+    """Bytes that its process has not read; for a listening socket, connections that wait for it."""
     retransmissions: int
-    """How often the kernel has sent the same data again without an acknowledgement."""
+    """Number of times the kernel has sent the same data again without an acknowledgement."""
     inode: str
 
 
 class Traffic(NamedTuple):
-    """Of one connection, since it began."""
+    """Counters of one connection since it began."""
 
     sent: int
     """Bytes that the other side has acknowledged."""
     received: int
     since_sent: int
-    """Milliseconds."""
+    """Milliseconds since it last sent."""
     since_received: int
-    """Milliseconds."""
+    """Milliseconds since it last received."""
     round_trip: int = 0
-    """Microseconds, smoothed."""
+    """Smoothed round trip in microseconds."""
     retransmissions: int = 0
-    needless: int = 0
-    """Of these, what had arrived: while a worker computes, its host acknowledges so late that the kernel sends the end of the question again. 0 before
-    Linux 4.19."""
+    spurious: int = 0
+    """Retransmissions of segments that had arrived. While a worker computes, its host acknowledges so late that the kernel sends the last segment again.
+    0 before Linux 4.19."""
 
     @property
     def awaits_answer(self) -> bool:
@@ -80,49 +78,49 @@ class Traffic(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Of a process, since it began."""
+    """Counters of a process since it began."""
 
     state: str
-    """A letter; T means that a signal has stopped it."""
+    """State letter; T means that a signal has stopped it."""
     seconds: float
-    """Of processors."""
+    """Seconds of processors."""
     read: int
-    """Bytes that it asked for, and bytes that came from a disk for it."""
+    """Bytes that it requested, plus bytes read from a disk for it."""
     faults: int
     """Pages of files that it had to wait for."""
     from_files: int | None = None
-    """Bytes of files: the larger one of those two, since mapped pages count as the second alone, and what memory still held as the first. None
-    where the kernel does not say."""
+    """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
+    report them."""
 
 
-class Look(NamedTuple):
-    """A process at one moment."""
+class ProcessSample(NamedTuple):
+    """State of a process at one moment."""
 
     activity: Activity
-    links: list[Link]
+    links: list[TcpSocket]
     traffic: Mapping[str, Traffic]
-    """Inode of a link → its traffic. Empty where the kernel lends no sockets."""
+    """Inode of a socket → its counters. Empty if the kernel lends no sockets."""
     rdma: int = 0
-    """Connections over RDMA, of which these links see the handshake and the end alone."""
+    """Number of RDMA connections. Of these the sockets carry only the handshake and the end."""
 
 
-def links_of(table: str) -> list[Link]:
+def parse_tcp_table(table: str) -> list[TcpSocket]:
     """:param table: text of /proc/net/tcp."""
-    found = []
+    sockets = []
     for line in table.splitlines()[1:]:
         fields = line.split()
-        timer, again = fields[5].split(":")[0], int(fields[6], 16)
-        found.append(
-            Link(
+        timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
+        sockets.append(
+            TcpSocket(
                 local=_endpoint(fields[1]),
                 remote=_endpoint(fields[2]),
                 state=int(fields[3], 16),
                 received=int(fields[4].split(":")[1], 16),
-                retransmissions=again if timer == RETRANSMISSION else 0,
+                retransmissions=timeouts if timer == RETRANSMISSION else 0,
                 inode=fields[9],
             )
         )
-    return found
+    return sockets
 
 
 def _endpoint(text: str) -> str:
@@ -131,32 +129,32 @@ def _endpoint(text: str) -> str:
 
 
 def _open_files(process: int) -> Iterator[tuple[int, str]]:
-    """Number of each descriptor of a process, and what it leads to."""
+    """Yield each descriptor of a process with its target."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
             yield int(link.name), os.readlink(link)
 
 
 def descriptors(process: int) -> dict[str, int]:
-    """Inode of each socket of a process → its descriptor there."""
+    """Return a process's descriptors by inode of their sockets."""
     return {name[8:-1]: number for number, name in _open_files(process) if name.startswith("socket:[")}
 
 
 def rdma_connections(process: int) -> int:
-    """How many connections over RDMA it has: RPC opens the device for each (transport.cpp of 0.3.36). 0 where the process has ended."""
+    """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once for each (transport.cpp of 0.3.36)."""
     with suppress(OSError):
         return sum(name.startswith(RDMA_DEVICES) for _number, name in _open_files(process))
     return 0
 
 
 @contextmanager
-def lent(process: int, descriptor: int) -> Iterator[socket.socket]:
-    """A copy of a socket of another process.
+def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
+    """Yield a copy of another process's socket.
 
     :raises OSError: the kernel is too old, or does not allow it.
     """
     if not hasattr(os, "pidfd_open"):
-        raise OSError("this kernel or Python lends no sockets")
+        raise OSError("this kernel or Python cannot lend sockets")
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(process)
     try:
@@ -170,17 +168,17 @@ def lent(process: int, descriptor: int) -> Iterator[socket.socket]:
 
 
 def traffic_of(connection: socket.socket) -> Traffic:
-    """From struct tcp_info (include/uapi/linux/tcp.h)."""
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    sent_ms, received_ms = struct.unpack_from("=I4xI", told, 44)
-    round_trip, retransmissions = struct.unpack_from("=I28xI", told, 68)
-    sent, received = struct.unpack_from("=QQ", told, 120)
-    (needless,) = struct.unpack_from("=I", told.ljust(TCP_INFO_BYTES, b"\0"), 216)
+    """Read struct tcp_info (include/uapi/linux/tcp.h)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
+    round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
+    sent, received = struct.unpack_from("=QQ", info, 120)
+    (needless,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
     return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions, needless)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Has the kernel end the connection when the other host is gone, whatever its process set."""
+    """Make the kernel close the connection when the other host is gone, whatever the process set."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -188,146 +186,147 @@ def keep_alive(connection: socket.socket) -> None:
 
 def activity_of(process: int) -> Activity:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    read, from_files = 0, None
+    read_bytes, from_files = 0, None
     with suppress(OSError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
-        asked, came = int(counts["rchar"]), int(counts["read_bytes"])
-        read, from_files = asked + came, max(asked, came)
+        requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
+        read_bytes, from_files = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
-    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read, int(fields[9]), from_files)
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), from_files)
 
 
 def children_of(process: int) -> dict[int, list[str]]:
-    """Those of a process that run → argv."""
-    found = {}
+    """Return the running children of a process with their argv."""
+    children = {}
     for path in Path("/proc").glob(f"{process}/task/*/children"):
         with suppress(OSError):
             for child in path.read_text().split():
-                found[int(child)] = argv_of(int(child))
-    return {child: argv for child, argv in found.items() if argv}
+                children[int(child)] = argv_of(int(child))
+    return {child: argv for child, argv in children.items() if argv}
 
 
 def argv_of(process: int) -> list[str]:
-    """Empty where it has ended, or is not shown."""
+    """Return an argv; empty if the process has ended or is hidden."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
     except OSError:
         return []
 
 
-def look_at(process: int, kept_alive: set[str], ports: set[str]) -> Look:
-    """What a process does now. Its connections from or to these ports are kept alive.
+def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) -> ProcessSample:
+    """Return a sample of a process, and enable keepalive on its connections from or to these ports.
 
-    :param kept_alive: inodes of the connections for which that is done; new ones are added.
-    :raises OSError: the process is gone, or the kernel does not say.
+    :param keepalive_inodes: inodes of connections with keepalive; new ones are added.
+    :raises OSError: the process is gone, or the kernel does not report it.
     """
-    own = descriptors(process)
-    links = [link for link in links_of(TCP_TABLE.read_text()) if link.inode in own]
+    descriptors_by_inode = descriptors(process)
+    links = [link for link in parse_tcp_table(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
-            with suppress(OSError), lent(process, own[link.inode]) as connection:
-                if link.inode not in kept_alive and {port_of(link.local), port_of(link.remote)} & ports:
+            with suppress(OSError), borrow_socket(process, descriptors_by_inode[link.inode]) as connection:
+                if link.inode not in keepalive_inodes and {port_of(link.local), port_of(link.remote)} & ports:
                     keep_alive(connection)
-                    kept_alive.add(link.inode)
+                    keepalive_inodes.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
-    return Look(activity_of(process), links, traffic, rdma_connections(process))
+    return ProcessSample(activity_of(process), links, traffic, rdma_connections(process))
 
 
 def port_of(endpoint: str) -> str:
     return endpoint.rsplit(":", 1)[1]
 
 
-class Lasting:
-    """For how long conditions have been met without a break."""
+class ConditionTimer:
+    """Measures how long conditions have been met without a break."""
 
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
 
-    def seconds(self, name: str, met: bool, now: float) -> float:
+    def seconds(self, name: str, met: bool, clock: float) -> float:
         if not met:
             self.since.pop(name, None)
             return 0.0
-        return now - self.since.setdefault(name, now)
+        return clock - self.since.setdefault(name, clock)
 
 
-class Stillness:
-    """For how long nothing has moved: no byte on the given connections, and neither processor time nor reading worth the name."""
+class IdleTimer:
+    """Measures how long nothing has moved: no byte on the connections, and almost no processor time or reading."""
 
-    def __init__(self, window: float, now: float) -> None:
+    def __init__(self, window: float, clock: float) -> None:
         self.window = window
         """Seconds over which processor time and reading are counted."""
-        self.since = now
-        self.counted: tuple[float, Activity | None] = (now, None)
+        self.since = clock
+        self.reference: tuple[float, Activity | None] = (clock, None)
         self.bytes: dict[str, tuple[int, int]] = {}
 
-    def seconds(self, look: Look, remotes: list[str], now: float) -> float:
-        """:param remotes: the other ends of the connections that count."""
-        moved = {
-            link.inode: look.traffic[link.inode][:2]
-            for link in look.links
-            if link.remote in remotes and link.inode in look.traffic
+    def seconds(self, sample: ProcessSample, remotes: list[str], clock: float) -> float:
+        """:param remotes: remote ends of the connections that count."""
+        byte_counts = {
+            link.inode: sample.traffic[link.inode][:2]
+            for link in sample.links
+            if link.remote in remotes and link.inode in sample.traffic
         }
-        if moved != self.bytes:
-            self.bytes, self.since = moved, now
-        began, before = self.counted
-        if before is None or now - began >= self.window:
-            if before is not None and _active(before, look.activity, now - began):
-                self.since = now
-            self.counted = (now, look.activity)
-        return now - self.since
+        if byte_counts != self.bytes:
+            self.bytes, self.since = byte_counts, clock
+        sampled_at, previous = self.reference
+        if previous is None or clock - sampled_at >= self.window:
+            if previous is not None and _is_active(previous, sample.activity, clock - sampled_at):
+                self.since = clock
+            self.reference = (clock, sample.activity)
+        return clock - self.since
 
 
-def load_of(look: Look, endpoints: Collection[str], seconds: float, before: loading.Load | None) -> loading.Load:
-    """:param before: the last one: what was sent over connections that are closed stays counted."""
-    sent = dict(before.sent) if before else {}
+def load_of(
+    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.LoadCounters | None
+) -> loading.LoadCounters:
+    """:param previous: previous state; it keeps the bytes of closed connections."""
+    sent = dict(previous.sent) if previous else {}
     for endpoint in endpoints:
-        found = [
-            look.traffic[link.inode].sent
-            for link in look.links
-            if link.remote == endpoint and link.inode in look.traffic
+        counts = [
+            sample.traffic[link.inode].sent
+            for link in sample.links
+            if link.remote == endpoint and link.inode in sample.traffic
         ]
-        if found and not look.rdma:
-            sent[endpoint] = max(sum(found), sent.get(endpoint, 0))
-    return loading.Load(seconds, look.activity.from_files, sent)
+        if counts and not sample.rdma:
+            sent[endpoint] = max(sum(counts), sent.get(endpoint, 0))
+    return loading.LoadCounters(seconds, sample.activity.from_files, sent)
 
 
-def _active(before: Activity, after: Activity, seconds: float) -> bool:
+def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
     return (
-        after.seconds - before.seconds > seconds * BUSY_SHARE
-        or after.read - before.read >= READ_BYTES
-        or after.faults - before.faults >= FAULTS
+        later.seconds - earlier.seconds > seconds * BUSY_SHARE
+        or later.read - earlier.read >= READ_BYTES
+        or later.faults - earlier.faults >= FAULTS
     )
 
 
-def end_with_parent() -> None:
-    """A program whose launcher was killed would keep the port and the workers."""
+def die_with_parent() -> None:
+    """Kill a program with its launcher: otherwise it would keep the port and the workers."""
     if ON_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_when_asked() -> None:
-    """SIGTERM and SIGINT raise SystemExit from now on."""
+def exit_on_signals() -> None:
+    """Make SIGTERM and SIGINT raise SystemExit."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _asked_to_stop)
+        signal.signal(number, _exit)
 
 
-def _asked_to_stop(_number: int, _frame: object) -> None:
+def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def stop(process: subprocess.Popen, seconds: float) -> None:
-    """Asks a process to end, and kills it after so many seconds: one that a signal has stopped does not hear it."""
+def stop_process(process: subprocess.Popen, seconds: float) -> None:
+    """Terminate a process, and kill it after this many seconds: a process that a signal has stopped does not react."""
     process.terminate()
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Of a wait that a signal interrupts Python may keep the lock, and one without an end would never come back.
+        # Python may keep the lock of a wait that a signal interrupts, so an endless wait might never return.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
 
 
-def ended_how(status: int) -> str:
-    """What the return code of a process says of its end."""
+def describe_exit(status: int) -> str:
     return f"with status {status}" if status >= 0 else f"by signal {-status}"

@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The launcher of services, the one program of this collection that stays on a host. It works without a controller.
+"""Launcher of services, the only program of this collection that stays on a host. It works without a controller.
 
-For the head it waits until every worker shakes hands, writes down what they said, starts llama-server, keeps the log of this start, ends llama-server
-when a worker is lost or nothing moves, writes down how it ended, and ends: the service manager starts it again. Where a worker stays away, it serves
-on a fallback. It ends a worker that is stopped or does not notice that its client has gone. It keeps a worker's cache of tensors, from which
-llama.cpp never removes anything, below its limit. It is installed beside copies of the other modules of this folder, rpc.py, words.py and units.py,
-and needs nothing but Python 3.9.
+For a head, it waits until every worker shakes hands, records the handshakes, starts llama-server and keeps the log of this start. It stops
+llama-server when a worker is lost or nothing moves, records how it ended, and exits; the service manager starts it again. If a worker stays away, it
+serves on a fallback. It restarts a worker that is stopped or does not notice that its client has gone, and keeps a worker's tensor cache below its
+limit, because llama.cpp never removes anything from it. It is installed with copies of the other modules of this folder, rpc.py, words.py and
+units.py, and needs only Python 3.9.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
-if not __package__:  # as installed on a host, where all modules lie in one folder
+if not __package__:  # on a host all modules are in one folder
     for name in [
         *itertools.accumulate(PACKAGES, "{}.{}".format),
         *(".".join((*PACKAGES, each)) for each in ("common", "launcher", "llamacpp")),
@@ -52,72 +52,68 @@ HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
-"""So long the handshake of a worker that nobody uses is believed."""
-ASK_AGAIN_SECONDS, OFTEN_SECONDS = 0.25, 10.0
-"""So often a worker is asked at first; stunnel logs each time that it is away."""
-RETURN_EVERY, RETURN_TIMEOUT = 5.0, 2.0
+"""Seconds for which the handshake of an unused worker stays valid."""
+EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
+"""Pause between the first handshakes, and how long it applies; stunnel logs each failed one."""
+RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
-"""So long a worker has to answer before the head returns to it from a fallback."""
-NOT_ASKED = rpc.Handshake("", "")
+"""Seconds that a worker must answer before the head returns to it from a fallback."""
+NO_HANDSHAKE = rpc.Handshake("", "")
 Answers = Mapping[str, rpc.Handshake]
-"""Endpoint of a worker → its last answer."""
+"""Last answer of each worker, by endpoint."""
 
 
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
-    """Nobody may use the worker."""
-    journal.alive()
+    """Shake hands with a worker that nobody uses."""
+    journal.notify_watchdog()
     return rpc.probe(*rpc.place_of(endpoint), timeout, protocol)
 
 
 def write_handshakes(state: Path, answers: Answers) -> bool:
-    """Older answers would be believed in place of these, so they go where these cannot be written; False then."""
+    """Write the answers; return whether they were written. If not, remove the file, so that nobody trusts older answers."""
     path = state / HANDSHAKES
     workers = {
         endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
         for endpoint, answer in answers.items()
     }
-    written = journal.write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": workers})
-    if not written:
+    is_written = journal.write_state(path, {"time": int(time.time()), "process": os.getpid(), "workers": workers})
+    if not is_written:
         with suppress(OSError):
             path.unlink()
-    return written
+    return is_written
 
 
-def write_end(state: Path, how: str, said: str) -> None:
-    """Counts the ends of llama-server, over all starts of the launcher, with how the last one came and the last lines of its log."""
-    number = journal.read_back(state / ENDS, lambda told: int(told["number"])) or 0
-    journal.write_state(state / ENDS, {"number": number + 1, "how": how, "log": said.splitlines()[-LAST_LINES:]})
+def record_exit(state: Path, ending: str, log: str) -> None:
+    """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
+    number = journal.read_back(state / ENDS, lambda record: int(record["number"])) or 0
+    journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
 
 
-class Settings(NamedTuple):
-    """How a head is served."""
-
+class HeadSettings(NamedTuple):
     endpoints: Sequence[str]
-    """Of the workers of the plan."""
+    """Endpoints of the plan's workers."""
     url: str
-    """Where llama-server answers."""
     state: Path
-    """Folder for what the launcher writes down."""
     protocol: str | None = None
     timeout: float = 5.0
     """Seconds for one handshake."""
     pause: float = 1.0
-    """Seconds between two looks at llama-server."""
+    """Seconds between two samples of llama-server."""
     fallbacks: Path | None = None
     fallback_after: float = 60.0
-    """Seconds for which a worker is waited for."""
+    """Seconds to wait for a worker."""
     silence: float = server.SILENCE_SECONDS
     router: bool = False
     """Whether llama-server starts others, one for each model."""
 
 
-class Chosen(NamedTuple):
-    """With what llama-server is started."""
+class StartChoice(NamedTuple):
+    """Command line and workers of one start of llama-server."""
 
     argv: Sequence[str]
     endpoints: Sequence[str]
     answers: Answers
-    fallback: serving.Fallback | None = None
+    fallback: serving.FallbackCommand | None = None
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -125,102 +121,102 @@ class Chosen(NamedTuple):
 
 
 class Start:
-    """One start of the launcher of a head: waits for the workers, starts llama-server, and watches it."""
+    """One start of a head: waits for the workers, starts llama-server, and watches it."""
 
     def __init__(
         self,
         argv: Sequence[str],
-        settings: Settings,
-        exports: exporter.Exporter = worker.NOT_EXPORTED,
-        tunnels: tunnel.Tunnels = tunnel.NONE,
+        settings: HeadSettings,
+        exports: exporter.Exporter = worker.NO_EXPORTER,
+        tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
     ) -> None:
         self.argv = argv
         self.settings = settings
         self.exports = exports
         self.tunnels = tunnels
-        self.record = serving.Record(settings.state)
-        self.back = progress.Lasting()
-        self.asked = 0.0
-        """When workers that are away were asked last."""
+        self.record = serving.HeadRecord(settings.state)
+        self.return_timer = progress.ConditionTimer()
+        self.asked_at = 0.0
+        """Time of the last handshakes with absent workers."""
 
-    def choose(self) -> Chosen:
-        """The full plan when all of its workers shook hands, or a fallback when one of them stays away. A router is started without them: other models may
-        not need them. A worker whose release does not fit is waited for like one that is not there yet: it is probably being replaced."""
+    def choose(self) -> StartChoice:
+        """Return the full plan when all of its workers have shaken hands, or a fallback when one stays away. A router starts without absent workers:
+        other models may not need them. A worker with an unsuitable release counts as absent, because it is probably being replaced."""
         settings, began = self.settings, time.monotonic()
         answers: dict[str, rpc.Handshake] = {}
-        asked: dict[str, float] = {}
+        asked_times: dict[str, float] = {}
         while True:
-            journal.alive()
-            self.tunnels.keep()
+            journal.notify_watchdog()
+            self.tunnels.maintain()
             for endpoint in settings.endpoints:
-                before = answers.get(endpoint, NOT_ASKED).state
-                if before == "ok" and time.monotonic() - asked[endpoint] < FRESH_SECONDS:
+                last_state = answers.get(endpoint, NO_HANDSHAKE).state
+                if last_state == "ok" and time.monotonic() - asked_times[endpoint] < FRESH_SECONDS:
                     continue
-                answers[endpoint] = self._greet(endpoint, before)
-                asked[endpoint] = time.monotonic()
-                if answers[endpoint].state != before:
+                answers[endpoint] = self._ask_worker(endpoint, last_state)
+                asked_times[endpoint] = time.monotonic()
+                if answers[endpoint].state != last_state:
                     write_handshakes(settings.state, answers)
-                self.record.set(serving.WAITING, waiting_for=tuple(_away(answers)))
-                self.exports.of_head(self.record)
-            away = _away(answers)
-            if away and time.monotonic() - began >= settings.fallback_after:
-                if settings.fallbacks and (found := self._fallback(settings.fallbacks, answers)):
-                    return found
+                self.record.set(serving.WAITING, waiting_for=tuple(_absent(answers)))
+                self.exports.export_head(self.record)
+            absent = _absent(answers)
+            if absent and time.monotonic() - began >= settings.fallback_after:
+                if settings.fallbacks and (choice := self._fallback(settings.fallbacks, answers)):
+                    return choice
                 if settings.router:
-                    self.record.note(f"worker {', '.join(away)} stays away: models that use it fail until it is back")
-                    away = []
-            if not away:
-                return Chosen(self.argv, settings.endpoints, answers)
-            often = time.monotonic() - began < OFTEN_SECONDS
-            time.sleep(min(settings.pause, ASK_AGAIN_SECONDS) if often else settings.pause)
+                    self.record.log(
+                        f"worker {', '.join(absent)} does not answer: models that use it fail until it is back"
+                    )
+                    absent = []
+            if not absent:
+                return StartChoice(self.argv, settings.endpoints, answers)
+            is_eager = time.monotonic() - began < EAGER_SECONDS
+            time.sleep(min(settings.pause, EAGER_PAUSE) if is_eager else settings.pause)
 
-    def _greet(self, endpoint: str, before: str) -> rpc.Handshake:
-        """Asks a worker; says what keeps the head from it, where that has changed."""
+    def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
+        """Shake hands with a worker; log why it is not ready, if that has changed."""
         answer = ask_worker(endpoint, self.settings.protocol, self.settings.timeout)
-        if answer.state not in ("ok", "refused", before):
-            answer = answer._replace(detail=self.tunnels.explained(endpoint, answer.detail))
-        if answer.state not in ("ok", before):
-            journal.say(f"waiting for worker {endpoint}: {answer.state}, {answer.detail}")
+        if answer.state not in ("ok", "refused", last_state):
+            answer = answer._replace(detail=self.tunnels.explain(endpoint, answer.detail))
+        if answer.state not in ("ok", last_state):
+            journal.log(f"waiting for worker {endpoint}: {answer.state}, {answer.detail}")
         return answer
 
     def _ask(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
         return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
 
-    def _fallback(self, path: Path, answers: Answers) -> Chosen | None:
-        """The fallback that fits now, if there is one."""
+    def _fallback(self, path: Path, answers: Answers) -> StartChoice | None:
         fallbacks = serving.read_fallbacks(path)
         if fallbacks is None:
-            journal.say_once(f"{path} gives no fallback: run site.yml")
+            journal.log_once(f"{path} cannot be read: run site.yml")
             return None
-        others = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
-        answers = {**answers, **self._ask(sorted(others))}
-        away = _away(answers)
-        fitting = (one for one in fallbacks if one.without in away and not {*one.workers} & {*away})
+        other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
+        answers = {**answers, **self._ask(sorted(other_workers))}
+        absent = _absent(answers)
+        fitting = (entry for entry in fallbacks if entry.without in absent and not {*entry.workers} & {*absent})
         fallback = next(fitting, None)
         if fallback is None:
             return None
-        self.record.note(f"worker {', '.join(away)} stays away: llama-server is started without {fallback.name}")
-        used = {worker: answers[worker] for worker in fallback.workers}
-        return Chosen(fallback.argv, fallback.workers, used, fallback)
+        self.record.log(f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}")
+        used_answers = {worker: answers[worker] for worker in fallback.workers}
+        return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
-    def serve(self, chosen: Chosen) -> None:
-        """Runs llama-server until it ends."""
+    def serve(self, choice: StartChoice) -> None:
         record, settings = self.record, self.settings
-        record.set(serving.LOADING, chosen.without)
-        argv = words.command_line_of_build(chosen.argv)
+        record.set(serving.LOADING, choice.without)
+        argv = words.command_line_of_build(choice.argv)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)
             else:
-                head = server.Head(argv, list(chosen.endpoints), settings.url, settings.state, settings.silence)
+                head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
         except (OSError, ValueError) as error:
-            record.note(f"llama-server could not be started: {error}")
-            self._ended("start_failed", f"before it began, {error}", "")
+            record.log(f"llama-server could not be started: {error}")
+            self._record_exit("start_failed", f"before it started: {error}", "")
             return
-        self.exports.begins()
+        self.exports.note_start()
         head.tunnels = self.tunnels
         try:
-            fault = self._watch(head, chosen)
+            fault = self._watch(head, choice)
         except SystemExit:
             head.stop()
             head.relay.join(timeout=5)
@@ -228,91 +224,93 @@ class Start:
         head.kill()
         head.relay.join(timeout=5)
         if fault and fault.returns:
-            record.ended()
-            self.exports.ended(fault.cause)
+            record.count_restart()
+            self.exports.note_end(fault.cause)
             return
-        how = fault.how if fault else progress.ended_how(head.process.returncode)
+        ending = fault.ending if fault else progress.describe_exit(head.process.returncode)
         if not fault:
-            record.note(f"llama-server ended {how}: it is started again")
-        self._ended(fault.cause if fault else "ended", how, head.last.decode("utf-8", "replace"))
+            record.log(f"llama-server exited {ending}: restarting it")
+        self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))
 
-    def _ended(self, cause: str, how: str, said: str) -> None:
-        write_end(self.settings.state, how, said)
-        self.record.ended()
-        self.exports.ended(cause)
-        self.exports.of_head(self.record)
+    def _record_exit(self, cause: str, ending: str, log: str) -> None:
+        record_exit(self.settings.state, ending, log)
+        self.record.count_restart()
+        self.exports.note_end(cause)
+        self.exports.export_head(self.record)
 
-    def _watch(self, head: server.Head, chosen: Chosen) -> server.Fault | None:
-        """Until llama-server ends, or has to; why, where it did not end by itself."""
+    def _watch(self, head: server.Head, choice: StartChoice) -> server.Fault | None:
+        """Watch llama-server until it ends or must end; return the fault in the second case."""
         recorded = False
         while head.process.poll() is None:
-            journal.alive()
-            self.tunnels.keep()
-            recorded = recorded or write_handshakes(self.settings.state, chosen.answers)
+            journal.notify_watchdog()
+            self.tunnels.maintain()
+            recorded = recorded or write_handshakes(self.settings.state, choice.answers)
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.settings.pause)
                 continue
-            fault = journal.spared("llama-server is not watched", head.fault)
+            fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if fault and fault.model:
-                self.record.note(f"{fault.saw}: model {fault.model} is ended, and the next question loads it again")
-                self.exports.count(fault.cause)
+                self.record.log(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
+                self.exports.count_restart(fault.cause)
             elif fault:
-                self.record.note(f"{fault.saw}: llama-server is started again")
+                self.record.log(f"{fault.finding}: restarting llama-server")
                 return fault
             if head.load:
-                self.record.set(serving.LOADING, chosen.without, load=head.load)
+                self.record.set(serving.LOADING, choice.without, load=head.load)
             elif head.ready:
-                serves = serving.ASLEEP if head.asleep else serving.SERVING
-                self.record.set(serving.FALLBACK if chosen.fallback else serves, chosen.without)
-            self.exports.of_head(self.record, head)
+                serving_state = serving.ASLEEP if head.asleep else serving.SERVING
+                self.record.set(serving.FALLBACK if choice.fallback else serving_state, choice.without)
+            self.exports.export_head(self.record, head)
             if not head.ready:
                 continue
-            chosen = self._shake_hands_again(head, chosen)
-            if chosen.fallback and journal.spared("no return is tried", partial(self._may_return, head, chosen)):
-                self.record.note(f"worker {chosen.fallback.without} is back: llama-server is started with all workers")
+            choice = self._update_handshakes(head, choice)
+            if choice.fallback and journal.run_safely(
+                "the head stays on its fallback", partial(self._may_return, head, choice)
+            ):
+                self.record.log(f"worker {choice.fallback.without} is back: restarting llama-server with all workers")
                 head.stop()
                 return server.Fault("the worker is back", returns=True)
         return None
 
-    def _shake_hands_again(self, head: server.Head, chosen: Chosen) -> Chosen:
-        """With what workers say now that were away when a router was started, and that no model holds."""
-        now = time.monotonic()
-        held = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
-        away = [endpoint for endpoint in _away(chosen.answers) if endpoint not in held]
-        if not away or now - self.asked < RETURN_EVERY:
-            return chosen
-        self.asked = now
-        answers = self._ask(away)
-        for endpoint in answers.keys() - set(_away(answers)):
-            self.record.note(f"worker {endpoint} is back")
-        chosen = chosen._replace(answers={**chosen.answers, **answers})
-        write_handshakes(self.settings.state, chosen.answers)
-        return chosen
+    def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
+        """Shake hands with workers that were absent when a router was started and that no model uses."""
+        clock = time.monotonic()
+        held_workers = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
+        absent = [endpoint for endpoint in _absent(choice.answers) if endpoint not in held_workers]
+        if not absent or clock - self.asked_at < RETURN_SECONDS:
+            return choice
+        self.asked_at = clock
+        answers = self._ask(absent)
+        for endpoint in answers.keys() - set(_absent(answers)):
+            self.record.log(f"worker {endpoint} is back")
+        choice = choice._replace(answers={**choice.answers, **answers})
+        write_handshakes(self.settings.state, choice.answers)
+        return choice
 
-    def _may_return(self, head: server.Head, chosen: Chosen) -> bool:
-        """Whether all workers of the full plan have answered for long enough and nobody waits for an answer. Workers in use are not asked."""
-        now = time.monotonic()
-        if now - self.asked >= RETURN_EVERY:
-            self.asked = now
-            unused = [endpoint for endpoint in self.settings.endpoints if endpoint not in chosen.endpoints]
-            self.back.seconds("back", not _away(self._ask(unused)), now)
-        since = self.back.since.get("back", now)
-        return now - since >= STEADY_SECONDS and not head.busy()
+    def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
+        """Return whether all workers of the full plan have answered for long enough and no client waits. Workers in use are not asked."""
+        clock = time.monotonic()
+        if clock - self.asked_at >= RETURN_SECONDS:
+            self.asked_at = clock
+            unused = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
+            self.return_timer.seconds("back", not _absent(self._ask(unused)), clock)
+        since = self.return_timer.since.get("back", clock)
+        return clock - since >= STEADY_SECONDS and not head.busy()
 
 
-def _away(answers: Answers) -> list[str]:
+def _absent(answers: Answers) -> list[str]:
     return [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
 
 
 def run(
     argv: Sequence[str],
-    settings: Settings,
-    exports: exporter.Exporter = worker.NOT_EXPORTED,
-    tunnels: tunnel.Tunnels = tunnel.NONE,
+    settings: HeadSettings,
+    exports: exporter.Exporter = worker.NO_EXPORTER,
+    tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
-    """Waits, starts and watches; returns the exit status of the service, which only ends with 0 when it is asked to stop."""
-    progress.end_when_asked()
-    with suppress(OSError):  # a folder that is missing still is said by what cannot be written there
+    """Wait, start and watch; return the service's exit status, which is 0 only after a request to stop."""
+    progress.exit_on_signals()
+    with suppress(OSError):  # if the folder is still missing, the failed writes report it
         settings.state.mkdir(exist_ok=True)
     write_handshakes(settings.state, {})
     start = Start(argv, settings, exports, tunnels)
@@ -324,24 +322,24 @@ def run(
     return 1
 
 
-def open_page(place: str, argv: Sequence[str], exports: exporter.Exporter) -> None:
-    """Has the page served, behind the keys and the certificate of llama-server; not at all where these cannot be read.
+def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) -> None:
+    """Serve the page with llama-server's keys and certificate; serve none if these cannot be read.
 
-    :param place: ADDRESS:PORT.
-    :param argv: of llama-server.
+    :param endpoint: ADDRESS:PORT.
+    :param argv: command line of llama-server.
     """
-    said = dict(zip(argv, argv[1:]))
-    file = said.get(server.API_KEYS)
-    known = journal.spared("no page is served", lambda: server.keys_of(Path(file))) if file else []
-    if file and not known:
-        journal.say(f"no page is served: {file} has no key")
+    option_values = dict(zip(argv, argv[1:]))
+    file = option_values.get(server.API_KEYS)
+    keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(file))) if file else []
+    if file and not keys:
+        journal.log(f"the page is not served: {file} contains no key")
         return
-    address, port = place.rsplit(":", 1)
-    tls = said.get("--ssl-cert-file", ""), said.get("--ssl-key-file", "")
+    address, port = endpoint.rsplit(":", 1)
+    tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
     host = socket.gethostname()
-    own = {host, host.partition(".")[0], exports.told.host if exports.told else host}
-    door = page_server.Door(address, int(port), known or (), *tls, tuple(own))
-    page_server.start(door, lambda: page.of(exports.shown, time.time()))
+    host_names = {host, host.partition(".")[0], exports.description.host if exports.description else host}
+    access = page_server.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
+    page_server.start(access, lambda: page.render(exports.snapshot, time.time()))
 
 
 def main() -> int:
@@ -354,39 +352,46 @@ def main() -> int:
         default=[],
         dest="endpoints",
         metavar="ADDRESS:PORT",
-        help="one that must answer first",
+        help="worker that must answer first",
     )
-    head.add_argument("--protocol", help="RPC protocol that this head speaks")
+    head.add_argument("--protocol", help="RPC protocol of this head")
     head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
-    head.add_argument("--url", required=True, help="where llama-server answers")
+    head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
-    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="what to serve on when a worker stays away")
-    head.add_argument("--fallback-after", type=float, default=60.0, metavar="SECONDS", help="when it stays away")
+    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="fallbacks for an absent worker")
     head.add_argument(
-        "--silence", type=float, default=server.SILENCE_SECONDS, help="when a server that works has to move"
+        "--fallback-after", type=float, default=60.0, metavar="SECONDS", help="how long to wait for a worker"
+    )
+    head.add_argument(
+        "--silence",
+        type=float,
+        default=server.SILENCE_SECONDS,
+        help="seconds after which a busy server that makes no progress is restarted",
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
-    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="where it shows how the cluster is")
-    lender = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
-    lender.add_argument("--port", default="", help="where it listens; without it the worker is not watched")
-    lender.add_argument("--cache", type=Path, help="folder of the cache")
-    lender.add_argument("--limit-mib", type=int, default=0, help="what the cache may hold")
-    lender.add_argument("--size", type=int, action="append", default=[], help="bytes of a tensor that it may hold")
-    for part in (head, lender):
+    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
+    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
+    worker_parser.add_argument("--port", default="", help="port of the worker; without it the worker is not monitored")
+    worker_parser.add_argument("--cache", type=Path, help="folder of the cache")
+    worker_parser.add_argument("--limit-mib", type=int, default=0, help="limit of the cache")
+    worker_parser.add_argument(
+        "--size", type=int, action="append", default=[], help="size of a tensor that the cache may contain"
+    )
+    for part in (head, worker_parser):
         part.add_argument(
-            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="what describes its metrics, and its name"
+            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
         )
     client = parts.add_parser("client", help="run a program that needs the tunnels of a head")
-    for part in (head, lender, client):
+    for part in (head, worker_parser, client):
         part.add_argument(
-            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="ends, ADDRESS:PORT each"
+            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="with the keys of its tunnels"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the keys of its tunnels"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
-    ends = tunnel.of_words(options.tunnel, options.tunnel_keys, client=options.part != "worker")
+    ends = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, client=options.part != "worker")
     with tunnel.Tunnels(ends) as tunnels:
         return _run_part(options, tunnels)
 
@@ -394,18 +399,18 @@ def main() -> int:
 def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
     if options.part == "client":
         return tunnel.run(options.argv, tunnels)
-    place = options.page if options.part == "head" else ""
-    exports = worker.NOT_EXPORTED
+    page_endpoint = options.page if options.part == "head" else ""
+    exports = worker.NO_EXPORTER
     if options.metrics:
         exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1])
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
         watched = {"port": options.port, "sizes": options.size, "exports": exports, "tunnels": tunnels}
         return worker.run(options.argv, options.cache, limit, **watched)
-    if place:
-        open_page(place, options.argv, exports)
-    others = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
-    settings = Settings(**{name: value for name, value in vars(options).items() if name not in others})
+    if page_endpoint:
+        open_page(page_endpoint, options.argv, exports)
+    excluded = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
+    settings = HeadSettings(**{name: value for name, value in vars(options).items() if name not in excluded})
     return run(options.argv, settings, exports, tunnels)
 
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-server as the launcher runs it: its log, whether it serves, and what is wrong with it or its workers.
+"""Runs llama-server and detects faults of it and its workers.
 
-llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is looked at once a second
-(progress.py); elsewhere it ends by itself at the next request.
+llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is sampled once a second
+(progress.py); elsewhere it exits at the next request.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 LAST_BYTES = 4096
 STOP_SECONDS = 2.0
-"""An orderly end took 0.1 s (0.3.36). With a question in progress it took more than 10 s in some cases (0.3.36, «cleaning up before
-exit»), in which nobody gets an answer, and nothing is lost when it is killed."""
+"""An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s («cleaning up before exit»). No client gets an answer
+then, so killing it loses nothing."""
 HEALTH_SECONDS = 2.0
-HEALTH_EVERY, HEALTH_LOST_SECONDS = 10.0, 60.0
+HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
 UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
-"""Retransmissions, the fourth of which comes after 3 s, and for how long there have been so many: together as long as the keepalive of an idle connection
-takes. Retransmissions alone say little: on a link that is down they come twice a second."""
+"""Retransmissions (the fourth comes after 3 s), and for how long there must be as many: together as long as the keepalive of an idle connection.
+Retransmissions alone prove little: on a link that is down they come twice a second."""
 SILENCE_SECONDS = 600.0
-"""The slowest prompt on record is 3.14 tokens per second (field notes), so that a batch of 512 tokens, llama.cpp's default, takes 163 s. For that
-time a worker computes, and no byte moves."""
+"""The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
+worker computes, and no byte moves."""
 API_KEYS = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
-"""For llama-server a key is bytes."""
+"""Encoding of keys, which are bytes for llama-server."""
 ANSWER_BYTES = 4 * 1024 * 1024
 ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
-"""The smallest request that makes it compute."""
+"""Smallest request that makes llama-server compute."""
 SLEEP = "--sleep-idle-seconds"
-COUNTS, COUNTS_SECONDS = "--metrics", 0.2
-"""Has it count. It answers at once where it computes nothing."""
-COUNTED = re.compile(
+METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
+"""Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
+COUNTER_LINE = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
-"""As the router writes them for the processes that it starts (server-models.cpp of 0.3.36)."""
-SPAWNS = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
-"""What it logs before that."""
-OF_CHILD = re.compile(rb"\[ *([0-9]+)\] ")
-"""How a line begins that it passes on: with the port of who said it."""
+"""Options that the router passes to its children (server-models.cpp of 0.3.36)."""
+SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
+"""Line that the router logs before it starts a child."""
+CHILD_LINE = re.compile(rb"\[ *([0-9]+)\] ")
+"""Beginning of a line that the router relays: the port of its child."""
 LONGEST_LINE = 65536
-CHILDREN_AT = "http://127.0.0.1:"
+CHILD_URL = "http://127.0.0.1:"
 ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
-"""In an answer of /props, and in the log (tools/server of 0.3.36)."""
+"""Marks in an answer of /props and in the log (tools/server of 0.3.36)."""
 LONGEST_LOAD_SECONDS = 86400.0
 
 
 def counts_of(text: str) -> dict[str, float]:
-    """Counters and gauges of llama-server, without its prefix, from the text of its /metrics."""
-    return {name: float(value) for name, value in COUNTED.findall(text)}
+    """Return llama-server's counters and gauges, without their prefix, from its /metrics."""
+    return {name: float(value) for name, value in COUNTER_LINE.findall(text)}
 
 
-def connected(links: list[progress.Link], endpoints: list[str]) -> set[str]:
+def connected(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
     return {link.remote for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
 
 
 def healthy(url: str) -> bool:
-    """Whether llama-server answers that it serves. It is told nothing, so its certificate is not checked."""
+    """Return whether llama-server reports that it serves. The request contains no secret, so the certificate is not checked."""
     with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_SECONDS)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -92,7 +92,7 @@ def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
 
 
 def _authorization(argv: list[str]) -> dict[str, bytes]:
-    """A header with the first API key, where llama-server wants one.
+    """Return a header with the first API key, if llama-server requires one.
 
     :raises OSError: the file cannot be read.
     """
@@ -101,17 +101,18 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
 
 
 def keys_of(path: Path) -> list[str]:
-    """:raises OSError: it cannot be read."""
+    """:raises OSError: the file cannot be read."""
     return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
 
 
-class Question(threading.Thread):
-    """llama-server answers when it has computed a batch, freed its model, or loaded it again, and each question takes one of its threads till then."""
+class ServerRequest(threading.Thread):
+    """Request in a thread. llama-server answers when it has computed a batch, freed its model, or loaded it again; until then each request uses one of
+    its threads."""
 
     def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait: float = 0.0, body: str = "") -> None:
-        """:param wait: seconds for which this waits for the answer."""
+        """:param wait: seconds to wait for the answer."""
         super().__init__(daemon=True)
-        self.url, self.path, self.headers, self.body, self.said = url, path, headers, body, b""
+        self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
         self.start()
         self.join(wait)
 
@@ -122,223 +123,217 @@ class Question(threading.Thread):
         ):
             headers = {"Content-Type": b"application/json", **self.headers}
             connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
-            self.said = connection.getresponse().read(ANSWER_BYTES)
+            self.reply = connection.getresponse().read(ANSWER_BYTES)
 
 
 class Fault(NamedTuple):
-    """Why llama-server is ended."""
+    """Reason to stop llama-server."""
 
-    saw: str
+    finding: str
     lost: Sequence[str] = ()
-    """Workers whose connection is gone."""
     silent: bool = False
-    """Whether only time tells it from something slow."""
+    """Whether only time distinguishes it from slow work."""
     returns: bool = False
     """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
-    """The one of several whose process alone was ended."""
+    """Model whose process alone was killed, one of several."""
 
     @property
     def cause(self) -> str:
-        """For metrics."""
         lost = "model_lost_worker" if self.model else "lost_worker"
         return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
 
     @property
-    def how(self) -> str:
-        return f"since it had lost worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.saw}"
+    def ending(self) -> str:
+        return f"after losing worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.finding}"
 
 
-class Watched:
-    """One llama-server process that serves a model, and what is watched about it."""
+class WatchedServer:
+    """One llama-server process that serves a model, and its monitoring."""
 
-    tunnels = tunnel.NONE
-    """To its workers."""
+    tunnels = tunnel.NO_TUNNELS
 
     def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
-        now = time.monotonic()
+        clock = time.monotonic()
         self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
         self.url = url
         self.silence = silence
         self.headers: Mapping[str, bytes] = {}
-        """With the API key that llama-server reads now: its file may be another one later."""
+        """Headers with the API key that llama-server has read; its file may change later."""
         with suppress(OSError):
             self.headers = _authorization(argv)
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
-        """The last answer, and when it was asked for."""
         self.asleep = False
-        """Whether it has freed its model, and left its workers, as with --sleep-idle-seconds: until it has loaded the model again."""
-        self.props: Question | None = None
-        """One for /props that is not answered yet."""
-        self.counting: Question | None = None
-        """One for its counters that is not answered yet."""
+        """Whether it has freed its model and left its workers because of --sleep-idle-seconds, until it has loaded the model again."""
+        self.props_request: ServerRequest | None = None
+        self.counts_request: ServerRequest | None = None
         self.counts: dict[str, float] = {}
-        """Its own counters and gauges, as it said them last."""
-        self.counted = 0.0
-        """When they were asked for."""
-        self.missing = 0
-        self.kept_alive: set[str] = set()
-        self.lasting = progress.Lasting()
-        self.stillness = progress.Stillness(silence / 5, now)
-        self.question: Question | None = None
-        """One for a token that is not answered yet."""
-        self.began = now
-        self.seen: progress.Look | None = None
-        """The last look at it."""
-        self.load: loading.Load | None = None
-        """How far it has loaded the model, as long as it is not ready; None where the kernel says nothing."""
+        self.counts_asked_at = 0.0
+        """Time of the last request for counters."""
+        self.missing_polls = 0
+        self.keepalive_inodes: set[str] = set()
+        self.timers = progress.ConditionTimer()
+        self.idle_timer = progress.IdleTimer(silence / 5, clock)
+        self.token_request: ServerRequest | None = None
+        self.started = clock
+        self.last_sample: progress.ProcessSample | None = None
+        self.load: loading.LoadCounters | None = None
+        """Progress of loading, until it is ready; None if the kernel reports nothing."""
 
-    def look(self) -> progress.Look | None:
-        """What the kernel says of llama-server; None where it says nothing."""
+    def take_sample(self) -> progress.ProcessSample | None:
+        """Return a sample of llama-server; None if the kernel reports nothing."""
         if not progress.ON_LINUX:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return self.tunnels.with_outer(progress.look_at(self.pid, self.kept_alive, ports))
+            return self.tunnels.outer_sample(progress.sample_process(self.pid, self.keepalive_inodes, ports))
         except OSError:
             return None
 
-    def follow(self, now: float) -> progress.Look | None:
-        """Looks whether it is healthy, what it does, and how far it has loaded the model."""
-        if not self.ready or now - self.health[1] >= HEALTH_EVERY:
-            self.health = (healthy(self.url), now)
+    def update(self, clock: float) -> progress.ProcessSample | None:
+        """Update its health, its sample and the progress of loading."""
+        if not self.ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
+            self.health = (healthy(self.url), clock)
             self.ready = self.ready or self.health[0]
-        self.seen = look = self.look()
-        if look:
-            self.load = None if self.ready else progress.load_of(look, self.endpoints, now - self.began, self.load)
-        return look
+        self.last_sample = sample = self.take_sample()
+        if sample:
+            self.load = (
+                None if self.ready else progress.load_of(sample, self.endpoints, clock - self.started, self.load)
+            )
+        return sample
 
     def fault(self) -> Fault | None:
-        """What is wrong with llama-server or its workers."""
-        now = time.monotonic()
-        look = self.follow(now)
-        if look is None:
+        """Return the fault of llama-server or its workers."""
+        clock = time.monotonic()
+        sample = self.update(clock)
+        if sample is None:
             return None
-        stopped = self.lasting.seconds("stopped", look.activity.state == "T", now)
+        stopped = self.timers.seconds("stopped", sample.activity.state == "T", clock)
         if stopped >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
-        self._follow_sleep(look, now)
-        return self._lost_workers(look, now) or self._stands_still(look, now)
+        self._update_sleep(sample, clock)
+        return self._lost_workers(sample, clock) or self._detect_stall(sample, clock)
 
     def busy(self) -> bool:
-        """Whether a client waits for an answer, as far as is known."""
-        look = self.look()
-        return look is None or bool(self.clients(look))
+        """Return whether a client may wait for an answer."""
+        sample = self.take_sample()
+        return sample is None or bool(self.clients(sample))
 
-    def clients(self, look: progress.Look) -> list[progress.Link]:
-        """llama-server closes connections without a request after 5 s (cpp-httplib)."""
+    def clients(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
+        """Return connections of clients. llama-server closes those without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
-            link for link in look.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
+            link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
         ]
 
-    def _listens(self, look: progress.Look) -> bool:
-        """Whether llama-server has its port: a key is for nobody else."""
+    def _listens(self, sample: progress.ProcessSample) -> bool:
+        """Return whether llama-server itself has its port: no other process may receive a key."""
         port = progress.port_of(self.url)
-        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in look.links)
+        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
 
-    def _follow_sleep(self, look: progress.Look, now: float) -> None:
-        """Asks whether it sleeps, where its connections say that this has changed: in 0.3.36 that neither wakes it nor keeps it awake."""
+    def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
+        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 that neither wakes it nor keeps it awake."""
         if SLEEP not in self.argv or not self.ready:
             return
-        if self.props is None:
-            present = connected(look.links, self.endpoints)
-            changed = bool(present or self.clients(look)) if self.asleep else present != set(self.endpoints)
-            due = not self.endpoints and self.lasting.seconds("unasked", True, now) >= HEALTH_EVERY
-            if not (changed or due) or not self._listens(look):
+        if self.props_request is None:
+            present = connected(sample.links, self.endpoints)
+            is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
+            is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
+            if not (is_changed or is_due) or not self._listens(sample):
                 return
-            self.lasting.seconds("unasked", False, now)
-            self.props = Question(self.url, "/props", self.headers, HEALTH_SECONDS)
-        if not self.props.is_alive():
-            said, self.props = self.props.said, None
-            self.asleep = ASLEEP in said or (self.asleep and AWAKE not in said)
+            self.timers.seconds("unasked", False, clock)
+            self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
+        if not self.props_request.is_alive():
+            reply, self.props_request = self.props_request.reply, None
+            self.asleep = ASLEEP in reply or (self.asleep and AWAKE not in reply)
 
-    def follow_counts(self) -> None:
-        """Asks for its counters, where it has any. That puts off its sleep (0.3.36), so one that may sleep is only asked where something has moved
-        since: a client that is connected may want nothing, or /health."""
-        present = self.ready and not self.asleep and not self.props and COUNTS in self.argv
-        due = SLEEP not in self.argv or self.stillness.since > self.counted
-        if self.counting is None and present and due and self.seen and self._listens(self.seen):
-            self.counted = time.monotonic()
-            self.counting = Question(self.url, "/metrics", self.headers, COUNTS_SECONDS)
-        if self.counting and not self.counting.is_alive():
-            text, self.counting = self.counting.said.decode("utf-8", "replace"), None
+    def update_counts(self) -> None:
+        """Ask for its counters, if it has any. That postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a connected
+        client may want nothing, or only /health."""
+        present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
+        is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
+        if self.counts_request is None and present and is_due and self.last_sample and self._listens(self.last_sample):
+            self.counts_asked_at = time.monotonic()
+            self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
+        if self.counts_request and not self.counts_request.is_alive():
+            text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
 
-    def _lost_workers(self, look: progress.Look, now: float) -> Fault | None:
-        """Workers whose connection is gone, seen twice in a row after the server had become ready, or whose host does not acknowledge."""
+    def _lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
+        """Report workers whose connection is gone in two samples of a ready server, or whose host does not acknowledge."""
         unreached = []
-        for link in look.links:
-            again = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
-            if self.lasting.seconds(f"unacknowledged {link.remote}", again, now) >= UNACKNOWLEDGED_SECONDS:
+        for link in sample.links:
+            is_unacknowledged = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if self.timers.seconds(f"unacknowledged {link.remote}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
                 unreached.append(link.remote)
         if unreached:
-            return Fault(f"lost worker {', '.join(unreached)}, whose host acknowledges nothing", unreached)
-        present = connected(look.links, self.endpoints)
-        holds = self.ready and not self.asleep and not self.props
+            return Fault(f"lost worker {', '.join(unreached)}, whose host does not acknowledge data", unreached)
+        present = connected(sample.links, self.endpoints)
+        holds = self.ready and not self.asleep and not self.props_request
         lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
-        self.missing = self.missing + 1 if lost else 0
-        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing >= LOST_AFTER_POLLS else None
+        self.missing_polls = self.missing_polls + 1 if lost else 0
+        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing_polls >= LOST_AFTER_POLLS else None
 
-    def _stands_still(self, look: progress.Look, now: float) -> Fault | None:
-        """Whether something is wanted of llama-server, and nothing has moved for the set time."""
-        still = self.stillness.seconds(look, self.endpoints, now)
-        client = bool(self.clients(look))
-        mute = self.lasting.seconds("mute", self.ready and not self.health[0] and not client, now)
-        if min(mute, still) >= HEALTH_LOST_SECONDS:
-            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and nothing moves", silent=True)
-        seen = bool(look.traffic) or not self.endpoints
-        loads = not self.ready or self.props is not None
-        quiet = min(still, self.lasting.seconds("wanted", seen and (loads or (client and not self.asleep)), now))
+    def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
+        """Report that llama-server has work, and nothing has moved for the set time."""
+        idle = self.idle_timer.seconds(sample, self.endpoints, clock)
+        client = bool(self.clients(sample))
+        mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
+        if min(mute, idle) >= HEALTH_LOST_SECONDS:
+            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and makes no progress", silent=True)
+        is_observable = bool(sample.traffic) or not self.endpoints
+        is_loading = not self.ready or self.props_request is not None
+        quiet = min(
+            idle, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
+        )
         if quiet < self.silence / 2:
-            self.question = None
+            self.token_request = None
             return None
-        if loads:
+        if is_loading:
             return (
-                Fault(f"nothing has moved for {quiet:.0f} s of loading", silent=True) if quiet >= self.silence else None
+                Fault(f"loading has made no progress for {quiet:.0f} s", silent=True) if quiet >= self.silence else None
             )
         awaited = [
             link.remote
-            for link in look.links
-            if link.remote in self.endpoints and link.inode in look.traffic and look.traffic[link.inode].awaits_answer
+            for link in sample.links
+            if link.remote in self.endpoints
+            and link.inode in sample.traffic
+            and sample.traffic[link.inode].awaits_answer
         ]
-        if not awaited and self._answers(look):
-            self.stillness.since = now
+        if not awaited and self._answers(sample):
+            self.idle_timer.since = clock
         elif quiet >= self.silence:
             blamed = (
-                f"worker {', '.join(awaited)} owes an answer" if awaited else "llama-server does not answer a client"
+                f"worker {', '.join(awaited)} does not answer llama-server"
+                if awaited
+                else "llama-server does not answer a client"
             )
             return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
         return None
 
-    def _answers(self, look: progress.Look) -> bool:
-        """Asks for one token, once, and says whether an answer is there: a client that keeps a connection open may want nothing."""
-        if self.question is None and self._listens(look):
-            self.question = Question(self.url, "/completion", self.headers, body=ONE_TOKEN)
-        if self.question is None or self.question.is_alive():
+    def _answers(self, sample: progress.ProcessSample) -> bool:
+        """Ask for one token, once, and return whether it answered: a client that keeps a connection open may want nothing."""
+        if self.token_request is None and self._listens(sample):
+            self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
+        if self.token_request is None or self.token_request.is_alive():
             return False
-        said, self.question = self.question.said, None
-        return bool(said)
+        reply, self.token_request = self.token_request.reply, None
+        return bool(reply)
 
 
 def log_of_model(state: Path, name: str) -> Path:
-    """The log of the last load of a model of several."""
+    """Return the log of the last load of one of several models."""
     return state / f"{quote(name, safe='')}.{journal.START_LOG}"
 
 
-class Head(Watched):
+class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self,
-        argv: list[str],
-        endpoints: list[str],
-        url: str,
-        state: Path,
-        silence: float = SILENCE_SECONDS,
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
@@ -348,16 +343,16 @@ class Head(Watched):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if name != journal.SYSTEMD},
-            preexec_fn=progress.end_with_parent,
+            preexec_fn=progress.die_with_parent,
         )
         self.pid = self.process.pid
         self.relay = threading.Thread(target=self._relay, args=(state / journal.START_LOG,), daemon=True)
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
-        """Passes the output on to the service's log, and keeps the beginning of this start in a file, and its end in memory.
+        """Copy the output to the service's log, its beginning to a file, and its end to memory.
 
-        It reads to the end whatever becomes of these: llama-server stands still once its output is full.
+        It reads to the end even if writing fails: llama-server stalls once its output is full.
         """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         with journal.StartLog(path) as start_log:
@@ -369,40 +364,40 @@ class Head(Watched):
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
         start_log.write(part)
 
-    def models(self) -> dict[str, Watched]:
-        """Model → the process that serves it; one that is alone has no name."""
+    def models(self) -> dict[str, WatchedServer]:
+        """Return the process of each model; a single model has no name."""
         return {"": self}
 
     def loaded(self) -> set[str] | None:
-        """Those of the models that are in memory; None where that is not known."""
+        """Return the models in memory; None if that is unknown."""
         return {name for name, watched in self.models().items() if watched.ready and not watched.asleep}
 
     def kill(self) -> None:
-        """At once: an orderly end asks each worker to free its buffers, and one that hangs does not answer."""
+        """Kill it at once: an orderly exit asks each worker to free its buffers, and one that hangs does not answer."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        progress.stop(self.process, STOP_SECONDS)
+        progress.stop_process(self.process, STOP_SECONDS)
 
 
 class Router(Head):
-    """A llama-server that starts another one for a model that is asked for. Those have the workers."""
+    """A llama-server that starts another one for each requested model. These use the workers."""
 
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
-        self.children: dict[int, Watched] = {}
+        self.children: dict[int, WatchedServer] = {}
         self.state = state
         self.logs: dict[bytes, journal.StartLog] = {}
-        """Port of a child → the log of its start."""
-        self.cut = b""
-        """A line whose end has not come yet."""
+        """Port of a child → log of its start."""
+        self.partial_line = b""
+        """Line whose end has not arrived."""
         for path in state.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
         super().__init__(argv, [], url, state, silence)
 
     def fault(self) -> Fault | None:
-        """Of the router, or of a model, whose process is ended then: the router starts it again when that is asked for."""
+        """Return a fault of the router, or kill the process of a model with a fault: the router starts it again on request."""
         fault = super().fault()
         if fault or not progress.ON_LINUX:
             return fault
@@ -419,30 +414,30 @@ class Router(Head):
         return None
 
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
-        """What children say is kept with their models."""
-        *ended, rest = (self.cut + part).split(b"\n")
-        lines, self.cut = [line + b"\n" for line in ended], rest
+        """Copy the output of children to the logs of their models."""
+        *ended, rest = (self.partial_line + part).split(b"\n")
+        lines, self.partial_line = [line + b"\n" for line in ended], rest
         if len(rest) > LONGEST_LINE:
-            lines, self.cut = [*lines, rest], b""
+            lines, self.partial_line = [*lines, rest], b""
         for line in lines:
-            spawned, said = SPAWNS.search(line.rstrip()), OF_CHILD.match(line)
-            if spawned and not said:
-                self._begin(*spawned.groups())
-            (self.logs.get(said[1], start_log) if said else start_log).write(line)
+            spawned, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
+            if spawned and not child_line:
+                self._begin_log(*spawned.groups())
+            (self.logs.get(child_line[1], start_log) if child_line else start_log).write(line)
 
-    def _begin(self, name: bytes, port: bytes) -> None:
+    def _begin_log(self, name: bytes, port: bytes) -> None:
         path = log_of_model(self.state, name.decode("utf-8", "replace"))
-        for other in [other for other, log in self.logs.items() if log.path == path]:
-            self.logs.pop(other).close()
+        for old_port in [old_port for old_port, log in self.logs.items() if log.path == path]:
+            self.logs.pop(old_port).close()
         self.logs[port] = journal.StartLog(path)
 
-    def _child(self, pid: int, argv: list[str]) -> Watched:
+    def _child(self, pid: int, argv: list[str]) -> WatchedServer:
         endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
-        child = Watched(argv, endpoints, CHILDREN_AT + _value(argv, PORT), self.silence, pid)
+        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT), self.silence, pid)
         child.tunnels = self.tunnels
         return child
 
-    def models(self) -> dict[str, Watched]:
+    def models(self) -> dict[str, WatchedServer]:
         return {_value(child.argv, ALIAS): child for child in self.children.values()}
 
     def loaded(self) -> set[str] | None:
@@ -450,20 +445,20 @@ class Router(Head):
 
     def kill(self) -> None:
         super().kill()
-        self._end_children()
+        self._kill_children()
 
     def stop(self) -> None:
         super().stop()
-        self._end_children()
+        self._kill_children()
 
-    def _end_children(self) -> None:
-        """They end by themselves when the router does, but for one that hangs."""
+    def _kill_children(self) -> None:
+        """Kill children that hang; the others exit with the router."""
         for pid, child in self.children.items():
             _kill(pid, child.argv)
 
 
 def _kill(pid: int, argv: list[str]) -> None:
-    """Ends a process, unless its number has become another one's."""
+    """Kill a process, unless its number belongs to another one now."""
     if progress.argv_of(pid) == argv:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the head's launcher remembers from one start to the next, and reports of itself: state/serving.json. And the fallbacks that it may serve on."""
+"""The head's record, state/serving.json, which survives restarts of its launcher; and the fallbacks that it may serve on."""
 
 from __future__ import annotations
 
@@ -18,96 +18,91 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
-"""The record says that llama-server serves, and llama-server does not answer."""
-WORDS = {
-    SILENT: "does not answer as a server",
-    FALLBACK: "serves on a fallback",
-    ASLEEP: "asleep (a request wakes it)",
-}
-"""States that people are shown in other words."""
-LAST = 20
-TEXT = 500
-"""Characters of one line that are kept."""
-LARGEST = 1 << 53
-"""No count and no clock goes beyond it."""
+"""State of a server that should answer and does not."""
+TEXTS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
+"""Texts of states, if they differ from their names."""
+KEPT_EVENTS = 20
+EVENT_LENGTH = 500
+MAX_COUNT = 1 << 53
+"""Upper limit of counts and clocks."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
-"""The file is written so often, and while a model is loaded."""
+"""Seconds between two writes, and while a model is loaded."""
 
 
-class Kept(NamedTuple):
-    """What one start leaves for the next."""
+class History(NamedTuple):
+    """Part of the record that the next start keeps."""
 
     restarts: int = 0
     last: tuple[dict[str, Any], ...] = ()
 
 
-class Fallback(NamedTuple):
+class FallbackCommand(NamedTuple):
     name: str
     without: str
-    """The worker that may be away, as ADDRESS:PORT."""
+    """The absent worker, as ADDRESS:PORT."""
     workers: tuple[str, ...]
     argv: tuple[str, ...]
 
 
-def read_kept(path: Path) -> Kept:
-    """What the last start left."""
-    return journal.read_back(path, _kept) or Kept()
+def read_history(path: Path) -> History:
+    return journal.read_back(path, _parse_history) or History()
 
 
-def _kept(told: Any) -> Kept:
-    last = [{"time": _count(line["time"]), "text": str(line["text"])[:TEXT]} for line in told["last"][-LAST:]]
-    return Kept(_count(told["restarts"]), tuple(last))
+def _parse_history(record: Any) -> History:
+    last = [
+        {"time": _count(line["time"]), "text": str(line["text"])[:EVENT_LENGTH]}
+        for line in record["last"][-KEPT_EVENTS:]
+    ]
+    return History(_count(record["restarts"]), tuple(last))
 
 
 def _count(value: Any) -> int:
-    if not 0 <= value <= LARGEST:
-        raise ValueError("it is neither a count nor a time")
+    if not 0 <= value <= MAX_COUNT:
+        raise ValueError("not a count or a time")
     return int(value)
 
 
-class Record:
-    """Writes the file, at each change of the state and every ten seconds."""
+class HeadRecord:
+    """Writes the record at each change of the state and every ten seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        self.kept = read_kept(self.path)
+        self.history = read_history(self.path)
         self.state = WAITING
         self.since = time.time()
         self.without: Sequence[str] = ()
         self.waiting_for: Sequence[str] = ()
-        self.load: loading.Load | None = None
-        self.written = -math.inf
+        self.load: loading.LoadCounters | None = None
+        self.last_write = -math.inf
 
     def set(
         self,
         state: str,
         without: Sequence[str] = (),
         waiting_for: Sequence[str] = (),
-        load: loading.Load | None = None,
+        load: loading.LoadCounters | None = None,
     ) -> None:
-        """:param load: how far the model is loaded."""
-        changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
+        is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()
         self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
-        if changed or time.monotonic() - self.written >= (LOAD_SECONDS if load else WRITE_SECONDS):
+        if is_changed or time.monotonic() - self.last_write >= (LOAD_SECONDS if load else WRITE_SECONDS):
             self._write()
 
-    def note(self, text: str) -> None:
-        """Says one line, and keeps it."""
-        journal.say(text)
-        line = {"time": int(time.time()), "text": text[:TEXT]}
-        self.kept = self.kept._replace(last=(*self.kept.last, line)[-LAST:])
+    def log(self, text: str) -> None:
+        """Log an event and keep it."""
+        journal.log(text)
+        line = {"time": int(time.time()), "text": text[:EVENT_LENGTH]}
+        self.history = self.history._replace(last=(*self.history.last, line)[-KEPT_EVENTS:])
         self._write()
 
-    def ended(self) -> None:
-        """Counts a restart of llama-server."""
-        self.kept = self.kept._replace(restarts=self.kept.restarts + 1)
-        self.written = -math.inf
+    def count_restart(self) -> None:
+        self.history = self.history._replace(restarts=self.history.restarts + 1)
+        self.last_write = -math.inf
         self.set(WAITING)
 
     def _write(self) -> None:
-        told = {
-            **self.kept._asdict(),
+        content = {
+            **self.history._asdict(),
             "schema": 1,
             "time": int(time.time()),
             "process": os.getpid(),
@@ -117,18 +112,18 @@ class Record:
             "waiting_for": list(self.waiting_for),
             "load": self.load and {**self.load._asdict(), "sent": dict(self.load.sent)},
         }
-        journal.write_state(self.path, told)
-        self.written = time.monotonic()
+        journal.write_state(self.path, content)
+        self.last_write = time.monotonic()
 
 
-def read_fallbacks(path: Path) -> list[Fallback] | None:
-    """None where it is not a list of fallbacks."""
-    return journal.read_back(path, lambda told: [_fallback(**entry) for entry in told])
+def read_fallbacks(path: Path) -> list[FallbackCommand] | None:
+    """Return the fallbacks; None if the file is invalid."""
+    return journal.read_back(path, lambda entries: [_fallback(**entry) for entry in entries])
 
 
-def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> Fallback:
+def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> FallbackCommand:
     for endpoint in (without, *workers):
         rpc.place_of(endpoint)
     if not all(isinstance(word, str) for word in (name, *argv)):
         raise TypeError
-    return Fallback(name, without, tuple(workers), tuple(argv))
+    return FallbackCommand(name, without, tuple(workers), tuple(argv))

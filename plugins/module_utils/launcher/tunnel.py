@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tunnels between a head and its workers, which stunnel keeps for the launcher: TLS 1.3 with a key that both ends have.
+"""Tunnels between a head and its workers, run by stunnel: TLS 1.3 with a pre-shared key.
 
-stunnel is a child of the launcher, since the kernel shows the connections of a child. When a file of a key changes, it reads all of them again: what
-is connected stays so, and new connections need the new key.
+stunnel is a child of the launcher, because the kernel shows the connections of a child. When a key file changes, stunnel reads all of them again:
+existing connections stay, and new ones need the new key.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 PROGRAM = "stunnel"
 FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
-"""Where it is looked for, whatever the service's PATH is."""
+"""Folders in which it is searched, whatever the service's PATH is."""
 SHARED_MEMORY = "/dev/shm"
-"""Where the configuration is written, if it can: a full disk is no matter there, and nothing tidies up."""
+"""Folder of the configuration, if it is writable: it survives a full disk, and nothing cleans it up."""
 STOP_SECONDS = 2.0
 RESTART_SECONDS = 5.0
-"""Between two starts of stunnel, which logs some lines each time."""
-GLOBAL = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
-EACH = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
-"""Of a tunnel. A stranger who says nothing is hung up on; an idle cluster keeps its workers: the default, 12 hours, would end their connections at night."""
+"""Seconds between two starts of stunnel, which logs some lines each time."""
+GLOBAL_OPTIONS = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
+TUNNEL_OPTIONS = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
+"""Options of each tunnel. A silent stranger is disconnected. An idle cluster keeps its workers: the default, 12 hours, would close their connections at
+night."""
 
 
 class Tunnel(NamedTuple):
-    """One end of a tunnel."""
-
     accept: str
     """ADDRESS:PORT at which it listens."""
     connect: str
-    """ADDRESS:PORT to which it passes on."""
+    """ADDRESS:PORT to which it forwards."""
     key: Path
-    """File with lines IDENTITY:KEY. A head uses the first one, a worker takes any."""
+    """File with lines IDENTITY:KEY. A head uses the first one, a worker accepts any."""
     client: bool
-    """Whether it is the head's."""
+    """Whether it is the head's end."""
 
 
-def of_words(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
+def parse_tunnels(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
     """:param words: ``ACCEPT=CONNECT`` each.
-    :param keys: folder; a file there is named for the address of the worker's host, which both ends know.
+    :param keys: folder; each file is named after the address of the worker's host, which both ends know.
     """
     ends = [word.split("=", 1) for word in words]
     return [
@@ -59,133 +58,130 @@ def of_words(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
 
 
 def configuration(tunnels: list[Tunnel]) -> str:
-    """As stunnel reads it. There are no certificates: without a key that both ends have the handshake fails."""
+    """Return stunnel's configuration. There are no certificates: without a shared key the handshake fails."""
     options = {"TCP_NODELAY": 1}
     if progress.ON_LINUX:
         options.update(SO_KEEPALIVE=1, **progress.KEEPALIVE)
     sockets = [f"socket = {side}:{name}={value}" for name, value in options.items() for side in "lr"]
-    lines = [*GLOBAL]
+    lines = [*GLOBAL_OPTIONS]
     for tunnel in tunnels:
         lines += [f"[{tunnel.accept}]", f"client = {'yes' if tunnel.client else 'no'}"]
         lines += [f"accept = {tunnel.accept}", f"connect = {tunnel.connect}", f"PSKsecrets = {tunnel.key}"]
-        lines += [*EACH, *sockets]
+        lines += [*TUNNEL_OPTIONS, *sockets]
     return "\n".join(lines) + "\n"
 
 
 def program() -> str | None:
-    """Path of stunnel; None where it is not installed."""
     return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *FOLDERS]))
 
 
 class Tunnels:
-    """The tunnels of a service, as long as the context lasts; none needs no stunnel."""
+    """Context with the tunnels of a service; without tunnels, stunnel is not required."""
 
     def __init__(self, tunnels: list[Tunnel]) -> None:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
-        self.read: list[int] = []
+        self.key_versions: list[int] = []
         self.started = -RESTART_SECONDS
         self.file = ""
-        """Of the configuration."""
 
     def __enter__(self) -> Tunnels:
         if self.tunnels:
             memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
             descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", memory)
             os.close(descriptor)
-        self.keep()
+        self.maintain()
         return self
 
     def __exit__(self, *_error: object) -> None:
         if self.process:
-            progress.stop(self.process, STOP_SECONDS)
+            progress.stop_process(self.process, STOP_SECONDS)
         if self.file:
             with suppress(OSError):
                 os.unlink(self.file)
 
-    def keep(self) -> None:
-        """Starts stunnel where it does not run, and has it read keys that were changed."""
+    def maintain(self) -> None:
+        """Start stunnel if it does not run, and make it read changed keys."""
         if not self.file:
             return
         versions = [_version(tunnel.key) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
-            journal.say_once(f"stunnel ended {progress.ended_how(self.process.returncode)}: it is started again")
+            journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
         if self.process is None:
             if time.monotonic() - self.started < RESTART_SECONDS:
                 return
             self.started = time.monotonic()
             self._start()
-        elif versions != self.read:
-            journal.say("the keys of the tunnels were changed: stunnel reads them")
-            self._write()  # it reads this file too, which what tidies up folders may have removed
+        elif versions != self.key_versions:
+            journal.log("the tunnel keys have changed: stunnel reads them again")
+            self._write()  # cleaning programs may have removed the configuration
             self.process.send_signal(signal.SIGHUP)
-        self.read = versions
+        self.key_versions = versions
 
     def _write(self) -> None:
         Path(self.file).write_text(configuration(self.tunnels))
 
     def _start(self) -> None:
         missing = [str(tunnel.key) for tunnel in self.tunnels if not tunnel.key.is_file()]
-        found = program()
-        if missing or not found:
-            lacking = f"{missing[0]} is missing" if missing else "stunnel is not installed"
-            journal.say_once(f"there is no tunnel, since {lacking}: run site.yml")
+        path = program()
+        if missing or not path:
+            reason = f"{missing[0]} is missing" if missing else "stunnel is not installed"
+            journal.log_once(f"the tunnel cannot start, because {reason}: run site.yml")
             return
         self._write()
         self.process = subprocess.Popen(
-            [found, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.end_with_parent
+            [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
         )
 
-    def with_outer(self, look: progress.Look) -> progress.Look:
-        """What the kernel says of a program, with its connections to workers as they are on the network: the program's own end at stunnel, which takes
-        and acknowledges everything at once."""
+    def outer_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
+        """Replace a program's connections to stunnel by stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
         if not self.process:
-            return look
-        behind = progress.look_at(self.process.pid, set(), set())
-        links, traffic = list(look.links), dict(look.traffic)
+            return sample
+        stunnel = progress.sample_process(self.process.pid, set(), set())
+        links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for near, far in zip(_connections(look, tunnel.accept), _connections(behind, tunnel.connect)):
-                links[links.index(near)] = near._replace(retransmissions=far.retransmissions)
-                if far.inode in behind.traffic:
-                    traffic[near.inode] = behind.traffic[far.inode]
-        return look._replace(links=links, traffic=traffic)
+            for local, outer in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
+                links[links.index(local)] = local._replace(retransmissions=outer.retransmissions)
+                if outer.inode in stunnel.traffic:
+                    traffic[local.inode] = stunnel.traffic[outer.inode]
+        return sample._replace(links=links, traffic=traffic)
 
-    def explained(self, endpoint: str, detail: str) -> str:
-        """What is known of a worker that does not answer: stunnel accepts every connection on this host."""
+    def explain(self, endpoint: str, detail: str) -> str:
+        """Explain why a worker does not answer: stunnel accepts every connection on this host."""
         for tunnel in self.tunnels:
             if tunnel.accept == endpoint:
-                return f"its tunnel ends at {tunnel.connect}, which is away, has another key, or no worker behind it ({detail})"
+                return f"{tunnel.connect}, the other end of its tunnel, is absent, has another key, or has no worker ({detail})"
         return detail
 
 
-NONE = Tunnels([])
+NO_TUNNELS = Tunnels([])
 
 
 def run(argv: list[str], tunnels: Tunnels) -> int:
-    """Runs a program that needs the tunnels of a head, to its end; returns its exit status."""
-    progress.end_when_asked()
-    process = subprocess.Popen(argv, preexec_fn=progress.end_with_parent)
+    """Run a program that needs the tunnels of a head until it ends; return its exit status."""
+    progress.exit_on_signals()
+    process = subprocess.Popen(argv, preexec_fn=progress.die_with_parent)
     try:
         while process.poll() is None:
-            tunnels.keep()
+            tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1.0)
     except SystemExit:
-        progress.stop(process, STOP_SECONDS)
+        progress.stop_process(process, STOP_SECONDS)
         raise
     return process.returncode
 
 
-def _connections(look: progress.Look, remote: str) -> list[progress.Link]:
-    """Those to an endpoint that stand, the one with the most bytes first: behind a tunnel they have the same order."""
-    links = [link for link in look.links if link.remote == remote and link.state == progress.ESTABLISHED]
-    sent = {link.inode: look.traffic[link.inode].sent for link in links if link.inode in look.traffic}
+def _connections(sample: progress.ProcessSample, remote: str) -> list[progress.TcpSocket]:
+    """Return the established connections to an endpoint, the busiest first: both sides of a tunnel have the same order."""
+    links = [link for link in sample.links if link.remote == remote and link.state == progress.ESTABLISHED]
+    sent = {link.inode: sample.traffic[link.inode].sent for link in links if link.inode in sample.traffic}
     return sorted(links, key=lambda link: sent.get(link.inode, 0), reverse=True)
 
 
 def _version(path: Path) -> int:
-    """Of a file's content; 0 where it is missing."""
+    """Return the version of a file's content; 0 if it is missing."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Downloads the files of a model onto this host with curl, one after the other.
 
-A file grows beside its place, as NAME.part, and takes its place when its size and its sha256 are right. The record beside the files is written last.
-What is recorded and was not changed since is not read again.
+A file grows as NAME.part in its folder, and gets its name when its size and its sha256 are right. The record in the folder is written last. Recorded
+files that were not changed since are not read again.
 """
 
 import errno
@@ -26,15 +26,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
-"""Seconds before each attempt in a row that brings less than ENOUGH; after the last one the file is given up."""
-ENOUGH = 64 << 10
-"""Bytes more than before: a connection that brings them is worth another one."""
-OPTIONS = (
+"""Seconds before each attempt in a row that brings less than PROGRESS_BYTES; after the last one the download fails."""
+PROGRESS_BYTES = 64 << 10
+"""New bytes that make another connection worthwhile."""
+CURL_OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
     *(
         "speed-limit = 4096",
@@ -44,62 +44,65 @@ OPTIONS = (
         'proto = "=http,https"',
     ),
 )
-REFUSED_STATUS, NOT_WRITTEN, NO_RANGES = 22, 23, 33
-"""What curl returns where the server answers with an error, the disk takes no more, or the server sends whole files only."""
-PASSING = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
-"""What it returns where the same request may succeed a moment later: names, connections and time limits."""
+HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
+"""Exit statuses of curl: the server answered with an error, the disk is full, or the server sends whole files only."""
+TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
+"""Exit statuses after which the same request may succeed: names, connections and time limits."""
 
 
 class ModelArguments(NamedTuple):
-    """Of the module ``model``."""
+    """Arguments of the module ``model``."""
 
     files: tuple[ModelFilePlan, ...] = ()
     folder: str = ""
     known_answer: Optional[KnownAnswerPlan] = None
-    """in place of files: size of the known-answer model"""
+    """size of the known-answer model, instead of files"""
     path: Annotated[str, "path"] = ""
-    """of the known-answer model"""
+    """path of the known-answer model"""
     token_file: Optional[str] = None
-    """on the controller"""
+    """path on the controller"""
     token: Optional[str] = None
-    """what is in that file"""
+    """content of that file"""
 
 
-def check_room(waiting: Iterable[PendingFile], folder: Path) -> None:
-    """:raises Refusal: what is left of all files does not fit beside what is there."""
-    place, needed = files.existing(folder), sum((one.file.bytes or 0) - one.present_bytes for one in waiting)
+def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None:
+    """:raises Refusal: the missing bytes of all files do not fit on the disk."""
+    place, needed_bytes = (
+        files.existing(folder),
+        sum((pending.file.bytes or 0) - pending.present_bytes for pending in pending_files),
+    )
     room = os.statvfs(place)
     free = room.f_bavail * room.f_frsize
-    if needed > free:
+    if needed_bytes > free:
         raise Refusal(
-            f"The model's files need {amount(needed)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
-            f"{amount(needed - free)} there, or let {folder} be on another disk, and run the playbook again. Nothing was written"
+            f"The model's files need {amount(needed_bytes)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
+            f"{amount(needed_bytes - free)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
 
-def download(wanted: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
-    """Brings all files to their places, and writes the records.
+def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
+    """Download all files and write the records.
 
-    :param seconds: that another download is waited for.
-    :raises Refusal: one of them cannot be had, or there is no room; what has come is kept.
+    :param seconds: how long to wait for another download.
+    :raises Refusal: a file cannot be downloaded, or the disk is too small; partial files are kept.
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     with locks.hold(folder / model_files.LOCK, seconds) as lock:
-        waiting = model_files.pending(wanted)
-        check_room(waiting, folder)
-        server = _token_server(wanted)
-        for file in (one.file for one in waiting):
+        pending_files = model_files.pending_files(plans)
+        check_free_space(pending_files, folder)
+        server = _token_server(plans)
+        for file in (pending.file for pending in pending_files):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            same = server and web.same_server(str(file.url), server)
-            _complete(file, token if same else None, lock)
-        for place in dict.fromkeys(Path(file.path).parent for file in wanted):
-            _write_record(place, [file for file in wanted if Path(file.path).parent == place])
+            is_token_server = server and web.same_server(str(file.url), server)
+            _fetch_file(file, token if is_token_server else None, lock)
+        for folder_path in dict.fromkeys(Path(file.path).parent for file in plans):
+            _write_record(folder_path, [file for file in plans if Path(file.path).parent == folder_path])
 
 
-def _complete(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
-    """Brings a file to its place.
+def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
+    """Download a file and give it its name.
 
-    :raises Refusal: its source does not give it, or gives something else than was planned.
+    :raises Refusal: its source does not send it, or sends something else than planned.
     """
     path, part = Path(file.path), model_files.part_of(file)
     if model_files.size_of(path) == file.bytes and (model_files.is_copied(file) or file.sha256):
@@ -107,20 +110,20 @@ def _complete(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
             return
         path.unlink()
     if model_files.is_copied(file):
-        raise Refusal(f"{path} is not the file of the controller that was planned: run the playbook again")
+        raise Refusal(f"{path} differs from the planned file of the controller: run the playbook again")
     if file.sha256 is None or (model_files.size_of(part) or 0) > (file.bytes or 0):
         part.unlink(missing_ok=True)
     resumed = model_files.size_of(part)
-    _receive(file, part, token, lock)
-    problem = _problem_of(file, part)
+    _fetch_part(file, part, token, lock)
+    problem = _difference(file, part)
     if problem and resumed:
         part.unlink()
-        _receive(file, part, token, lock)
-        problem = _problem_of(file, part)
+        _fetch_part(file, part, token, lock)
+        problem = _difference(file, part)
     if problem:
         part.unlink()
         raise Refusal(
-            f"{web.shown(str(file.url))} {problem}: what was downloaded is removed. Run the playbook again; if that fails in the same way, the file was "
+            f"{web.printable_url(str(file.url))} {problem}: the download was removed. Run the playbook again; if that fails in the same way, the file was "
             "replaced at its source, or its checksum is wrong"
         )
     files.sync(part)
@@ -128,37 +131,37 @@ def _complete(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     files.sync(path.parent)
 
 
-def _problem_of(file: ModelFilePlan, part: Path) -> str:
-    """Why what came is not what was planned; empty where it is."""
+def _difference(file: ModelFilePlan, part: Path) -> str:
+    """Return how the download differs from the plan; empty if it does not."""
     size = model_files.size_of(part)
     if size != file.bytes:
-        return f"has {size} bytes, planned are {file.bytes}"
+        return f"has {size} bytes instead of the planned {file.bytes}"
     digest = files.sha256(part) if file.sha256 else None
-    return "" if digest == file.sha256 else f"has the sha256 {digest}, planned is {file.sha256}"
+    return "" if digest == file.sha256 else f"has the sha256 {digest} instead of the planned {file.sha256}"
 
 
-def _receive(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> None:
-    """Downloads what the part lacks. A connection that breaks is made again, as often as it takes while bytes arrive.
+def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> None:
+    """Download the missing bytes, with a new connection as long as bytes arrive.
 
-    :raises Refusal: the server does not give it.
+    :raises Refusal: the server does not send them.
     """
-    planned = file.bytes or 0
-    failures, most = 0, model_files.size_of(part) or 0
-    while (model_files.size_of(part) or 0) < planned:
-        problem, passes = _run_curl(file, part, token, lock)
+    planned_bytes = file.bytes or 0
+    failures, largest_size = 0, model_files.size_of(part) or 0
+    while (model_files.size_of(part) or 0) < planned_bytes:
+        problem, may_pass = _run_curl(file, part, token, lock)
         if not problem:
             return
         size = model_files.size_of(part) or 0
-        failures = 0 if size - most >= ENOUGH else failures + 1
-        most = max(most, size)
-        if not passes or failures >= len(PAUSES):
-            kept = f" {amount(size)} of {amount(planned)} are kept: the next run continues there." * part.exists()
-            raise Refusal(f"{web.shown(str(file.url))} {problem}.{kept}".rstrip("."))
+        failures = 0 if size - largest_size >= PROGRESS_BYTES else failures + 1
+        largest_size = max(largest_size, size)
+        if not may_pass or failures >= len(PAUSES):
+            remainder = f" {amount(size)} of {amount(planned_bytes)} are kept for the next run." * part.exists()
+            raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
         time.sleep(PAUSES[failures])
 
 
 def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
-    """What a connection failed of, empty where it did not, and whether another one may succeed. The token goes to curl alone, by its input."""
+    """Return why a connection failed (empty if it did not), and whether another one may succeed. Only curl gets the token, by its input."""
     try:
         done = subprocess.run(
             ["curl", "--disable", "--config", "-"],
@@ -170,46 +173,45 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
             pass_fds=[lock],
         )
     except FileNotFoundError:
-        raise Refusal("The model is downloaded with curl, which this host lacks: install it") from None
+        raise Refusal("The download needs curl, which this host lacks: install it") from None
     status = int(done.stdout[-3:] or 0) if done.stdout[-3:].isascii() and done.stdout[-3:].isdigit() else 0
-    if done.returncode == REFUSED_STATUS:
-        error = web.refused(status, "")
-        return web.explain(error, token), error.passes
-    if done.returncode == NOT_WRITTEN:
-        raise OSError(errno.ENOSPC, "curl could not write all of it", str(part))
-    if done.returncode == NO_RANGES:
+    if done.returncode == HTTP_ERROR:
+        error = web.status_error(status, "")
+        return web.explain_error(error, token), error.passes
+    if done.returncode == WRITE_ERROR:
+        raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
+    if done.returncode == RANGE_ERROR:
         part.unlink(missing_ok=True)
-        return "cannot be continued, since its server sends whole files only: what came is removed", True
-    why = validation.printable(done.stderr.strip()) or f"curl ended with {done.returncode}"
-    return (f"cannot be downloaded ({why})" if done.returncode else ""), done.returncode in PASSING
+        return "cannot be resumed, because its server sends whole files only: the partial file was removed", True
+    reason = validation.printable(done.stderr.strip()) or f"curl exited with status {done.returncode}"
+    return (f"cannot be downloaded ({reason})" if done.returncode else ""), done.returncode in TEMPORARY_ERRORS
 
 
 def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str:
-    """What curl reads from its input."""
     secure = str(file.url).startswith("https:")
-    given = {
+    settings = {
         "url": str(file.url),
         "output": str(part),
         "max-filesize": str(file.bytes),
         "proto-redir": "=https" if secure else "=http,https",
         **({"oauth2-bearer": token} if token else {}),
     }
-    quoted = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
-    return "\n".join([*OPTIONS, *quoted, ""])
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    return "\n".join([*CURL_OPTIONS, *lines, ""])
 
 
-def _write_record(folder: Path, own: Iterable[ModelFilePlan]) -> None:
-    """Writes what the files of a folder are."""
+def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
+    """Write the record of a folder's files."""
     stored = (
         StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
-        for file in own
+        for file in plans
     )
-    text = json.dumps(typed_json.dump(Record(tuple(stored))), indent=1) + "\n"
+    text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored))), indent=1) + "\n"
     path = folder / download_record.RECORD
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)
 
 
-def _token_server(wanted: Iterable[ModelFilePlan]) -> Optional[str]:
-    """A URL of the only server that a token is for: that of the first file."""
-    return next((file.url for file in wanted if not model_files.is_copied(file)), None)
+def _token_server(plans: Iterable[ModelFilePlan]) -> Optional[str]:
+    """Return a URL of the only server that may get the token: the server of the first file."""
+    return next((file.url for file in plans if not model_files.is_copied(file)), None)

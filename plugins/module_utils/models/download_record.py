@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of models that are fetched, and the record beside them.
+"""Downloaded model files and the record in their folder.
 
-A record says what each file was when it was whole. It is written when all files of its folder are, so a later run asks no server for them. The folder's
-name has a digest of what was asked for.
+A record describes each file as it was when it was complete. It is written when all files of its folder are complete, so a later run needs no server.
+The folder's name contains a digest of the request.
 """
 
 import os
@@ -20,57 +20,57 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
 RECORD = ".source.json"
-"""Name of a record in the folder of its files."""
+"""Name of the record in the folder of its files."""
 RECORD_BYTES = 4 << 20
 SHA256 = r"[0-9a-f]{64}"
 
 BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
-"""Of a file on the head: it stands in command lines and definitions. File systems take 255 bytes, and one that is not whole has ``.part`` at its end."""
+"""Allowed name of a file on the head, because it appears in command lines and definitions. File systems allow 255 bytes, and ``.part`` is added during
+the download."""
 
 
 class StoredFile(NamedTuple):
-    """A file as it was when it was whole."""
+    """A file as it was when it was complete."""
 
     name: str
-    """As its source calls it; in the folder it has the last part of that."""
+    """Name at its source; in the folder it has only the last part."""
     bytes: Size
     sha256: Optional[Sha256]
     modified: Annotated[int, Number(-validation.LARGEST)]
     revision: Optional[str] = None
 
 
-class Record(NamedTuple):
+class DownloadRecord(NamedTuple):
     files: tuple[StoredFile, ...]
     """Parts in their order."""
 
 
 def base_name(name: str) -> str:
-    """Under which a file lies on the head."""
     return posixpath.basename(name)
 
 
 def name_of_url(url: str) -> str:
-    """Of the file at an address; empty where its path has none."""
+    """Return the name of the file at a URL; empty if its path has none."""
     return base_name(unquote(urlsplit(url).path))
 
 
 def problem_of_name(name: str) -> Optional[str]:
-    """Why a file of a source cannot have this name on the head; None where it can."""
+    """Return why a file cannot have this name on the head; None if it can."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not leads_out:
         return None
-    return "cannot be the name of a model's file on the head"
+    return "is not allowed as a model's file name on the head"
 
 
-def read(folder: Path) -> Record:
-    """The record of a folder of this host; an empty one where there is none that can be used."""
+def read_record(folder: Path) -> DownloadRecord:
+    """Return the record of a folder on this host; an empty one without a usable record."""
     with suppress(OSError, ValueError):
-        return typed_json.parse(Record, reading.read_object(folder / RECORD, RECORD_BYTES))
-    return Record(())
+        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD, RECORD_BYTES))
+    return DownloadRecord(())
 
 
 def is_whole(folder: Path, file: StoredFile) -> bool:
-    """Whether a file is there as its record says, and was not changed since."""
+    """Return whether a file exists as its record describes it, unchanged."""
     with suppress(OSError):
         path = folder / base_name(file.name)
         status = os.stat(path)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has of models: downloads with their record, files of an operator, and models of Ollama."""
+"""Models on a host: downloads with their record, files of an operator, and models of Ollama."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 def report(
     folders: Sequence[str], paths: Sequence[str], ollama_names: Sequence[str], account: str | None
 ) -> dict[str, Any]:
-    """
-    :param folders: that may have a record.
-    :param paths: of files.
-    :param account: that is to read them; None for that of this process.
-    :returns: folder → ``files`` of its record, ``whole``, and the same of its first file as of a path; path → ``bytes``, ``summary`` and ``closed``, or
-        ``error``; name of a model of Ollama → role → ``path`` and the same.
+    """Return what this host knows of models.
+
+    :param folders: folders that may have a record.
+    :param paths: files.
+    :param account: account that reads them; None for the account of this process.
+    :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes``, ``summary`` and ``closed``, or
+        ``error``; name of an Ollama model → role → ``path`` and its entry.
     """
     return {
         "folders": {folder: entry for folder in folders if (entry := _download(folder, account))},
@@ -39,9 +40,9 @@ def report(
 
 
 def _download(folder: str, account: str | None) -> dict[str, Any] | None:
-    """The record of a folder, and whether its files are whole; then the summary of the first one, too. None where there is no record."""
+    """Return the record of a folder, whether its files are complete, and the entry of the first one; None without a record."""
     place = Path(folder)
-    files = download_record.read(place).files
+    files = download_record.read_record(place).files
     if not files:
         return None
     entry = {"files": typed_json.dump(files), "whole": all(download_record.is_whole(place, file) for file in files)}
@@ -49,11 +50,11 @@ def _download(folder: str, account: str | None) -> dict[str, Any] | None:
 
 
 def _file(path: str, account: str | None) -> dict[str, Any]:
-    """Size, header, and what keeps the account from reading it; or ``error``, which ends a sentence that begins with the path."""
+    """Return the size, header and obstacle of a file, or ``error``, which ends a sentence that begins with the path."""
     try:
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model)
-        closed = closed_to(account, path) if account else None
+        closed = closed_path(account, path) if account else None
         return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
     except gguf.GGUFError as error:
         return {"error": str(error)}
@@ -63,8 +64,8 @@ def _file(path: str, account: str | None) -> dict[str, Any]:
         return {"error": f"cannot be read ({validation.printable(error.strerror or error)})"}
 
 
-def closed_to(account: str, path: str) -> str | None:
-    """The first part of a file's path that an account may not pass or read, or None. An account that does not exist yet has the rights of others."""
+def closed_path(account: str, path: str) -> str | None:
+    """Return the first part of a path that an account may not pass or read, or None. A missing account gets the rights of others."""
     try:
         user = pwd.getpwnam(account)
         groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
@@ -73,8 +74,8 @@ def closed_to(account: str, path: str) -> str | None:
     real = Path(os.path.realpath(path))
     for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
         status = part.stat()
-        owned = user is not None and status.st_uid == user.pw_uid
-        shift = 6 if owned else 3 if status.st_gid in groups else 0
+        is_owner = user is not None and status.st_uid == user.pw_uid
+        shift = 6 if is_owner else 3 if status.st_gid in groups else 0
         if not status.st_mode >> shift & (1 if stat.S_ISDIR(status.st_mode) else 4):
             return str(part)
     return None

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a plan's model that a host downloads or gets: which are whole, and how they differ from the plan.
+"""Files of a plan's model that a host downloads or receives: which are complete, and how they differ from the plan.
 
-What is recorded and was not changed since counts as whole, and is not read again.
+Recorded files that were not changed since count as complete, and are not read again.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 
 LOCK = ".fetching"
-"""File in the folder of models whose lock belongs to the process that downloads."""
+"""Lock file of downloads in the folder of models."""
 
 
 class PendingFile(NamedTuple):
-    """A file that is not whole here, or that has not been checked, and how many bytes are here."""
+    """A file that is incomplete or unchecked, and its present bytes."""
 
     file: ModelFilePlan
     present_bytes: int
 
 
 def part_of(file: ModelFilePlan) -> Path:
-    """What has come of a file, beside its place."""
     return Path(f"{file.path}.part")
 
 
 def is_copied(file: ModelFilePlan) -> bool:
-    """Whether it comes from the controller."""
     return str(file.url).startswith("file:")
 
 
 def size_of(path: str | Path) -> int | None:
-    """Of a regular file; None of anything else."""
+    """Return the size of a regular file; None for anything else."""
     with suppress(OSError):
         status = os.stat(path)
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -50,47 +48,48 @@ def size_of(path: str | Path) -> int | None:
 
 
 def is_known_answer(path: Path, size: int) -> bool:
-    """Whether a known-answer model is there as it was written."""
+    """Return whether a known-answer model is unchanged."""
     return size_of(path) == size and int(os.stat(path).st_mtime) == names.KNOWN_ANSWER_TIME
 
 
-def _recorded(file: ModelFilePlan) -> StoredFile | None:
-    """What its record says of a file."""
-    record = download_record.read(Path(file.path).parent)
-    return next((one for one in record.files if one.name == file.name), None)
+def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
+    record = download_record.read_record(Path(file.path).parent)
+    return next((stored for stored in record.files if stored.name == file.name), None)
 
 
-def pending(wanted: Iterable[ModelFilePlan]) -> list[PendingFile]:
-    """What is not whole here, or is not known to be."""
-    return [PendingFile(file, _present(file)) for file in wanted if not _is_whole(file, _recorded(file))]
+def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
+    """Return files that are incomplete or unchecked."""
+    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_whole(file, _recorded_file(file))]
 
 
 def _is_whole(file: ModelFilePlan, stored: StoredFile | None) -> bool:
-    """Whether the file is here as its record says, and as the plan does."""
+    """Return whether the file exists as recorded and as planned."""
     if not stored or stored.bytes != file.bytes or file.sha256 not in (None, stored.sha256):
         return False
     return download_record.is_whole(Path(file.path).parent, stored)
 
 
-def _present(file: ModelFilePlan) -> int:
-    """Without a checksum nothing of an earlier run is believed."""
+def _present_bytes(file: ModelFilePlan) -> int:
+    """Return usable bytes. Without a checksum, bytes of an earlier run are not usable."""
     if file.sha256 is None:
         return 0
-    whole, part, planned = size_of(file.path), size_of(part_of(file)) or 0, file.bytes or 0
-    return planned if whole == planned else part if part <= planned else 0
+    whole_bytes, part_bytes, planned_bytes = size_of(file.path), size_of(part_of(file)) or 0, file.bytes or 0
+    return planned_bytes if whole_bytes == planned_bytes else part_bytes if part_bytes <= planned_bytes else 0
 
 
 class Differences(NamedTuple):
-    """Paths of files that are missing or have other content, and of others that have not been checked."""
+    """Paths of files that are missing or have other content, and of files that have not been checked."""
 
     missing: list[str]
     unchecked: list[str]
 
 
-def differences(wanted: Sequence[ModelFilePlan]) -> Differences:
+def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     result = Differences([], [])
-    for file in (one.file for one in pending(wanted)):
-        stored = _recorded(file)
-        other = stored is not None and file.sha256 not in (None, stored.sha256)
-        (result.unchecked if size_of(file.path) == file.bytes and not other else result.missing).append(file.path)
+    for file in (pending_file.file for pending_file in pending_files(plans)):
+        stored = _recorded_file(file)
+        has_other_digest = stored is not None and file.sha256 not in (None, stored.sha256)
+        (result.unchecked if size_of(file.path) == file.bytes and not has_other_digest else result.missing).append(
+            file.path
+        )
     return result

@@ -18,65 +18,62 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 
 MANIFEST_BYTES = 1 << 20
 FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
-"""Of its service, as Ollama's installer and packages of distributions set it up."""
+"""Folders of its service, from Ollama's installer and distributions' packages."""
 MEDIA_TYPES = {
     host_types.MODEL: "application/vnd.ollama.image.model",
     host_types.DRAFT: "application/vnd.ollama.image.model",
     host_types.MMPROJ: "application/vnd.ollama.image.projector",
 }
-"""Role of a file → what a manifest calls its blob."""
+"""Role of a file → media type of its blob."""
 
 
-class Layer(NamedTuple):
-    """A blob of a model."""
-
+class ManifestLayer(NamedTuple):
     mediaType: Annotated[str, Text()]
     digest: Annotated[str, Text(rf"sha256:{download_record.SHA256}")]
     size: Size
 
 
-class Manifest(NamedTuple):
-    """Of a model of Ollama."""
-
-    layers: tuple[Layer, ...]
+class OllamaManifest(NamedTuple):
+    layers: tuple[ManifestLayer, ...]
 
 
-def file_name(whole: str) -> str:
-    """What a model's file is called in a plan.
+def file_name(model_name: str) -> str:
+    """Return the name of a model's file in a plan.
 
-    :param whole: HOST/NAMESPACE/NAME:TAG.
+    :param model_name: HOST/NAMESPACE/NAME:TAG.
     """
-    return whole.rpartition("/")[2].replace(":", "-") + ".gguf"
+    return model_name.rpartition("/")[2].replace(":", "-") + ".gguf"
 
 
 def folders() -> list[Path]:
-    """Where Ollama's models may lie on this host."""
-    own = [*filter(None, [os.environ.get("OLLAMA_MODELS")]), os.path.expanduser("~/.ollama/models")]
-    return [Path(folder) for folder in (*own, *FOLDERS)]
+    """Return folders that may contain Ollama's models on this host."""
+    user_folders = [*filter(None, [os.environ.get("OLLAMA_MODELS")]), os.path.expanduser("~/.ollama/models")]
+    return [Path(folder) for folder in (*user_folders, *FOLDERS)]
 
 
 def names() -> Iterator[str]:
-    """Of the models on this host."""
     for folder in folders():
         for path in sorted((folder / "manifests").glob("*/*/*/*")):
             *parts, tag = path.relative_to(folder / "manifests").parts
             yield f"{'/'.join(parts)}:{tag}"
 
 
-def blobs(whole: str) -> dict[str, Path]:
-    """Role → file of a model that this host has, as far as it is whole."""
-    repository, _colon, tag = whole.rpartition(":")
+def blobs(model_name: str) -> dict[str, Path]:
+    """Return the complete files of a model on this host, by role."""
+    repository, _colon, tag = model_name.rpartition(":")
     for folder in folders():
         try:
-            found = reading.read_object(folder / "manifests" / repository / tag, MANIFEST_BYTES)
-            manifest = typed_json.parse(Manifest, found)
+            content = reading.read_object(folder / "manifests" / repository / tag, MANIFEST_BYTES)
+            manifest = typed_json.parse(OllamaManifest, content)
         except (OSError, ValueError):
             continue
-        named = {
+        named_blobs = {
             role: (folder / "blobs" / layer.digest.replace(":", "-"), layer.size)
             for role, media_type in MEDIA_TYPES.items()
             for layer in manifest.layers
             if layer.mediaType == media_type
         }
-        return {role: path for role, (path, size) in named.items() if path.is_file() and path.stat().st_size == size}
+        return {
+            role: path for role, (path, size) in named_blobs.items() if path.is_file() and path.stat().st_size == size
+        }
     return {}

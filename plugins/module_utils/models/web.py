@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Requests to web servers: headers of models by HTTP ranges, and small answers.
 
-Nothing that a server says is trusted: each reply is held against what was asked for, before its body is read.
+No server is trusted: each reply is compared with its request before its body is read.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ TOKEN_FILE = "llama_model_token_file"
 MAX_REDIRECTS = 5
 SECONDS_OF_SILENCE = 20
 
-WHY = {
+STATUS_TEXTS = {
     404: "does not exist (HTTP 404): correct the URL",
     416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
-    429: "is requested too often (HTTP 429): wait some minutes, or give a token",
+    429: "is requested too often (HTTP 429): wait a few minutes, or set a token",
 }
-PASSING = (408, 429)
-"""Refusals of a server that are over after a while, beside its own errors."""
+TEMPORARY_STATUSES = (408, 429)
+"""Statuses that disappear after a while, in addition to server errors."""
 
 
 class RemoteError(gguf.GGUFError):
-    """The server does not give what is needed; the message ends a sentence that begins with the URL, and says what to do.
+    """The server does not send what is needed. The message ends a sentence that begins with the URL, and names a remedy.
 
-    :param status: of HTTP; 0 where there was no reply, or a wrong one.
+    :param status: HTTP status; 0 without a valid reply.
     :param passes: whether the same request may succeed a moment later.
-    :param reason: what Hugging Face names as the cause.
+    :param reason: cause named by Hugging Face.
     """
 
     def __init__(self, message: str, status: int = 0, passes: bool = False, reason: str = "") -> None:
@@ -49,20 +49,20 @@ class RemoteError(gguf.GGUFError):
         self.status, self.passes, self.reason = status, passes, reason
 
 
-def explain(error: RemoteError, token: str | None) -> str:
-    """The message of an error where a token may help.
+def explain_error(error: RemoteError, token: str | None) -> str:
+    """Return the message of an error that a token may solve.
 
-    :param token: that was sent.
+    :param token: token of the request.
     """
     if error.status not in (401, 403):
         return str(error)
-    licence = "and accept the model's licence on its page with the account of that token"
-    remedy = f"the token of {TOKEN_FILE} is not entitled to it" if token else f"give a token with {TOKEN_FILE}"
+    licence = "and accept the model's licence on its page with the token's account"
+    remedy = f"the token of {TOKEN_FILE} has no access" if token else f"set {TOKEN_FILE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
-def shown(url: str) -> str:
-    """A URL for messages: without what may be a secret."""
+def printable_url(url: str) -> str:
+    """Return a URL for messages, without possible secrets."""
     try:
         parts = urlsplit(url)
         return validation.printable(urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")))
@@ -70,9 +70,9 @@ def shown(url: str) -> str:
         return validation.printable(url.partition("?")[0])
 
 
-def same_server(url: str, other: str) -> bool:
-    """Whether a token for one URL may go to another."""
-    return _origin(url) == _origin(other)
+def same_server(url: str, other_url: str) -> bool:
+    """Return whether a token for one URL may be sent to another."""
+    return _origin(url) == _origin(other_url)
 
 
 def _origin(url: str) -> tuple[Any, ...]:
@@ -82,19 +82,18 @@ def _origin(url: str) -> tuple[Any, ...]:
 
 def _redirect_target(url: str, location: str | None) -> str:
     if not location:
-        raise RemoteError("is redirected, but its server gives no address: use the URL of the file itself")
-    # As urllib itself does: servers send spaces and letters beyond ASCII as they are, which http.client reads as Latin-1.
+        raise RemoteError("is redirected, but its server names no address: use the URL of the file itself")
+    # Like urllib: servers send spaces and letters beyond ASCII unquoted, which http.client reads as Latin-1.
     target = quote(urljoin(url, location), string.punctuation, "iso-8859-1")
-    allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
-    if urlsplit(target).scheme not in allowed:
+    schemes = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
+    if urlsplit(target).scheme not in schemes:
         raise RemoteError(
-            f"is redirected to {shown(target)}, but only {' or '.join(allowed)} is followed: use the URL of the file itself"
+            f"is redirected to {printable_url(target)}, but only {' or '.join(schemes)} is followed: use the URL of the file itself"
         )
     return target
 
 
 def _error_of(error: Exception) -> RemoteError:
-    """What a request failed of, as a sentence."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError("has a server that did not answer in time: try again, or use another server", passes=True)
@@ -110,8 +109,8 @@ def _error_of(error: Exception) -> RemoteError:
 
 
 @contextmanager
-def _as_sentence() -> Iterator[None]:
-    """Raises what a request fails of as a RemoteError."""
+def _errors_as_sentence() -> Iterator[None]:
+    """Raise failures of requests as RemoteError."""
     try:
         yield
     except RemoteError:
@@ -120,59 +119,56 @@ def _as_sentence() -> Iterator[None]:
         raise _error_of(error) from error
 
 
-def answer(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
-    """What a server answers to GET, its body not read yet. Redirects are followed, and their bodies are not read at all.
+def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
+    """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
-    :param silence: seconds that it may be silent, then and while its body is read, in place of SECONDS_OF_SILENCE.
-    :raises RemoteError: it gives none, refuses, or takes too long.
+    :param silence: seconds that the server may be silent, instead of SECONDS_OF_SILENCE.
+    :raises RemoteError: the server does not answer, refuses, or takes too long.
     """
     target = url
     for _redirect in range(MAX_REDIRECTS + 1):
-        with _as_sentence():
+        with _errors_as_sentence():
             if urlsplit(target).scheme not in ("http", "https"):
                 raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
             try:
-                own = same_server(target, url)
-                permission = {"Authorization": f"Bearer {token}"} if token and own else {}
+                is_origin = same_server(target, url)
+                permission = {"Authorization": f"Bearer {token}"} if token and is_origin else {}
                 client = Request(
-                    follow_redirects="none",
-                    decompress=False,
-                    use_netrc=False,
-                    timeout=silence or SECONDS_OF_SILENCE,
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SECONDS_OF_SILENCE
                 )
                 return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
-                        raise refused(error.code, error.headers.get("X-Error-Code") or "") from error
+                        raise status_error(error.code, error.headers.get("X-Error-Code") or "") from error
                     target = _redirect_target(target, error.headers.get("Location"))
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
-def content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
-    """All of a small answer.
+def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
+    """Return a small answer as a whole.
 
-    :raises RemoteError: as ``answer``, and where it has more bytes.
+    :raises RemoteError: as ``answer``, and if the answer is longer.
     """
-    with _as_sentence(), answer(url, headers, token) as reply:
+    with _errors_as_sentence(), open_url(url, headers, token) as reply:
         data: bytes = reply.read(limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
     return data
 
 
-def refused(status: int, reason: str) -> RemoteError:
-    """What a server means by a status."""
+def status_error(status: int, reason: str) -> RemoteError:
+    """Return the error of an HTTP status."""
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
-    why = WHY.get(status, f"is not available (HTTP {status}): {remedy}")
-    return RemoteError(why, status=status, passes=status in PASSING or status >= 500, reason=reason)
+    text = STATUS_TEXTS.get(status, f"is not available (HTTP {status}): {remedy}")
+    return RemoteError(text, status=status, passes=status in TEMPORARY_STATUSES or status >= 500, reason=reason)
 
 
 class RemoteFile:
-    """A file on a web server, as :func:`gguf.read_headers` takes it."""
+    """A file on a web server for :func:`gguf.read`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """:raises RemoteError: the server does not give parts of the file."""
+        """:raises RemoteError: the server does not send parts of the file."""
         self.url, self.token = url, token
         self.size: int | None = None
         self.first = self._range(0, gguf.FIRST_CHUNK)
@@ -187,7 +183,7 @@ class RemoteFile:
 
     def _range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-        with _as_sentence(), answer(self.url, headers, self.token) as reply:
+        with _errors_as_sentence(), open_url(self.url, headers, self.token) as reply:
             size, expected = _range_of(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
@@ -199,7 +195,7 @@ class RemoteFile:
 
 
 def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
-    """Size of the file, and bytes of the body that a reply to a range request has.
+    """Return the size of the file and of the body of a reply to a range request.
 
     :raises RemoteError: it is not a reply to that request.
     """
@@ -220,23 +216,23 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
 
 
 def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
-    """The headers of a model.
+    """Return the headers of a model.
 
-    :param url: of its file, or of the first one of its parts, beside which the others lie.
-    :param token: is sent to its server as a bearer token, and not to where it redirects.
+    :param url: URL of its file, or of its first part; the other parts are in the same folder.
+    :param token: bearer token for its server, but not for redirects to others.
     :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
             f"is requested with a token that has spaces, line ends or letters beyond ASCII: correct {TOKEN_FILE}"
         )
-    with _as_sentence():
+    with _errors_as_sentence():
         first = unquote(urlsplit(url).path.rpartition("/")[2])
-    return gguf.read_headers(first, lambda name: RemoteFile(beside(url, name), token))
+    return gguf.read_headers(first, lambda name: RemoteFile(sibling_url(url, name), token))
 
 
-def beside(url: str, name: str) -> str:
-    """The URL of a file in the same folder of a server; of the same file it stays as it is."""
+def sibling_url(url: str, name: str) -> str:
+    """Return the URL of a file in the same folder; the URL itself for the same name."""
     parts = urlsplit(url)
-    folder, _slash, own = parts.path.rpartition("/")
-    return url if unquote(own) == name else urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
+    folder, _slash, file_name = parts.path.rpartition("/")
+    return url if unquote(file_name) == name else urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))

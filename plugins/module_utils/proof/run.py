@@ -309,7 +309,7 @@ class _Server(NamedTuple):
                 telling = matches
                 break
         status = self.process.poll()
-        how = otherwise if status is None else f"crashes {progress.ended_how(status)}"
+        how = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
         return Failure(printable(f"{how}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
 
 
@@ -335,12 +335,12 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
             server.wait()
             yield server
         finally:
-            progress.stop(process, STOP_SECONDS)
+            progress.stop_process(process, STOP_SECONDS)
 
 
 def _begin() -> None:
     """Let a llama-server exit with the proof, and compute when nothing else does."""
-    progress.end_with_parent()
+    progress.die_with_parent()
     os.nice(NICE)
 
 

@@ -47,14 +47,14 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
     :param head: None on other hosts.
     """
     folder = Path(place.prefix, "state")
-    serving, verified = serving_record.read(folder), _verified(Path(place.prefix, names.VERIFIED))
+    serving, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFIED))
     if not head and not serving and not verified:
         return None
     current = bool(serving and Path(f"/proc/{serving.process}").exists())
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
-        running = processes.of_account(place.prefix, account)
+        running = processes.account_processes(place.prefix, account)
         current = bool(serving and serving.process in running)
         client = Client(head, running)
         health = client.health(0, ASK_SECONDS)

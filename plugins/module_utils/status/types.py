@@ -171,7 +171,7 @@ class ClusterStatus(NamedTuple):
     """workers that the fallback leaves out"""
     waiting_for: tuple[str, ...] = ()
     """endpoints"""
-    load: Optional[loading.Progress] = None
+    load: Optional[loading.LoadProgress] = None
     """while the model is loaded; null otherwise, and where the kernel does not say it"""
     verified: Optional[VerificationStatus] = None
     """null where it was never verified"""

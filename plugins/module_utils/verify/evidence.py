@@ -69,11 +69,11 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
-    running = processes.of_account(host.prefix, host.account)
+    running = processes.account_processes(host.prefix, host.account)
     client = Client(head, running)
     health = client.health(seconds)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
-    serving = serving_record.of_launcher(folder, launchers)
+    serving = serving_record.launcher_record(folder, launchers)
     asked, sleeps = subject.asked, bool(serving and serving.state == ASLEEP)
     if asked:
         loaded = {model.name for model in client.models(LIST_SECONDS) if model.state == "loaded"} if not wake else ()
@@ -94,7 +94,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
-        lock=cluster_lock.read(Path(host.prefix)),
+        lock=cluster_lock.read_holder(Path(host.prefix)),
         verdicts=run.read_record(Path(host.prefix, names.PROOF)).verdicts,
         readings=_earlier_readings(Path(host.prefix, names.READING)),
     )
@@ -142,7 +142,7 @@ def _rdma_connections(subject: Subject, host: HostPlan) -> int:
     called = (server.ALIAS, asked.name) if asked else (server.PORT, str(subject.head.port))
     return sum(
         progress.rdma_connections(process)
-        for process, argv in processes.of_account(host.prefix, host.account).items()
+        for process, argv in processes.account_processes(host.prefix, host.account).items()
         if os.path.basename(argv[0]) == "llama-server" and called in zip(argv, argv[1:])
     )
 
@@ -187,7 +187,7 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
 
 def _asked_again(needed: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
     """What those workers of a model say now that it does not hold: the router is healthy without them, and its answer names none."""
-    held = server.connected(progress.links_of(text_of(progress.TCP_TABLE)), [*needed])
+    held = server.connected(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*needed])
     return {
         endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
         for endpoint in sorted({*needed} - held)

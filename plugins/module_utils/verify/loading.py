@@ -10,11 +10,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 
 
-def expected_of(plan: Union[Plan, Subject, None]) -> loading.Expected:
+def expected_of(plan: Union[Plan, Subject, None]) -> loading.ExpectedBytes:
     """:param plan: None where it is not known."""
     if not plan or not plan.placement:
-        return loading.Expected()
+        return loading.ExpectedBytes()
     weights = [(entry.endpoint, entry.weights_mib) for entry in plan.placement]
     used = {endpoint for endpoint, _mib in weights}
     cached = any(worker.cache and worker.endpoint in used for host in plan.hosts.values() for worker in host.workers)
-    return loading.expected([*weights, (None, plan.head.cpu.weights_mib)], cached)
+    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import Load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
@@ -195,7 +195,7 @@ class Evidence(NamedTuple):
     links: Mapping[str, Optional[LinkMeasurement]]
     waits_for: tuple[Line, ...] = ()
     """what the launcher waits for, or a model that failed needs, a sentence for each worker"""
-    load: Optional[Load] = None
+    load: Optional[LoadCounters] = None
     fallback: Optional[ServedFallback] = None
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""

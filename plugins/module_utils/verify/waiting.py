@@ -70,4 +70,4 @@ class Waiting:
 
     def _progress(self, evidence: Evidence) -> list[str]:
         """How far the model is loaded, where that is known."""
-        return [loading.sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []
+        return [loading.progress_sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []

@@ -65,7 +65,7 @@ def _announcement(host: str, file: ModelFilePlan, have: int) -> str:
     left = (file.bytes or 0) - have
     present = f", {amount(have)} of it are there" if left and have else ""
     how = "copy" if model_files.is_copied(file) else "download"
-    what = f"{amount(left)} to {how} from {web.shown(str(file.url))}{present}" if left else "to be checked"
+    what = f"{amount(left)} to {how} from {web.printable_url(str(file.url))}{present}" if left else "to be checked"
     return f"  [{host}] {file.name}: {what}"
 
 

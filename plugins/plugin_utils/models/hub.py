@@ -61,7 +61,7 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not the address of a server without password and token: use one "
+        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not the address of a server without password and token: use one "
         f"like {ENDPOINT}"
     )
 
@@ -97,7 +97,7 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     repository = cast(HuggingFace, source.huggingface)
     url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
-        about = reading.parse(web.content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
+        about = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
         commit = str(about.get("sha"))
         files = [
             {

@@ -82,7 +82,7 @@ def _headers(
             return model.files, projector.summarize(model) if projector.is_one(model) else None
         return model.files, header_summary.summarize(model)
     except web.RemoteError as error:
-        reason = web.explain(error, query.token)
+        reason = web.explain_error(error, query.token)
     except gguf.GGUFError as error:
         reason = str(error)
     raise Refusal(f"{source.variable} is {place}, which {reason}")
@@ -99,8 +99,10 @@ def _huggingface(query: Query) -> ResolvedSource:
 
 def _url(query: Query) -> ResolvedSource:
     source, url = query.source, str(query.source.url)
-    headers, summary = _headers(query, lambda: web.read_model(url, query.token), web.shown(url))
-    return ResolvedSource(_files(source, headers, web.shown(url), lambda name: web.beside(url, name)), summary)
+    headers, summary = _headers(query, lambda: web.read_model(url, query.token), web.printable_url(url))
+    return ResolvedSource(
+        _files(source, headers, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
+    )
 
 
 def _files(

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NamedFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import Record, StoredFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -176,7 +176,7 @@ class _Resolver:
     def _recorded(self, source: ModelSource) -> list[ModelFilePlan]:
         """The files of a source's record; none where it has something else."""
         try:
-            files = typed_json.parse(Record, self._download(source)).files
+            files = typed_json.parse(DownloadRecord, self._download(source)).files
         except typed_json.Mismatch:
             return []
         wanted = hub.COMMIT if source.huggingface else ""
@@ -197,7 +197,7 @@ class _Resolver:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
         if source.copy:
             return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
-        return web.beside(str(source.url), name)
+        return web.sibling_url(str(source.url), name)
 
 
 def _server(source: ModelSource) -> str | None:

@@ -17,7 +17,7 @@ LAST_RESTARTS = 3
 """That are shown; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
 """Of each host; the JSON has all."""
-STATES = {**serving.WORDS, "starting": "is started again"}
+STATES = {**serving.TEXTS, "starting": "is started again"}
 """States of a cluster that are shown in other words."""
 LABEL, LONGEST_NAME = 10, 24
 """Columns of the names on the left, and of names in tables: longer ones end in an ellipsis."""
@@ -55,7 +55,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
     without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
     lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
     if cluster.load:
-        lines += _row("loaded", loading.sentence(cluster.load))
+        lines += _row("loaded", loading.progress_sentence(cluster.load))
     if cluster.url:
         models = ", ".join(f"{model.name} {model.state}" for model in cluster.models)
         lines += [
@@ -68,7 +68,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
         result = ("passed" if verified.passed else "failed") + ", but it slept and was asked nothing" * verified.asleep
         lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
-        lines += _row("verified", "never, as far as the head knows")
+        lines += _row("verified", "no verification known to the head")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _row("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:

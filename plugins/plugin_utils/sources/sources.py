@@ -307,7 +307,7 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
 def _receive(url: str, target: Path) -> None:
     size, shown = 0, time.monotonic()
     with (
-        web.answer(url, {"Accept-Encoding": "identity"}, silence=PACKING_SECONDS) as reply,
+        web.open_url(url, {"Accept-Encoding": "identity"}, silence=PACKING_SECONDS) as reply,
         target.open("wb") as stream,
     ):
         try:

@@ -29,7 +29,7 @@ def source_of(archive, patches=()):
 def place(prefix, build, script, *source):
     """Installs programs of a script as a build would; returns the folder of the release and its manifest."""
     target = installer.Installer(str(prefix), build, None)
-    with target._begin() as partial:
+    with target._new_release() as partial:
         for name in build.targets:
             (partial / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
             (partial / "bin" / name).chmod(0o755)

@@ -24,13 +24,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import e
 tunnel.SHARED_MEMORY = os.path.dirname(__file__)
 progress.STOPPED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
-server.HEALTH_EVERY, server.HEALTH_LOST_SECONDS = 0.2, 1.0
+server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.GONE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOAD_SECONDS = 0.2, 0.2
-exporter.EVERY = 0.2
-runtime.RETURN_EVERY, runtime.STEADY_SECONDS = 0.1, 1.0
-runtime.Settings = functools.partial(runtime.Settings, pause=0.1)
-worker.run = functools.partial(worker.run, look=0.1)
+exporter.EXPORT_SECONDS = 0.2
+runtime.RETURN_SECONDS, runtime.STEADY_SECONDS = 0.1, 1.0
+runtime.HeadSettings = functools.partial(runtime.HeadSettings, pause=0.1)
+worker.run = functools.partial(worker.run, poll_seconds=0.1)
 raise SystemExit(runtime.main())
 """
 SERVER = """

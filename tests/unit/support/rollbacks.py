@@ -30,7 +30,7 @@ def with_id(record, number):
 
 def begin(prefix, record, check=False):
     """Whether the host changes what it keeps."""
-    return kept_plans.begin(str(prefix), typed_json.parse(KeptPlan, record), check)
+    return kept_plans.keep_plan(str(prefix), typed_json.parse(KeptPlan, record), check)
 
 
 def serve(prefix, record):

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Looks into archives of llama.cpp, and takes programs out of those like upstream's releases.
+"""Inspects archives of llama.cpp and extracts programs from those like upstream's releases.
 
-The archive decides nothing: only programs by their planned names and libraries beside them are taken, by their plain names into one
-folder, and links only between these.
+The archive decides nothing: only planned programs and the libraries in their folder are extracted, under plain names into one folder, with links only
+between these.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 UNREADABLE = (tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
-"""What reading a damaged archive raises. An OSError has no number then."""
+"""Exceptions of reading a damaged archive. An OSError has no number then."""
 
 
 class DamagedError(Exception):
-    """A file is not a whole archive; the message is why."""
+    """A file is not a complete archive; the message is the reason."""
 
 
 @contextmanager
-def _whole() -> Iterator[None]:
-    """:raises DamagedError: what is read is not whole."""
+def _reading_archive() -> Iterator[None]:
+    """:raises DamagedError: the archive is not complete."""
     try:
         yield
     except UNREADABLE as error:
@@ -42,22 +42,22 @@ def _whole() -> Iterator[None]:
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """:raises DamagedError: it is not a whole archive, as far as it is read."""
-    with _whole(), tarfile.open(path) as archive:
+    """:raises DamagedError: the archive is not complete, as far as it is read."""
+    with _reading_archive(), tarfile.open(path) as archive:
         yield from archive
 
 
-def take(path: Path, wanted: Callable[[PurePosixPath], Path | None]) -> dict[Path, str]:
-    """Writes files of an archive to where nothing is.
+def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None]) -> dict[Path, str]:
+    """Extract files of an archive to new paths.
 
-    :param wanted: where a file goes; None where it is left out.
-    :returns: symbolic links that were met and not made, and what they lead to.
-    :raises DamagedError: it is not a whole archive.
+    :param target_of: returns the target of a file; None to skip it.
+    :returns: skipped symbolic links and their targets.
+    :raises DamagedError: the archive is not complete.
     """
     links = {}
-    with _whole(), tarfile.open(path) as archive:
+    with _reading_archive(), tarfile.open(path) as archive:
         for member in archive:
-            target = wanted(PurePosixPath(member.name))
+            target = target_of(PurePosixPath(member.name))
             if target and member.issym():
                 links[target] = member.linkname
             elif target and (member.isfile() or member.islnk()):
@@ -69,15 +69,15 @@ def take(path: Path, wanted: Callable[[PurePosixPath], Path | None]) -> dict[Pat
     return links
 
 
-def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence[Path] = ()) -> None:
-    """Writes programs and the libraries beside them into an empty folder.
+def extract_programs(path: Path, programs: Sequence[str], target: Path, library_archives: Sequence[Path] = ()) -> None:
+    """Extract programs and the libraries in their folder into an empty folder.
 
-    :param further: archives of libraries that they need too.
-    :raises Refusal: it is not an archive of llama.cpp with RPC, or one of the programs is missing.
+    :param library_archives: archives of additional libraries.
+    :raises Refusal: it is not an archive of llama.cpp with RPC, or a program is missing.
     """
     try:
         folder = folder_of_programs(path, programs)
-        links = take(
+        links = extract_members(
             path,
             lambda member: (
                 target / member.name
@@ -85,48 +85,48 @@ def extract(path: Path, programs: Sequence[str], target: Path, further: Sequence
                 else None
             ),
         )
-        for libraries in further:
-            take(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
+        for libraries in library_archives:
+            extract_members(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
     except DamagedError as error:
-        raise Refusal(f"the archive of llama_release cannot be read ({error}): give a whole tar archive") from error
+        raise Refusal(f"the archive of llama_release cannot be read ({error}): use a complete tar archive") from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
-            "the archive of llama_release has links in place of its programs: give one with the programs themselves"
+            "the archive of llama_release contains links instead of its programs: use one with the programs themselves"
         )
-    for made in target.iterdir():
-        made.chmod(0o755 if made.name in programs else 0o644)
+    for entry in target.iterdir():
+        entry.chmod(0o755 if entry.name in programs else 0o644)
     for link, name in links.items():
         if "/" not in name and ((target / name).is_file() or target / name in links):
             link.symlink_to(name)
 
 
 def check_tree(path: Path, folder: str) -> None:
-    """:param folder: where a build finds the sources; empty means the archive's first folder.
-    :raises Refusal: they are not there.
+    """:param folder: folder of the sources; empty means the archive's first folder.
+    :raises Refusal: the sources are not there.
     """
     for member in members(path):
-        found, _slash, name = member.name.rpartition("/")
-        if name == "CMakeLists.txt" and (found == folder if folder else found and "/" not in found):
+        parent, _slash, name = member.name.rpartition("/")
+        if name == "CMakeLists.txt" and (parent == folder if folder else parent and "/" not in parent):
             return
     raise Refusal(
-        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where a build looks for llama.cpp's sources: give one "
-        "that is packed so, as GitHub's are, or take compiled programs with source: binary"
+        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where llama.cpp's sources should be: use one "
+        "that is packed like GitHub's, or use compiled programs with source: binary"
     )
 
 
 def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
-    """The folder of llama-server in an archive, which has all programs.
+    """Return the folder of llama-server in an archive.
 
-    :raises Refusal: it has none.
+    :raises Refusal: the folder lacks a program, or does not exist.
     """
-    found = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
-    folder = next((member.parent for member in found if member.name == SERVER), None)
-    names = {member.name for member in found if member.parent == folder}
+    files = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
+    folder = next((member.parent for member in files if member.name == SERVER), None)
+    names = {member.name for member in files if member.parent == folder}
     missing = [name for name in programs if name not in names]
     if folder is None or missing:
-        lacking = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
+        missing_text = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
         raise Refusal(
-            f"the archive of llama_release has no {lacking}: give one of llama.cpp's compiled programs that was built with RPC (upstream's for Ubuntu and "
-            "macOS are) and whose build is right, or compile it with source: git"
+            f"the archive of llama_release has no {missing_text}: use an archive of compiled programs with RPC (such as upstream's for Ubuntu and "
+            "macOS) and with the right build, or compile it with source: git"
         )
     return folder

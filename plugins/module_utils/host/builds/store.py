@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where releases and builds of a host are, which builds run or never ended, and their removal."""
+"""Paths, unfinished builds and removal of a host's releases and builds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import w
 
 PACKED, PARTIAL, UNPACKED = ".tar.gz", ".new", ".unpacked"
 UNFINISHED = (UNPACKED, PACKED + PARTIAL)
-"""Endings of files beside the folder of a build that has not ended."""
+"""Suffixes of files in the folder of builds that belong to an unfinished build."""
 
 
 def log_path(cache: str, identity: str) -> str:
@@ -22,19 +22,18 @@ def log_path(cache: str, identity: str) -> str:
 
 
 def packed_path(cache: str, identity: str) -> str:
-    """Where an installed release is packed to be sent to other hosts."""
+    """Return the path of a release that is packed for other hosts."""
     return f"{cache}/builds/{identity}{PACKED}"
 
 
 def lock_path(cache: str | Path) -> Path:
-    """The lock of a host's builds."""
     return Path(cache, names.BUILDS_LOCK)
 
 
 def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
-    """Ids of builds that never ended; none while a build runs.
+    """Return ids of unfinished builds; none while a build runs.
 
-    :param exceptions: ids that are planned or installed, and left out.
+    :param exceptions: planned or installed ids, which are skipped.
     """
     if locks.is_held(lock_path(cache)):
         return []
@@ -46,8 +45,7 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
 
 
 def clear_build(cache: str, identity: str) -> None:
-    """Removes what a build left, apart from sources and ccache. Of what has no such id nothing: the cache has no mark, and an operator may have put
-    it there."""
+    """Remove what a build left, except sources and ccache. Other names stay: the cache has no mark, and an operator may have put them there."""
     if words.backend_of(identity):
         builds = Path(cache) / "builds"
         shutil.rmtree(builds / identity, ignore_errors=True)
@@ -56,6 +54,6 @@ def clear_build(cache: str, identity: str) -> None:
 
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:
-    """Removes a release and what its build left, apart from sources and ccache."""
+    """Remove a release and what its build left, except sources and ccache."""
     clear_build(cache, identity)
     shutil.rmtree(Path(prefix) / "releases" / identity)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether ports that are to be closed to this host are closed: it tries to connect, and sends nothing."""
+"""Checks whether ports that should be closed to this host are closed. It connects, and sends nothing."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from contextlib import ExitStack
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 
-SECONDS = 0.3
-"""How long all together may take to answer. The answer of a port that is open comes at once."""
-OTHER_PORT = 22
-"""Of the same address: where it answers or refuses, the host is reached, and silence of the port itself says that it is closed."""
+ANSWER_SECONDS = 0.3
+"""Time limit for all answers. An open port answers at once."""
+REFERENCE_PORT = 22
+"""Port of the same address: if it answers or refuses, the host is reachable, and a silent port is closed."""
 
 
-def probe(endpoints: Iterable[str], addresses: Collection[str], seconds: float = SECONDS) -> tuple[PortProbe, ...]:
-    """Tries all at the same time; of an address that nothing shows to be reached it says nothing. The host's own endpoints are tried from another address
-    of the host, if it has one; there, a port that refuses says nothing, since the program may not run.
+def probe(
+    endpoints: Iterable[str], addresses: Collection[str], seconds: float = ANSWER_SECONDS
+) -> tuple[PortProbe, ...]:
+    """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses, if it has
+    one; there, a refusal proves nothing, because the program may not run.
 
-    :param addresses: of this host, without loopback. Where none is known, nothing is tried: a unit lets its own host's address in.
+    :param addresses: addresses of this host, without loopback. If none is known, nothing is probed: a unit admits its own host's address.
     """
-    asked = {*endpoints} if addresses else set()
-    others = {f"{_address(endpoint)}:{OTHER_PORT}" for endpoint in asked}
+    targets = {*endpoints} if addresses else set()
+    references = {f"{_address(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
     with ExitStack() as stack:
-        begun = list(_begun(sorted(asked | others), addresses, stack))
+        pairs = list(_start_connections(sorted(targets | references), addresses, stack))
         deadline = time.monotonic() + seconds
-        found = [(endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in begun]
-    reached = {_address(endpoint) for endpoint, _source, status in found if status in (0, errno.ECONNREFUSED)}
+        results = [
+            (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in pairs
+        ]
+    reached = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
-        for endpoint, source, status in found
-        if endpoint in asked
+        for endpoint, source, status in results
+        if endpoint in targets
         and (status != errno.ECONNREFUSED if _address(endpoint) in addresses else _address(endpoint) in reached)
     )
 
@@ -45,24 +49,24 @@ def _address(endpoint: str) -> str:
     return endpoint.rsplit(":", 1)[0]
 
 
-def _begun(
+def _start_connections(
     endpoints: Iterable[str], addresses: Collection[str], stack: ExitStack
 ) -> Iterator[tuple[str, socket.socket]]:
     for endpoint in endpoints:
         address, port = endpoint.rsplit(":", 1)
-        others = [other for other in addresses if other != address]
+        sources = [source for source in addresses if source != address]
         connection = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         connection.setblocking(False)
-        if address in addresses and not others:
+        if address in addresses and not sources:
             continue
         if address in addresses:
-            connection.bind((others[0], 0))
+            connection.bind((sources[0], 0))
         if connection.connect_ex((address, int(port))) in (0, errno.EINPROGRESS):
             yield endpoint, connection
 
 
 def _wait(connection: socket.socket, deadline: float) -> int | None:
-    """0 where it is connected, or the number of the error; None without an answer."""
+    """Return 0 if it is connected, or the number of the error; None without an answer."""
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
     if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 
 def _uid(account: str | None) -> int | None:
-    """Of the account of services, or of this process where they have none of their own; None where it does not exist."""
+    """Return the uid of the services' account, or of this process if they have none; None if it does not exist."""
     if account is None:
         return os.geteuid()
     with suppress(KeyError):
@@ -31,18 +31,18 @@ def _uid(account: str | None) -> int | None:
 
 
 def _has_account(process: Path, uid: int) -> bool:
-    """Asked before anything else is read: a process lies about its command line, and where its memory is a file of its own file system
-    (FUSE), whoever reads the command line waits for as long as it likes."""
+    """Check the account before reading anything else: a process may lie about its command line. If its memory is a file of its own file system (FUSE),
+    reading the command line may block forever."""
     uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
 
-def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
-    """Process → argv, of all of the account whose program or script is below the prefix.
+def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
+    """Return the account's processes (pid → argv) whose program is below the prefix.
 
-    macOS reports a command only as one line, so an argument with a space comes as two, and says nothing of the program.
+    macOS reports a command as one line, so an argument with a space becomes two, and the program is unknown.
 
-    :param account: None is that of this process.
+    :param account: None for the account of this process.
     """
     running: dict[int, list[str]] = {}
     uid = _uid(account)
@@ -66,7 +66,7 @@ def of_account(prefix: str, account: str | None) -> dict[int, list[str]]:
 
 
 def environment_of(process: int) -> dict[str, str] | None:
-    """Environment of a process, or None where it cannot be read."""
+    """Return a process's environment; None if it is unreadable."""
     try:
         text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
     except OSError:
@@ -75,7 +75,7 @@ def environment_of(process: int) -> dict[str, str] | None:
 
 
 def is_occupied(address: str, port: int) -> bool:
-    """Whether something listens on the port already."""
+    """Return whether something listens on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -88,7 +88,7 @@ def is_occupied(address: str, port: int) -> bool:
 
 
 class Socket(NamedTuple):
-    """One line of the kernel's tables of TCP sockets; a remote port is left out, nobody asks for it."""
+    """One line of the kernel's tables of TCP sockets, without the remote port."""
 
     address: str
     port: int
@@ -102,7 +102,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class Sockets(NamedTuple):
-    """TCP sockets of this host that listen or are connected (Linux; none elsewhere). The kernel takes milliseconds to list them."""
+    """TCP sockets of this host that listen or are connected (Linux only). The kernel takes milliseconds to list them."""
 
     ipv4: list[Socket]
     ipv6: list[Socket]
@@ -123,8 +123,8 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
         fields = line.split()
         if fields[3] in (LISTENING, ESTABLISHED):
             address, port = fields[1].split(":")
-            local, other = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local, int(port, 16), other, fields[3], fields[9])
+            local, remote = _address(address, family), _address(fields[2].split(":")[0], family)
+            yield Socket(local, int(port, 16), remote, fields[3], fields[9])
 
 
 def sockets() -> Sockets:
@@ -132,54 +132,55 @@ def sockets() -> Sockets:
 
 
 def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
-    """Those processes that listen on the TCP port (Linux), as far as their file descriptors may be read."""
-    own = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
-    return [pid for pid, inodes in _socket_inodes(pids).items() if own & inodes]
+    """Return the processes that listen on the port (Linux), as far as their descriptors are readable."""
+    listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
+    return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
-    """Process → inodes of its sockets (Linux), of those whose file descriptors may be read, and that are open still."""
+    """Return the socket inodes of each process (Linux), as far as they are readable."""
     inodes: dict[int, set[str]] = {pid: set() for pid in pids}
-    for pid, found in inodes.items():
+    for pid, process_inodes in inodes.items():
         with suppress(OSError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
-                    found.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
+                    process_inodes.add(os.readlink(link).removeprefix("socket:[").removesuffix("]"))
     return inodes
 
 
 def is_served(address: str, port: int, running: Collection[int]) -> bool:
-    """Whether one of the cluster's processes takes connections to an address of this host: a listener on all addresses does where none is on this one.
+    """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if none has this
+    address.
 
-    :param running: the cluster's processes, as of ``of_account``.
+    :param running: processes of the cluster, from ``of_account``.
     """
     if sys.platform == "darwin":
         lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
         pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
         return not {*pids.split()}.isdisjoint(map(str, running))
-    there = sockets().listening(port)
-    exact = {entry.inode for entry in there if entry.address.removeprefix("::ffff:") == address}
-    taking = exact or {entry.inode for entry in there if entry.address in EVERY_ADDRESS}
-    return any(taking & inodes for inodes in _socket_inodes(running).values())
+    listeners = sockets().listening(port)
+    exact = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
+    serving_inodes = exact or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
+    return any(serving_inodes & inodes for inodes in _socket_inodes(running).values())
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:
-    """Addresses on which this host listens on the port (Linux; empty elsewhere)."""
+    """Return addresses that listen on the port (Linux; empty elsewhere)."""
     return sorted({entry.address for entry in tables.listening(port)})
 
 
 def clients(port: int, tables: Sockets) -> list[str]:
-    """Addresses that hold a connection to the port of this host, or wait for it to be served (Linux; empty elsewhere)."""
+    """Return clients of the port, including waiting ones (Linux; empty elsewhere)."""
     return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
 def started_at(pid: int | None) -> float | None:
-    """When a process started, in seconds since 1970 (Linux), or None where that is not known."""
+    """Return a process's start in seconds since 1970 (Linux); None if unknown."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except OSError:
         return None
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has whole seconds alone
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has only whole seconds
     return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host differs from its part of the plan, read on that host: from files, accounts and running processes."""
+"""Differences between a host and its part of the plan, read on that host."""
 
 from __future__ import annotations
 
@@ -53,54 +53,56 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
-    """The fallback of the head's service that is served, or loaded, now, and its process, which has exactly its command line."""
-    found = ((one.name, pid) for one in service.fallbacks or () for pid in _as_told(one.process, running))
-    return next(found, None)
+    """Return the head's present fallback and its process, which has exactly its command line."""
+    matches = (
+        (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, running)
+    )
+    return next(matches, None)
 
 
-def _as_told(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
-    told = words.command_line_of_build(argv)
-    return [pid for pid, own in running.items() if own == told]
+def _find_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
+    expected_argv = words.command_line_of_build(argv)
+    return [pid for pid, process_argv in running.items() if process_argv == expected_argv]
 
 
 def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
-    """How a planned service stands. One that runs as a planned fallback runs as planned.
+    """Return the state of a planned service. A planned fallback counts as planned.
 
-    :param running: process → argv, of processes.of_account.
+    :param running: process → argv, from processes.account_processes.
     """
     address, port = service.listens.rsplit(":", 1)
-    served = served_fallback(service, running)
-    programs = _as_told(service.process, running)
-    programs += [served[1]] if served else []
+    fallback = served_fallback(service, running)
+    programs = _find_processes(service.process, running)
+    programs += [fallback[1]] if fallback else []
     launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
-    found = programs or launchers or processes.listening_at(int(port), running, sockets)
+    pids = programs or launchers or processes.listening_at(int(port), running, sockets)
     if launchers:
         actual = processes.environment_of((programs or launchers)[0])
-        same = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
-        state = (RUNNING if programs else WAITING) if same else DIFFERENT
+        is_planned = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
+        state = (RUNNING if programs else WAITING) if is_planned else DIFFERENT
     else:
-        state = DIFFERENT if found else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
+        state = DIFFERENT if pids else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
     return ServiceState(
         state=state,
-        pid=found[0] if found else None,
+        pid=pids[0] if pids else None,
         addresses=tuple(processes.listening_addresses(int(port), sockets)),
         clients=tuple(processes.clients(int(port), sockets)),
-        fallback=served[0] if served else None,
+        fallback=fallback[0] if fallback else None,
     )
 
 
-def taken_ports(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
-    """A sentence where something else has the port of a planned service, or None."""
+def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
+    """Name ports of planned services that something else uses, or None."""
     blocked = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked:
         return None
-    where = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
-    taken = " and ".join(f"{service.listens}, on which {service.name} is to listen" for service in blocked)
-    return f"Something else already uses {taken}: stop it, or change {' and '.join(where)}."
+    variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
+    conflicts = " and ".join(f"{service.listens}, the port of {service.name}" for service in blocked)
+    return f"Something else already uses {conflicts}: stop it, or change {' and '.join(variables)}."
 
 
-def _accounts(planned: Iterable[AccountPlan]) -> Iterator[Difference]:
-    for account in planned:
+def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference]:
+    for account in accounts:
         try:
             pwd.getpwnam(account.name)
         except KeyError:
@@ -112,14 +114,14 @@ def _accounts(planned: Iterable[AccountPlan]) -> Iterator[Difference]:
 
 
 def _members(group: str) -> list[str]:
-    """Nobody where there is no such group (any more)."""
+    """Return the members of a group; none without the group."""
     with suppress(KeyError):
         return grp.getgrnam(group).gr_mem
     return []
 
 
-def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
-    for path, owner, mode in planned:
+def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
+    for path, owner, mode in folders:
         try:
             status = os.stat(path)
         except OSError:
@@ -132,42 +134,40 @@ def _folders(planned: Iterable[FolderPlan]) -> Iterator[Difference]:
             yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned {owner}")
 
 
-def _is_same(file: FilePlan) -> bool:
-    """Whether a file is there and has the planned content. Of the known-answer model size and time are compared."""
+def _is_unchanged(file: FilePlan) -> bool:
+    """Return whether a file exists with the planned content. For the known-answer model, compare size and time."""
     path = Path(file.path)
     if not file.sha256:
         return model_files.is_known_answer(path, file.bytes)
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _redefined(planned: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
-    """Services whose definition is missing or different, or that run, and for which no run noted that it started them by this definition with the files
-    which are there now."""
-    found, manager = [], service_managers.MANAGERS[planned.service_manager]
-    for service in planned.services:
-        path = manager.definition(planned.units, service.name)
-        same = path.is_file() and text_of(path) == service.definition
-        known = start_records.has_read(planned.prefix, service.name, str(service.definition), service.reads)
-        if not same or (states[service.name].pid and not known):
-            found.append(service.name)
-    return found
+def _redefined_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
+    """Return services with a missing or different definition, and running ones not started with the present definition and files."""
+    redefined, manager = [], service_managers.MANAGERS[plan.service_manager]
+    for service in plan.services:
+        path = manager.definition(plan.units, service.name)
+        is_defined = path.is_file() and text_of(path) == service.definition
+        is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
+        if not is_defined or (states[service.name].pid and not is_recorded):
+            redefined.append(service.name)
+    return redefined
 
 
-def _system(planned: HostPlan) -> Iterator[Difference]:
-    if not service_managers.MANAGERS[planned.service_manager].host_settings:
+def _system_differences(plan: HostPlan) -> Iterator[Difference]:
+    if not service_managers.MANAGERS[plan.service_manager].host_settings:
         return
     system = System()
-    manager = planned.firewall_manager or "a firewall that is not active"
-    if firewall_rules.differs(planned.firewall_manager, planned.firewall, system):
+    manager = plan.firewall_manager or "a firewall that is not active"
+    if firewall_rules.differs(plan.firewall_manager, plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(planned.links, system):
+    if configuration.differs(plan.links, system):
         yield Difference("link", "links", "links are not as planned")
-    if kernel_parameters.differ(planned.tuning.parameters, system):
+    if kernel_parameters.differ(plan.tuning.parameters, system):
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
 def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
-    """Ids of the releases whose programs run."""
     folder = f"{prefix}/releases/"
     programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
@@ -179,100 +179,109 @@ def unneeded_releases(planned: HostPlan) -> list[str]:
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in planned.builds}
-    running = processes.of_account(planned.prefix, planned.account)
-    used = {*planned_ids, *kept_plans.builds(planned.prefix), *running_releases(planned.prefix, running)}
+    running = processes.account_processes(planned.prefix, planned.account)
+    used = {*planned_ids, *kept_plans.kept_builds(planned.prefix), *running_releases(planned.prefix, running)}
     is_building = locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
     unused = set() if is_building else {name for name in times if name.lstrip(".") not in used}
     return retention.unneeded_releases(planned_ids, times, unused)
 
 
-def _each(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
-    """One difference for each subject, whose place in the text is {}."""
+def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
+    """Yield a difference for each subject, which replaces {} in the text."""
     return (Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
-def _files(changed: Iterable[str]) -> Iterator[Difference]:
-    """Those of one folder together, as the launcher's are."""
-    for folder, paths in itertools.groupby(sorted(changed, key=os.path.dirname), os.path.dirname):
-        path, *more = paths
-        if more:
-            yield Difference("file", folder, f"{1 + len(more)} files of {folder} are missing or have different content")
+def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
+    """Yield differences of files, one for each folder."""
+    for folder, paths in itertools.groupby(sorted(changed_paths, key=os.path.dirname), os.path.dirname):
+        path, *other_paths = paths
+        if other_paths:
+            yield Difference(
+                "file", folder, f"{1 + len(other_paths)} files of {folder} are missing or have different content"
+            )
         else:
             yield Difference("file", path, f"{path} is missing or has different content")
 
 
-def _installed(planned: HostPlan) -> dict[str, manifest.Manifest | None]:
-    """Id of each planned build → its manifest; None where it is not installed, not intact or of another builder."""
-    releases = Path(planned.prefix) / "releases"
-    return {build.id: manifest.installed(releases / build.id, build.targets, build.builder) for build in planned.builds}
+def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
+    """Return each planned build's manifest; None if it is missing, damaged or from another builder."""
+    releases = Path(plan.prefix) / "releases"
+    return {
+        build.id: manifest.installed_manifest(releases / build.id, build.targets, build.builder)
+        for build in plan.builds
+    }
 
 
-def model_differences(planned: Sequence[ModelFilePlan]) -> model_files.Differences:
-    first = planned[0].path if planned else ""
-    return reading.from_disk(first, lambda: model_files.differences(planned))
+def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
+    first = files[0].path if files else ""
+    return reading.from_disk(first, lambda: model_files.differences(files))
 
 
-def _models(found: model_files.Differences) -> Iterator[Difference]:
-    yield from _each("model", found.missing, "{} of the model is missing or has other content")
-    yield from _each("model", found.unchecked, "{} of the model has not been checked, or was changed since")
+def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
+    yield from _differences("model", differences.missing, "{} of the model is missing or has other content")
+    yield from _differences(
+        "model", differences.unchecked, "{} of the model has not been checked, or was changed since"
+    )
 
 
-def _record(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
-    """:param identity: of the plan; None of one that is not kept."""
+def _record_difference(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
+    """:param identity: id of the plan; None for a plan that is not kept."""
     if identity and not (last and last.served and last.id == identity):
         yield Difference("record", identity, f"plan {identity} is not the last one that served")
 
 
-def drift(planned: HostPlan) -> Drift:
-    """What differs on this host from its part of the plan."""
-    running = processes.of_account(planned.prefix, planned.account)
+def drift(plan: HostPlan) -> Drift:
+    """Return how this host differs from its part of the plan."""
+    running = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.sockets()
-    services = {service.name: service_state(service, running, sockets) for service in planned.services}
-    defined = place.defined_services(planned.service_manager, planned.units)
-    here = place.place_in(planned)
-    installed = _installed(planned)
-    missing = [identity for identity, made in installed.items() if not made]
-    unplanned = sorted(set(defined) - set(services))
-    changed_files = [file.path for file in planned.files if not _is_same(file)]
-    redefined = _redefined(planned, services)
-    models = model_differences(planned.model)
-    last = kept_plans.last(planned.prefix)
-    keys = {path: tunnel_keys.identities(Path(path), planned.account) for path in planned.tunnel_keys or ()}
+    services = {service.name: service_state(service, running, sockets) for service in plan.services}
+    defined = place.defined_services(plan.service_manager, plan.units)
+    installation = place.place_in(plan)
+    installed = _installed_manifests(plan)
+    missing = [identity for identity, entry in installed.items() if not entry]
+    surplus = sorted(set(defined) - set(services))
+    changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
+    redefined = _redefined_services(plan, services)
+    models = model_differences(plan.model)
+    last = kept_plans.last_plan(plan.prefix)
+    keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return Drift(
         services=services,
         defined=tuple(defined),
-        unplanned=tuple(unplanned),
+        unplanned=tuple(surplus),
         missing_builds=tuple(missing),
-        running_releases=tuple(running_releases(planned.prefix, running)),
+        running_releases=tuple(running_releases(plan.prefix, running)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing),
         redefined=tuple(redefined),
-        port_probes=port_probes.probe(planned.port_probes, interfaces.addresses() if planned.port_probes else ()),
+        port_probes=port_probes.probe(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
         last=last,
         differences=(
-            *_accounts(planned.accounts),
-            *_folders(planned.folders),
-            *_each("release", missing, "release {} is not installed"),
-            *_files(changed_files),
-            *_models(models),
-            *_each("definition", redefined, "{} is not defined as planned"),
-            *_each("boot", sorted(place.not_at_boot(here, services)), "{} is not started at boot"),
-            *(Difference("manager", planned.service_manager, text) for text in place.problems(here)),
-            *_system(planned),
+            *_account_differences(plan.accounts),
+            *_folder_differences(plan.folders),
+            *_differences("release", missing, "release {} is not installed"),
+            *_file_differences(changed_files),
+            *_model_differences(models),
+            *_differences("definition", redefined, "{} is not defined as planned"),
+            *_differences("boot", sorted(place.not_at_boot(installation, services)), "{} is not started at boot"),
+            *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
+            *_system_differences(plan),
             *(
                 Difference("service", name, f"{name} is {service.state}")
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_each("unplanned", unplanned, "{} is not planned any more"),
-            *_each("unneeded", unneeded_releases(planned), "release {} is no longer needed"),
-            *_record(planned.id, last),
-            *_each("key", [path for path, own in keys.items() if not own], "{} has no key that nobody else can read"),
+            *_differences("unplanned", surplus, "{} is not planned any more"),
+            *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
+            *_record_difference(plan.id, last),
+            *_differences(
+                "key", [path for path, ids in keys.items() if not ids], "{} has no key that nobody else can read"
+            ),
         ),
         archives={
-            build.id: str(made.source.get("sha256"))
-            for build in planned.builds
-            if build.archives and (made := installed[build.id])
+            build.id: str(entry.source.get("sha256"))
+            for build in plan.builds
+            if build.archives and (entry := installed[build.id])
         },
         tunnel_keys=keys or None,
     )

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster's rules in the host's firewall: which it has, and which are planned. Changes nothing.
+"""Present and planned rules of the cluster in the host's firewall. Changes nothing.
 
-Ours are known by a priority in firewalld, and by a comment in ufw and nftables. Rules of others are left alone.
+Our rules have their own priority in firewalld, and a comment in ufw and nftables. Foreign rules are left alone.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 PRIORITIES = {"accept": -20050, "drop": -20049}
-"""Of rich rules."""
 NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
 NFT_TABLE = f"inet {names.NAME}"
 NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
-"""Sets the table after each start of nftables."""
+"""Link that sets the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
-NOT_LASTING = ", either now or after a restart"
-"""Of a rule that is not there at both times."""
+PARTIAL_NOTE = ", either now or after a restart"
+"""Note on a rule that is not present both now and after a restart."""
 
 
 class Rule(NamedTuple):
@@ -38,55 +37,55 @@ class Rule(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a manager has of the cluster, and what it is to have, each rule as the manager writes it."""
+    """Present and planned rules of the cluster, in the manager's form."""
 
     present: Sequence[str]
     """in order"""
-    wanted: Mapping[str, dict[str, Any]]
-    """with the arguments of the module that drives the manager; of each port those that accept before those that drop"""
+    goals: Mapping[str, dict[str, Any]]
+    """planned rules → arguments of the module that drives the manager; for each port, accepting rules come first"""
     partial: frozenset[str] = frozenset()
-    """present, but not both at run time and permanently"""
+    """present rules that are missing at run time or permanently"""
 
     @property
     def missing(self) -> list[str]:
-        return [rule for rule in self.wanted if rule not in self.present or rule in self.partial]
+        return [rule for rule in self.goals if rule not in self.present or rule in self.partial]
 
     @property
-    def unplanned(self) -> list[str]:
-        return [rule for rule in self.present if rule not in self.wanted]
+    def obsolete(self) -> list[str]:
+        return [rule for rule in self.present if rule not in self.goals]
 
 
-def _rules(planned: Iterable[FirewallRule]) -> list[Rule]:
-    found = []
-    for rule in sorted(planned, key=lambda rule: (rule.address, rule.port)):
-        found += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
+def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
+    rules = []
+    for rule in sorted(plans, key=lambda rule: (rule.address, rule.port)):
+        rules += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
         if names.EVERYBODY not in rule.sources:
-            found.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
-    return found
+            rules.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
+    return rules
 
 
 def _firewalld(rules: Sequence[Rule], system: System) -> State:
-    """The same rich rules in each zone that is in use, at run time and permanently."""
-    used = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
-    used |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
+    """Return the rich rules, which are the same in each zone in use, at run time and permanently."""
+    zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
+    zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
     held: list[set[str]] = []
-    for where in ([], ["--permanent"]):
+    for scope in ([], ["--permanent"]):
         lines, zone = set(), ""
-        for line in system.run(["firewall-cmd", *where, "--list-all-zones"]).splitlines():
+        for line in system.run(["firewall-cmd", *scope, "--list-all-zones"]).splitlines():
             zone = line.split()[0] if line[:1].strip() else zone
             if re.search(r'rule priority="(-20050|-20049)" ', line):
                 lines.add(f"{zone}: {line.strip()}")
         held.append(lines)
-    wanted = [f"{zone}: {_for_firewalld(rule)}" for zone in sorted(used) for rule in rules]
+    texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
     partial = frozenset(held[0] ^ held[1])
-    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in wanted}, partial)
+    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
 
 
-def _for_firewalld(rule: Rule) -> str:
+def _rich_rule(rule: Rule) -> str:
     source = "" if rule.source == names.EVERYBODY else f' source address="{rule.source}"'
-    to = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
+    destination = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
     port = f' port port="{rule.port}" protocol="tcp"'
-    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{to}{port} {rule.action}'
+    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
 
 
 def firewalld_arguments(rule: str) -> dict[str, Any]:
@@ -94,18 +93,18 @@ def firewalld_arguments(rule: str) -> dict[str, Any]:
 
 
 def _ufw(rules: Sequence[Rule], system: System) -> State:
-    """What others have made stays as it is: where one of their rules lets the head in, nothing is closed before it."""
+    """Return the rules of ufw. Foreign rules stay: if one of them admits the head, no rule closes that port."""
     if not system.program("ufw"):
         return State([], {})
     added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present = [rule for rule, _word, comment in added if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)]
-    others = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
-    opened = {rule[2:] for rule in rules if _for_ufw(rule) in others}
-    texts = [_for_ufw(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
-    return State(present, {text: ufw_arguments(text) for text in texts if text not in others})
+    foreign_rules = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
+    opened = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
+    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
+    return State(present, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
 
 
-def _for_ufw(rule: Rule) -> str:
+def _ufw_command(rule: Rule) -> str:
     action = {"accept": "allow", "drop": "deny"}[rule.action]
     source = "" if rule.source == names.EVERYBODY else f" from {rule.source}"
     if rule.address != names.EVERY_ADDRESS:
@@ -120,15 +119,15 @@ def ufw_arguments(text: str) -> dict[str, Any]:
 
 
 def _nftables(rules: Sequence[Rule], system: System) -> State:
-    running = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    written = NFT_COMMENT.findall(system.text(NFT_FILE))
-    if foreign_names(system):
+    active = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    stored = NFT_COMMENT.findall(system.text(NFT_FILE))
+    if foreign_things(system):
         if rules:
-            raise Refusal(f"This host has {foreign_names(system)[0]}{names.NOT_OURS}.")
+            raise Refusal(f"This host has {foreign_things(system)[0]}{names.NOT_OURS}.")
         return State([], {})
-    lasting = written if system.path(NFT_AT_BOOT).is_symlink() else []
-    partial = frozenset({*running, *written} - set(running).intersection(lasting))
-    return State(list(dict.fromkeys([*running, *written])), {_comment(rule): rule._asdict() for rule in rules}, partial)
+    lasting = stored if system.path(NFT_AT_BOOT).is_symlink() else []
+    partial = frozenset({*active, *stored} - set(active).intersection(lasting))
+    return State(list(dict.fromkeys([*active, *stored])), {_comment(rule): rule._asdict() for rule in rules}, partial)
 
 
 def _comment(rule: Rule) -> str:
@@ -142,8 +141,8 @@ MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
 }
 
 
-def foreign_names(system: System) -> list[str]:
-    """What others have under the names of our table."""
+def foreign_things(system: System) -> list[str]:
+    """Return foreign things under the names of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
     theirs = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
@@ -151,12 +150,12 @@ def foreign_names(system: System) -> list[str]:
     return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
 
 
-def state_of(manager: str, planned: Iterable[FirewallRule], system: System) -> State:
-    """What the active manager has of the cluster, and what it is to have."""
-    return MANAGERS[manager](_rules(planned), system)
+def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> State:
+    """Return the present and the planned rules of the active manager."""
+    return MANAGERS[manager](_rules(plans), system)
 
 
-def differs(manager: str | None, planned: Iterable[FirewallRule], system: System) -> bool:
-    """Whether a rule of the cluster is missing or is not planned any more."""
-    state = state_of(manager, planned, system) if manager else None
-    return bool(state and (state.missing or state.unplanned))
+def differs(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
+    """Return whether a rule of the cluster is missing or no longer planned."""
+    state = state_of(manager, plans, system) if manager else None
+    return bool(state and (state.missing or state.obsolete))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What brings the rules of a firewall to the planned ones. Changes nothing."""
+"""Steps from the present rules of a firewall to the planned ones. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 class Steps(NamedTuple):
-    """From one to the other."""
+    """Changes of a firewall."""
 
     differs: bool
     before: list[str]
@@ -26,38 +26,40 @@ class Steps(NamedTuple):
     """arguments of the module that drives the manager, in order"""
     remove: list[dict[str, Any]]
     text: str = ""
-    """of the file of nftables"""
+    """file of nftables"""
     closing: tuple[str, ...] = ()
-    """chains of others in nftables that drop what they do not accept: our table cannot open a port there"""
+    """foreign nftables chains that drop what they do not accept: our table cannot open a port there"""
 
 
-def steps_of(manager: str | None, planned: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
-    """What brings the active manager to these rules.
+def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
+    """Return the steps to these rules.
 
-    :param keep: leave what is not planned any more: something may still listen there.
+    :param keep: keep rules that are no longer planned, because something may still listen there.
     """
     if not manager:
         return Steps(False, [], [], [], [])
-    state = rules.state_of(manager, planned, system)
-    unplanned = [] if keep else state.unplanned
-    after = [*state.wanted, *(rule for rule in state.present if rule not in [*state.wanted, *unplanned])]
-    before = [f"{rule}{rules.NOT_LASTING if rule in state.partial else ''}" for rule in set(state.present)]
-    changed = bool(state.missing or unplanned)
-    shown = changed, sorted(before), sorted(after)
+    state = rules.state_of(manager, plans, system)
+    obsolete = [] if keep else state.obsolete
+    rules_after = [*state.goals, *(rule for rule in state.present if rule not in [*state.goals, *obsolete])]
+    rules_before = [f"{rule}{rules.PARTIAL_NOTE if rule in state.partial else ''}" for rule in set(state.present)]
+    differs = bool(state.missing or obsolete)
+    summary = differs, sorted(rules_before), sorted(rules_after)
     if manager == "nftables":
-        text = _table(after) if after and changed else system.text(rules.NFT_FILE) if after else ""
-        return Steps(*shown, [], [], text, _closing_chains(system) if after else ())
+        text = (
+            _nft_table(rules_after) if rules_after and differs else system.text(rules.NFT_FILE) if rules_after else ""
+        )
+        return Steps(*summary, [], [], text, _closing_chains(system) if rules_after else ())
     if manager == "ufw":
-        # Each is put first, so what accepts has to be put again after what drops.
-        to = itemgetter("to_ip", "to_port")
-        closed = {to(state.wanted[rule]) for rule in state.missing if " deny " in rule}
-        kept = [rule for rule in state.present if rule in state.wanted and " allow " in rule]
-        moved = [rule for rule in kept if to(state.wanted[rule]) in closed]
-        add = [state.wanted[rule] for rule in reversed([*state.wanted]) if rule in [*state.missing, *moved]]
-        first = [{**state.wanted[rule], "delete": True} for rule in moved]
-        return Steps(*shown, first + add, [rules.ufw_arguments(rule) for rule in unplanned])
-    added, removed = ([*map(rules.firewalld_arguments, some)] for some in (state.missing, unplanned))
-    return Steps(*shown, added, removed)
+        # ufw inserts each rule first, so accepting rules are added again after dropping ones.
+        destination = itemgetter("to_ip", "to_port")
+        closed = {destination(state.goals[rule]) for rule in state.missing if " deny " in rule}
+        accepting = [rule for rule in state.present if rule in state.goals and " allow " in rule]
+        moved = [rule for rule in accepting if destination(state.goals[rule]) in closed]
+        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing, *moved]]
+        deletions = [{**state.goals[rule], "delete": True} for rule in moved]
+        return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete])
+    added, removed = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing, obsolete))
+    return Steps(*summary, added, removed)
 
 
 def _closing_chains(system: System) -> tuple[str, ...]:
@@ -65,9 +67,9 @@ def _closing_chains(system: System) -> tuple[str, ...]:
     return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", printed))
 
 
-def _table(comments: Sequence[str]) -> str:
-    """What replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_for_nft(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
+def _nft_table(comments: Sequence[str]) -> str:
+    """Return a script that replaces the table, whether it exists or not."""
+    inner = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
         f"table {rules.NFT_TABLE}\ndelete table {rules.NFT_TABLE}\n"
@@ -75,9 +77,9 @@ def _table(comments: Sequence[str]) -> str:
     )
 
 
-def _for_nft(comment: str) -> str:
-    action, source, _to, address, _port, port = comment.split()
+def _nft_rule(comment: str) -> str:
+    action, source, _word, address, _port, port = comment.split()
     client = "" if source == names.EVERYBODY else f"ip saddr {source} "
-    to = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
+    destination = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
     new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{new}{client}{to} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'
+    return f'{new}{client}{destination} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives managed links their files and addresses, and takes back what no link wants any more."""
+"""Writes the files of managed links, sets their addresses, and removes what no link needs any more."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.configuration import (
     compare,
     is_unplugged,
-    live,
+    live_lines,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import NETWORK_MANAGER, NETWORKD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 CONFIGURE_SECONDS = 15
-"""How long an interface may take until it has what its file says."""
+"""Time in which an interface must get its settings."""
 POLL_SECONDS = 0.3
 MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 
 
-def apply(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
-    """
+def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
+    """Apply the planned links.
+
     :param check: change nothing.
     :returns: files and interfaces before and after, as text.
-    :raises Refusal: before any change where the links must not be configured, or where an interface does not get its settings.
+    :raises Refusal: the links must not be configured (nothing has changed then), or an interface does not get its settings.
     """
-    found = compare(links, system)
-    before, after = found.shown()
-    if check or before == after:
-        return before, after
-    wanted, new, goals = [*found.planned], dict(found.planned.values()), found.goals
-    for path in set(found.files) - set(new):
+    state = compare(links, system)
+    text_before, text_after = state.texts()
+    if check or text_before == text_after:
+        return text_before, text_after
+    managed_links, new, goals = [*state.planned], dict(state.planned.values()), state.goals
+    for path in set(state.files) - set(new):
         system.path(path).unlink()
     for path, text in new.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(system.path(path), text, MODES[found.manager])
+        replace_file(system.path(path), text, MODES[state.manager])
     changed = [
         link
-        for (link, (path, text)), line, goal in zip(found.planned.items(), found.lines, goals)
-        if line != goal or found.files.get(path) != text
+        for (link, (path, text)), line, goal in zip(state.planned.items(), state.lines, goals)
+        if line != goal or state.files.get(path) != text
     ]
-    _reload(found.manager, changed, system)
-    ends = {(str(link.interface), link.address) for link in wanted}
-    _take_back({name: address for name, address in found.former.items() if (name, address) not in ends}, system)
+    _reload(state.manager, changed, system)
+    ends = {(str(link.interface), link.address) for link in managed_links}
+    _remove_addresses({name: address for name, address in state.former.items() if (name, address) not in ends}, system)
     end = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := live(wanted, inspection.inspect(system), system)) != goals:
+    while (lines := live_lines(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > end:
             raise Refusal(
-                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[found.manager]}`, whether another file "
+                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another file "
                 "configures the interface, and whether it supports that MTU."
             )
         time.sleep(POLL_SECONDS)
-    return before, after
+    return text_before, text_after
 
 
 def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
-    """Lets the manager read its files and bring up these interfaces, with NetworkManager where the other end is connected."""
+    """Make the manager read its files and bring up these interfaces; NetworkManager needs a connected cable."""
     if manager == NETWORK_MANAGER:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
@@ -76,8 +77,8 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
             system.run(["networkctl", "reconfigure", str(link.interface)])
 
 
-def _take_back(former: Mapping[str, str], system: System) -> None:
-    """Takes away addresses that the manager left. An MTU stays until the next boot."""
+def _remove_addresses(former: Mapping[str, str], system: System) -> None:
+    """Remove addresses that the manager left. An MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
         if former.get(name) in interface.addresses:
             system.output("ip", "address", "del", former[name], "dev", name)

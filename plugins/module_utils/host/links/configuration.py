@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives the interfaces of managed links their addresses by a file for systemd-networkd or NetworkManager, and takes back what no link wants any more.
+"""Compares managed links with their files for systemd-networkd or NetworkManager.
 
-A line of each file says for which link it is, so that one can be taken back that no variable has any more. Files of others are left alone.
+A line of each file names its link, so that a link without a variable can be removed. Foreign files are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
     NETWORK_MANAGER,
     NETWORKD,
     Inspection,
-    of_interface,
+    interface_folder,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
@@ -31,13 +31,13 @@ FILES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
-"""Manager → its file for an interface."""
+"""Manager → file of an interface."""
 MARK = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
-START = """# Written by llamacpp.cluster, which overwrites what is changed here.
+HEADER = """# Written by llamacpp.cluster, which overwrites what is changed here.
 # link {interface} {address}
 """
 TEMPLATES = {
-    NETWORKD: START
+    NETWORKD: HEADER
     + """[Match]
 Name={interface}
 
@@ -51,7 +51,7 @@ LinkLocalAddressing=ipv6
 IPv6AcceptRA=no
 ConfigureWithoutCarrier=yes
 """,
-    NETWORK_MANAGER: START
+    NETWORK_MANAGER: HEADER
     + """[connection]
 id=llamacpp-{interface}
 uuid={uuid}
@@ -74,24 +74,23 @@ never-default=true
 
 
 class Comparison(NamedTuple):
-    """What a host has of its managed links, and what it is to have."""
+    """Present and planned state of a host's managed links."""
 
     manager: str
     former: Mapping[str, str]
-    """interface → address, of files that are there"""
+    """interface → address, from existing files"""
     files: Mapping[str, str]
-    """path → text"""
     planned: Mapping[LinkPlan, tuple[str, str]]
     """path and text of the file of each link"""
     lines: Sequence[str]
-    """what each interface has"""
+    """actual state of each interface"""
 
     @property
     def goals(self) -> list[str]:
-        return [_line(link) for link in self.planned]
+        return [_interface_line(link) for link in self.planned]
 
-    def shown(self) -> tuple[str, str]:
-        """Files and interfaces before and after, as text."""
+    def texts(self) -> tuple[str, str]:
+        """Return files and interfaces before and after, as text."""
         return _text(self.files, self.lines), _text(dict(self.planned.values()), self.goals)
 
 
@@ -101,30 +100,33 @@ def managed(links: Sequence[LinkPlan]) -> list[LinkPlan]:
 
 def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     """:raises Refusal: the links must not be configured."""
-    wanted, found, old = managed(links), inspection.inspect(system), _installed(system)
+    managed_links, state, old = managed(links), inspection.inspect(system), _installed(system)
     former = {name: address for text in old.values() for name, address in MARK.findall(text)}
-    refusals = [*_of_leaving(wanted, former, found), *_of_links(wanted, former, found, system)]
+    refusals = [*_removal_refusals(managed_links, former, state), *_link_refusals(managed_links, former, state, system)]
     if refusals:
         raise Refusal(" ".join(refusals))
-    manager = str(found.manager)
+    manager = str(state.manager)
     return Comparison(
-        manager, former, old, {link: _planned(link, manager) for link in wanted}, live(wanted, found, system)
+        manager,
+        former,
+        old,
+        {link: _planned_file(link, manager) for link in managed_links},
+        live_lines(managed_links, state, system),
     )
 
 
 def differs(links: Sequence[LinkPlan], system: System) -> bool:
-    """Whether a file, an address or an MTU is not as wanted, or a file belongs to no link any more.
+    """Return whether a file, an address or an MTU differs from the plan, or a file belongs to no link.
 
     :raises Refusal: the links must not be configured.
     """
     if not managed(links) and not _installed(system):
         return False
-    before, after = compare(links, system).shown()
-    return before != after
+    current, goal = compare(links, system).texts()
+    return current != goal
 
 
 def foreign_files(system: System) -> list[str]:
-    """Files that others have under our names."""
     return [path for path, text in _matching(system).items() if names.DEFINITION_MARK not in text]
 
 
@@ -141,8 +143,7 @@ def _path(link: LinkPlan, manager: str) -> str:
     return "/" + FILES[manager].format(link.interface)
 
 
-def _planned(link: LinkPlan, manager: str) -> tuple[str, str]:
-    """Path and text of the file of a link."""
+def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
     key = "MTUBytes" if manager == NETWORKD else "mtu"
     text = TEMPLATES[manager].format(
         interface=link.interface,
@@ -153,25 +154,25 @@ def _planned(link: LinkPlan, manager: str) -> tuple[str, str]:
     return _path(link, manager), text
 
 
-def _line(link: LinkPlan, has: inspection.Interface | None = None) -> str:
-    """What an interface has; without it, what it is to have."""
-    addresses, mtu = (has.addresses, has.mtu) if has else ((link.address,), link.mtu)
+def _interface_line(link: LinkPlan, actual: inspection.InterfaceState | None = None) -> str:
+    """Describe an interface as it is, or as planned."""
+    addresses, mtu = (actual.addresses, actual.mtu) if actual else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
-def live(links: Sequence[LinkPlan], found: Inspection, system: System) -> list[str]:
+def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
     lines = []
     for link in links:
-        has = found.interfaces[str(link.interface)]
-        good = link.address in has.addresses and link.mtu in (None, has.mtu)
-        # NetworkManager gives the address as soon as the other end is connected.
-        waits = found.manager == NETWORK_MANAGER and is_unplugged(link, system)
-        lines.append(_line(link, None if good or waits else has))
+        actual = state.interfaces[str(link.interface)]
+        good = link.address in actual.addresses and link.mtu in (None, actual.mtu)
+        # NetworkManager sets the address as soon as the other end is connected.
+        waits = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
+        lines.append(_interface_line(link, None if good or waits else actual))
     return lines
 
 
 def is_unplugged(link: LinkPlan, system: System) -> bool:
-    return text_of(of_interface(str(link.interface), system) / "carrier").strip() == "0"
+    return text_of(interface_folder(str(link.interface), system) / "carrier").strip() == "0"
 
 
 def _text(files: Mapping[str, str], lines: Sequence[str]) -> str:
@@ -181,51 +182,52 @@ def _text(files: Mapping[str, str], lines: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def _of_leaving(links: Sequence[LinkPlan], former: Mapping[str, str], found: Inspection) -> Iterator[str]:
+def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection) -> Iterator[str]:
     for name in sorted(set(former) - {str(link.interface) for link in links}):
-        if name in found.protected:
+        if name in state.protected:
             yield (
                 f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect "
                 "through another network."
             )
 
 
-def _of_links(links: Sequence[LinkPlan], former: Mapping[str, str], found: Inspection, system: System) -> Iterator[str]:
-    """Why the links must not be configured, a sentence for each."""
-    instead = "or set manage: false for this link"
-    if links and not found.manager:
+def _link_refusals(
+    links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection, system: System
+) -> Iterator[str]:
+    alternative = "or set manage: false for this link"
+    if links and not state.manager:
         yield (
-            f"llama_links: {', '.join(str(link.interface) for link in links)} cannot be configured, since neither NetworkManager nor systemd-networkd "
+            f"llama_links: {', '.join(str(link.interface) for link in links)} cannot be configured, because neither NetworkManager nor systemd-networkd "
             "runs on this host: start one of them, or set manage: false."
         )
         return
-    taken = {name: interface.addresses for name, interface in found.interfaces.items()}
+    addresses_by_name = {name: interface.addresses for name, interface in state.interfaces.items()}
     for link in links:
         name = str(link.interface)
-        if name in found.protected:
+        if name in state.protected:
             yield (
                 f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: name the interface of "
-                f"the direct cable, {instead}."
+                f"the direct cable, {alternative}."
             )
-        elif name not in found.interfaces:
+        elif name not in state.interfaces:
             yield (
-                f"llama_links: this host has no interface {name} (it has {', '.join(found.interfaces) or 'none'}): correct the name, or plug in its "
+                f"llama_links: this host has no interface {name} (it has {', '.join(state.interfaces) or 'none'}): correct the name, or plug in its "
                 "cable."
             )
-        elif _path(link, str(found.manager)) in foreign_files(system):
-            yield f"llama_links: {name} is configured by {_path(link, str(found.manager))}{names.NOT_OURS}."
-        elif name not in former and (others := _others(link, taken[name])):
-            yield f"llama_links: {name} is already in use with address {others[0]}: remove that address, {instead}."
+        elif _path(link, str(state.manager)) in foreign_files(system):
+            yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.NOT_OURS}."
+        elif name not in former and (foreign := _foreign_addresses(link, addresses_by_name[name])):
+            yield f"llama_links: {name} is already in use with address {foreign[0]}: remove that address, {alternative}."
         else:
             network = ipaddress.IPv4Interface(link.address).network
-            for other, addresses in taken.items():
-                if other != name and any(network.overlaps(ipaddress.IPv4Interface(held).network) for held in addresses):
+            for rival, addresses in addresses_by_name.items():
+                if rival != name and any(network.overlaps(ipaddress.IPv4Interface(held).network) for held in addresses):
                     yield (
-                        f"llama_links: {link.address} of {name} is in the same network as {addresses[0]} of {other}: give each link a network of its "
+                        f"llama_links: {link.address} of {name} is in the same network as {addresses[0]} of {rival}: give each link a network of its "
                         "own."
                     )
-            taken[name] = (link.address,)
+            addresses_by_name[name] = (link.address,)
 
 
-def _others(link: LinkPlan, addresses: Sequence[str]) -> list[str]:
+def _foreign_addresses(link: LinkPlan, addresses: Sequence[str]) -> list[str]:
     return [address for address in addresses if address != link.address and not address.startswith("169.254.")]

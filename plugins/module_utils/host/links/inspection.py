@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has for links: interfaces, those that must not be touched, and the service that configures interfaces."""
+"""Interfaces of a host, those that must not be changed, and the service that configures them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 """Manager of interfaces → its service. netplan writes files for these two and configures nothing itself."""
 
 
-def of_interface(name: str, system: System) -> Path:
-    """Folder of an interface in sysfs."""
+def interface_folder(name: str, system: System) -> Path:
     return system.path(f"sys/class/net/{name}")
 
 
-class Interface(NamedTuple):
+class InterfaceState(NamedTuple):
     addresses: tuple[str, ...]
     """IPv4, with prefix length"""
     mtu: int | None
@@ -35,12 +34,12 @@ class Interface(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a host has for links."""
+    """Network state of a host."""
 
     manager: str | None
-    interfaces: Mapping[str, Interface]
+    interfaces: Mapping[str, InterfaceState]
     protected: frozenset[str]
-    """names of interfaces that must not be touched"""
+    """names of interfaces that must not be changed"""
 
 
 def inspect(system: System) -> Inspection:
@@ -56,7 +55,7 @@ def inspect(system: System) -> Inspection:
 
 
 def _addresses(system: System) -> dict[str, list[str]]:
-    """Interface → its IPv4 and IPv6 addresses with prefix length; empty where ``ip`` fails."""
+    """Return IPv4 and IPv6 addresses with prefix length by interface; empty if ``ip`` fails."""
     try:
         entries = json.loads(system.output("ip", "-json", "address"))
     except ValueError:
@@ -68,16 +67,16 @@ def _addresses(system: System) -> dict[str, list[str]]:
     }
 
 
-def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, Interface]:
-    """Interfaces that could be a link. Ports of containers come and go and are left out, as is loopback."""
-    found = {}
+def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, InterfaceState]:
+    """Return interfaces that could be a link, without loopback and the ports of containers, which come and go."""
+    interfaces = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name = folder.name
         is_port = (folder / "master").exists() and not (folder / "device").exists()
         if name != "lo" and folder.is_dir() and not is_port:
             ipv4 = sorted(address for address in addresses.get(name, []) if ":" not in address)
-            found[name] = Interface(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
-    return found
+            interfaces[name] = InterfaceState(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
+    return interfaces
 
 
 def _number(path: Path) -> int | None:
@@ -86,7 +85,7 @@ def _number(path: Path) -> int | None:
 
 
 def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
-    """Interfaces of the SSH session and of the default routes, and those below them (the ports of a bridge or bond)."""
+    """Return the interfaces of the SSH session and of the default routes, with the ports of a bridge or bond."""
     names = set()
     for fields in map(str.split, system.text("proc/net/route").splitlines()[1:]):
         if len(fields) > 7 and fields[1] == fields[7] == "00000000":
@@ -104,7 +103,7 @@ def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system:
             names.update(route["dev"] for route in json.loads(system.output("ip", "-json", "route", "get", client)))
     queue = list(names - {""})
     while queue:
-        lower = {path.name.partition("_")[2] for path in of_interface(queue.pop(), system).glob("lower_*")} - names
+        lower = {path.name.partition("_")[2] for path in interface_folder(queue.pop(), system).glob("lower_*")} - names
         names |= lower
         queue += lower
     return frozenset(names - {"", "lo"})

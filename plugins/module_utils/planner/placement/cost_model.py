@@ -42,7 +42,9 @@ UNKNOWN_FACTOR = 1.6
 """The factor of a device that no table has."""
 
 
-def rate_of_row(row: device_rates.RateRow, source: str, backend: str = backends.CPU.name, architecture: str = "") -> Rate:
+def rate_of_row(
+    row: device_rates.RateRow, source: str, backend: str = backends.CPU.name, architecture: str = ""
+) -> Rate:
     """Return the rate that llama.cpp reaches with a row's figures.
 
     :param architecture: architecture of the model.
@@ -155,7 +157,9 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
     active_bytes = size - experts + experts * active * experts_cost
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
-    return PartCost((size - experts * (1 - active)) * cost.generation_factor * latent, 8 * active_bytes / bits * cost.prompt_factor)
+    return PartCost(
+        (size - experts * (1 - active)) * cost.generation_factor * latent, 8 * active_bytes / bits * cost.prompt_factor
+    )
 
 
 def units_read(load: device_load.Load) -> list[float]:

@@ -120,7 +120,11 @@ class Load:
     """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
 
     def __init__(
-        self, summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, overrides: Sequence[tuple[str, str]] = ()
+        self,
+        summary: ModelSummary,
+        settings: kv_cache.CacheSettings,
+        build: int,
+        overrides: Sequence[tuple[str, str]] = (),
     ) -> None:
         """
         :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
