@@ -25,9 +25,9 @@ class ActionModule(Action):
 
     def perform(self, arguments: Arguments) -> dict:
         answered = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
-        hosts = rollback.kept(answered)
+        hosts = rollback.read_kept_plans(answered)
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
-        found = rollback.steps(hosts, head, target, arguments.lost)
-        shown = {"release": validation.printable(target.release), "differing": rollback.left_behind(hosts, target)}
+        found = rollback.host_steps(hosts, head, target, arguments.lost)
+        shown = {"release": validation.printable(target.release), "differing": rollback.differing_variables(hosts, target)}
         uninvolved = sorted(set(hosts) - set(target.hosts) - set(found["heads"]))
         return {"changed": False, "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **shown}, **found}

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import StatusAnswer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 
@@ -28,18 +28,18 @@ def _last(answer: Any, facts: Any) -> Any:
     return answer if asked else facts
 
 
-def _read(plan: Plan | None, name: str, answer: Any) -> Answer:
+def _read(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
     """What a host said. Where it has another form than host_status gives it, that is all it said."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         found = answer if isinstance(answer, Mapping) else {}
         words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
-        said = validation.printable(words, changes.SHOWN) or "it was not asked"
-        return Answer(said=said, reachable=not found.get("unreachable"))
+        said = validation.printable(words, changes.ERROR_LENGTH) or "it was not asked"
+        return StatusAnswer(said=said, reachable=not found.get("unreachable"))
     try:
         condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
-        return Answer(condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None)
+        return StatusAnswer(condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None)
     except Refusal as refusal:
-        return Answer(said=str(refusal))
+        return StatusAnswer(said=str(refusal))
 
 
 class Arguments(NamedTuple):
@@ -66,7 +66,7 @@ class ActionModule(Action):
         other = plan and rollback.other_plan(
             plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
         )
-        found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other or "")
+        found = cluster_status.make_status(given["cluster"], arguments.heads, plan, answers, unplanned, other or "")
         shown = typed_json.dump(found)
         if arguments.path:
             output.write("llama_status_path", arguments.path, json.dumps(shown, indent=2) + "\n")

@@ -109,7 +109,7 @@ def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     for row, line in zip(rows, found):
         assert row in " ".join(line.split())
     page = " ".join(html_page.page(typed(plan)).split())
-    for row in plan_text.topology(typed(plan)):
+    for row in plan_text.topology_rows(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
     assert "\n".join(plan_text.plan_parts(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
 

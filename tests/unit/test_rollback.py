@@ -36,13 +36,13 @@ def kept(pair):
 
 
 def choose(answers, heads=("head",), **others):
-    head, plan = rollback.choose(rollback.kept(answers), heads, **others)
+    head, plan = rollback.choose(rollback.read_kept_plans(answers), heads, **others)
     return head, int(plan.id, 16)
 
 
 def steps(answers, **others):
-    hosts = rollback.kept(answers)
-    return rollback.steps(hosts, *rollback.choose(hosts, ["head"]), **others)
+    hosts = rollback.read_kept_plans(answers)
+    return rollback.host_steps(hosts, *rollback.choose(hosts, ["head"]), **others)
 
 
 def test_the_plan_that_served_before_is_the_one_to_go_back_to(kept):
@@ -195,7 +195,7 @@ BEFORE = {
     ],
 )
 def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):
-    assert rollback.differing(BEFORE, after) == said
+    assert rollback.differences(BEFORE, after) == said
 
 
 @pytest.mark.parametrize("places", [{"now": 2, "before": 1}, {"next": 2, "now": 1}])

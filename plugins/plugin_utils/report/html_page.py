@@ -57,17 +57,17 @@ def _memory(plan: Plan) -> dict[str, Any]:
         rows.append(
             {
                 "entry": entry,
-                "over": plan_text.overcommitted(entry),
+                "over": plan_text.overcommitment(entry),
                 "said": f"{label} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
                     (part, _share(size, whole)) for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [plan_text.amount(entry, part) for part in plan_text.PARTS],
+                "amounts": [plan_text.amount_text(entry, part) for part in plan_text.PARTS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
             }
         )
-    notes = [*plan_text.auxiliary_models(plan), *plan_text.uncounted(plan), *plan_text.reasons(plan)]
+    notes = [*plan_text.auxiliary_model_lines(plan), *plan_text.uncounted_models(plan), *plan_text.reason_lines(plan)]
     return {"rows": rows, "beside": bool(plan.auxiliary_models), "notes": notes}
 
 
@@ -86,7 +86,7 @@ def _topology(plan: Plan) -> dict[str, Any]:
     """The head with its own devices, and a branch for each host that lends some."""
     local: list[plan_text.TopologyRow] = []
     branches: dict[str, list[plan_text.TopologyRow]] = {}
-    for row in plan_text.topology(plan):
+    for row in plan_text.topology_rows(plan):
         if row.endpoint:
             branches.setdefault(row.host, []).append(row)
         else:
@@ -149,7 +149,7 @@ def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
             topology=_topology(plan),
             models=plan_text.model_rows(plan),
             notes=[plan_text.TAKING_TURNS, plan_text.about_first(plan)],
-            memories={title: _memory(one) for title, one in plan_text.memories(plan).items()},
+            memories={title: _memory(one) for title, one in plan_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
             speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
