@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 
 display = Display()
 
@@ -78,10 +78,10 @@ class ActionModule(Action):
                 f"the first {first.layers} of {plan.model.layers} layers of {name} are computed on the planned devices, about {first.seconds} s"
             )
         lost = "It may go on there: run the playbook again, which waits for it."
-        job = Job("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
+        job = BackgroundJob("proof", LIMIT_SECONDS, LIMIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
         answer = self.background(job, work=typed_json.dump(asked), prove=prove, prefix=prefix)
         if answer.get("failed"):
-            raise AnsibleActionFail(f"proof on {self.host}: {why(answer)}")
+            raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")
         proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
         if proof.untested:
             display.warning(f"{name} is not proven on its devices: {proof.untested}")

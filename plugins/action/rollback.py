@@ -24,10 +24,17 @@ class ActionModule(Action):
     ARGUMENTS = Arguments
 
     def perform(self, arguments: Arguments) -> dict:
-        answered = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
-        hosts = rollback.read_kept_plans(answered)
+        reports = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
+        hosts = rollback.read_kept_plans(reports)
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
-        found = rollback.host_steps(hosts, head, target, arguments.lost)
-        shown = {"release": validation.printable(target.release), "differing": rollback.differing_variables(hosts, target)}
-        uninvolved = sorted(set(hosts) - set(target.hosts) - set(found["heads"]))
-        return {"changed": False, "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **shown}, **found}
+        steps = rollback.host_steps(hosts, head, target, arguments.lost)
+        details = {
+            "release": validation.printable(target.release),
+            "differing": rollback.differing_variables(hosts, target),
+        }
+        uninvolved = sorted(set(hosts) - set(target.hosts) - set(steps["heads"]))
+        return {
+            "changed": False,
+            "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **details},
+            **steps,
+        }

@@ -179,7 +179,7 @@ class ActionModule(Action):
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
-            lock, own = evidence.lock, cluster_lock.this_run(os.getppid(), [])
+            lock, own = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
             if lock and not lock.is_same(own) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}

@@ -193,7 +193,7 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
         return {"stdout": done.stdout}
 
     files = parsed(planned(server, models), planned(server, models, "n.gguf"))
-    progress = delivery.Progress(types.SimpleNamespace(host="head", command=command), files)
+    progress = delivery.DownloadProgress(types.SimpleNamespace(host="head", command=command), files)
     assert progress.show(0) == "0"
     Path(files[0].path).parent.mkdir(parents=True)
     Path(files[0].path).write_bytes(bytes(SIZE))

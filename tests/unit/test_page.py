@@ -71,21 +71,21 @@ def plan():
 
 
 def test_a_page_has_nothing_from_elsewhere_and_is_the_same_each_time(example):
-    text = html_page.page(None, measured=example)
-    assert text == html_page.page(None, measured=example)
+    text = html_page.page(None, benchmark=example)
+    assert text == html_page.page(None, benchmark=example)
     for part in ("<script", "<!--", "http:", "https:", "src="):
         assert part not in text
 
 
 def test_the_page_says_what_was_not_measured_and_why(example):
-    text = " ".join(html_page.page(None, measured=example).split())
+    text = " ".join(html_page.page(None, benchmark=example).split())
     reasons = {cell.skipped for cell in example.cells if cell.skipped}
     assert reasons
     for reason in reasons:
         assert html_page._printable(reason) in text
     cut = benchmarks.example()
     cut["cells"][0].update(measured=None, skipped=None)
-    text = " ".join(html_page.page(None, measured=benchmarks.read(cut)).split())
+    text = " ".join(html_page.page(None, benchmark=benchmarks.read(cut)).split())
     assert "it was not its turn yet" in text
 
 
@@ -95,7 +95,7 @@ def test_a_benchmark_without_a_measurement_has_a_page(cells):
     data.update(cells=data["cells"][:cells])
     for cell in data["cells"]:
         cell.update(measured=None, predicted=None, skipped=None)
-    text = html_page.page(None, measured=benchmarks.read(data))
+    text = html_page.page(None, benchmark=benchmarks.read(data))
     assert f"0 of {cells} cells were measured." in text
     assert ("it was not its turn yet" in text) == bool(cells)
 

@@ -151,6 +151,6 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     monkeypatch.setattr(plan_action.inventory, "of_play", lambda _vars: set())
     monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)
     answers = {"head": {"facts": {"measured_speed": typed_json.dump(measured(plan, 0.8))}}}
-    first, again = (plan_action.make(str, {}, facts, cluster.model) for facts in ({}, answers))
+    first, again = (plan_action.make_plan(str, {}, facts, cluster.model) for facts in ({}, answers))
     assert (first.estimate.correction, again.estimate.correction.factor) == (None, 0.8)
     assert again._replace(estimate=first.estimate) == first

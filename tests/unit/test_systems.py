@@ -67,7 +67,7 @@ def plan_of(source, **extra):
 
 
 def planned_of(task_vars, answers=None):
-    cluster, hosts = inventory.hosts(task_vars, answers)
+    cluster, hosts = inventory.cluster_hosts(task_vars, answers)
     try:
         read = sources.look_up(str, entry.read(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")
@@ -88,7 +88,7 @@ def planned_of(task_vars, answers=None):
     ],
 )
 def test_a_model_that_is_named_for_the_demo_takes_the_place_of_the_known_answer(extra):
-    _cluster, hosts = inventory.hosts(variables_of("local", extra))
+    _cluster, hosts = inventory.cluster_hosts(variables_of("local", extra))
     assert (hosts["localhost"]["variables"]["llama_model_known_answer"] is None) == bool(extra)
 
 

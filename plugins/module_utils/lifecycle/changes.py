@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an apply would change, from a plan and the hosts' reports: which builds, and which services start again."""
+"""Changes of an apply, from a plan and the hosts' reports: which builds, and which services start again."""
 
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
@@ -29,9 +29,9 @@ class HostAnswer(NamedTuple):
 def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
     """Return the reports of hosts that were compared with their parts of the plan.
 
-    :param hosts: of the plan.
-    :param answers: host → what host_info returned; absent where the host did not answer.
-    :raises Refusal: one has another form.
+    :param hosts: hosts of the plan.
+    :param answers: host → result of host_info; missing for a host that did not answer.
+    :raises Refusal: a report has another form.
     """
     return {name: _read(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
@@ -135,9 +135,9 @@ def retired_group(cluster: str) -> str:
 def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None:
     """Check that the parts of the run can be carried out as a whole.
 
-    :param cluster: its group.
-    :param parts: of ``build`` and ``services`` those that the run carries out.
-    :raises Refusal: a host is away and others would change, or services would change before what they need is installed.
+    :param cluster: group of the cluster.
+    :param parts: ``build`` and ``services``, as far as the run carries them out.
+    :raises Refusal: a host is away while others would change, or services would change before what they need is installed.
     """
     unreached, pending = ", ".join(decided.unreached), ", ".join(decided.behind)
     if parts and unreached and pending:

@@ -52,7 +52,7 @@ class KeptPlans(NamedTuple):
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     """Return host → plans that it keeps, from the hosts' reports.
 
-    :raises Refusal: one has another form.
+    :raises Refusal: a report has another form.
     """
     subject = "the plans that it keeps"
     reports = {name: typed_json.reported(name, subject, KeptPlans, answer) for name, answer in answers.items()}
@@ -67,14 +67,14 @@ def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
 def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:
     """Return the plan to go back to, and its head: the previous plan that served, or the current one while a change is unfinished on a host.
 
-    :param hosts: host that answered → what it keeps.
+    :param hosts: host that answered → plans that it keeps.
     :param heads: hosts that the inventory has as heads.
     :param failed: id of the plan that was applied just now and does not serve.
-    :raises Refusal: there is none.
+    :raises Refusal: no such plan exists.
     """
     ordered = sorted(hosts, key=lambda name: name not in heads)
-    head = next((name for name in ordered if (plan := hosts[name].now) and plan.plan.head), None)
-    if head is None and failed and not any(plan.now for plan in hosts.values()):
+    head = next((name for name in ordered if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
+    if head is None and failed and not any(kept_plan.now for kept_plan in hosts.values()):
         raise Refusal("no plan served here before it, so there is nothing to go back to")
     if head is None:
         raise Refusal(
@@ -82,13 +82,17 @@ def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str =
         )
     current = _plan(hosts[head].now)
     kept_plans = [hosts[name] for name in current.hosts if name in hosts]
-    if failed or any(plan.next or not plan.now or plan.now.plan.id != current.id for plan in kept_plans):
+    if failed or any(
+        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current.id for kept_plan in kept_plans
+    ):
         if failed == current.id:
             raise Refusal(f"Plan {failed} is the last one that served, so there is nothing to go back to.")
         return head, current
     previous = hosts[head].before
     heads_before = [
-        name for name in ordered if previous and (plan := hosts[name].find(previous.plan.id)) and plan.plan.head
+        name
+        for name in ordered
+        if previous and (kept_plan := hosts[name].find(previous.plan.id)) and kept_plan.plan.head
     ]
     if not heads_before:
         raise Refusal(f"No plan served before plan {current.id}: set llama_release and run site.yml. {UNTOUCHED}.")
@@ -109,7 +113,7 @@ def host_steps(
     :param lost: hosts that this run lost: the others go back without them.
     :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
-    :raises Refusal: a host does not keep the plan, or its builds are not there any more.
+    :raises Refusal: a host does not keep the plan, or its builds are gone.
     """
     kept_plans = {
         name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
@@ -177,8 +181,8 @@ def _without_source(file: FilePlan) -> FilePlan:
 def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the variables that differ between two plans, like «llama_server_context: 4096 → 8192», with their hosts unless all differ.
 
-    :param old_plans: host → its variables in the plan that is left, as a KeptPlan has them.
-    :param new_plans: the same in the other plan. Hosts that are in one of them alone are left out.
+    :param old_plans: host → its variables in the current plan, as in a KeptPlan.
+    :param new_plans: host → its variables in the other plan. Hosts that are in only one of them are ignored.
     """
     hosts: dict[str, list[str]] = {}
     common_hosts = [name for name in new_plans if name in old_plans]
@@ -202,9 +206,13 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
     """Return the variables that differ between the current plan and the one to go back to."""
     plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
     old_plans = {
-        name: kept_plan.plan.variables for name, kept_plan in plans.items() if kept_plan and kept_plan.plan.id != target.id
+        name: kept_plan.plan.variables
+        for name, kept_plan in plans.items()
+        if kept_plan and kept_plan.plan.id != target.id
     }
-    new_plans = {name: _plan(hosts[name].find(target.id)).variables for name in old_plans if hosts[name].find(target.id)}
+    new_plans = {
+        name: _plan(hosts[name].find(target.id)).variables for name in old_plans if hosts[name].find(target.id)
+    }
     return differences(old_plans, new_plans)
 
 
@@ -213,7 +221,7 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
 
     :param plan: completed, with ``id``.
     :param drifts: hosts that answered → how they differ.
-    :param inventory: returns the variables of a host as they are set now, as a KeptPlan has them.
+    :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
     last_plans = {
         name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id

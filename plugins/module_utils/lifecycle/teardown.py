@@ -36,7 +36,7 @@ class Installed(NamedTuple):
 def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
     """Return the empty plan for the hosts that answered; the roles use it like any other plan.
 
-    :param answers: host → what host_info returned there, empty where it did not answer.
+    :param answers: host → result of host_info, empty for a host that did not answer.
     :raises Refusal: a host reports facts of another form, or belongs to another cluster.
     """
     return {

@@ -605,10 +605,10 @@ def changes_of(
 ) -> list[str]:
     """Return what an apply would change: each host's releases, packages, differences and restarts.
 
-    :param restarts: host → services that have to be restarted.
+    :param restarts: host → services that must be restarted.
     :param drifts: hosts that were compared → how they differ.
-    :param uncompared: host → why it was not compared.
-    :param packages_by_tool: as changes.missing_tools returns it.
+    :param uncompared: host → reason why it was not compared.
+    :param packages_by_tool: result of changes.missing_tools.
     """
     lines = []
     for name, drift in drifts.items():

@@ -79,8 +79,8 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> 
 def _state(planned_state: str | None, defined_state: str | None, head: types.HeadCondition) -> tuple[str, str]:
     """Return state and detail of the cluster, from the report of its head.
 
-    :param planned_state: state of the head's service as state.service_state knows it; None where there is no plan.
-    :param defined_state: its state as the service manager knows it; None where it has no definition.
+    :param planned_state: state of the head's service in drift; None without a plan.
+    :param defined_state: its state in the service manager; None without a definition.
     """
     record, health = head.serving if head.current else None, head.health
     exit_text = f"llama-server ended {head.ends.how}" if head.ends.how else ""
@@ -213,9 +213,10 @@ def make_status(
 
 
     :param heads: hosts of the group llama_head.
-    :param plan: complete; None where there is none, and ``unplanned`` says why.
-    :param answers: every host of the cluster → what it said.
-    :param other_plan: a sentence where the cluster runs another plan than the inventory's, as after a rollback.
+    :param plan: complete plan; None without one.
+    :param refusal: reason why there is no plan.
+    :param answers: every host of the cluster → its answer.
+    :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
     """
     head = plan.head.host if plan else next(iter(heads), None)
     hosts = tuple(_host(host, host == head, plan, answer) for host, answer in answers.items())

@@ -49,7 +49,7 @@ def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
 def read(scope: str, key_file: str | None) -> dict[str, str]:
     """Return name → text.
 
-    :param key_file: with the API keys of llama-server.
+    :param key_file: file with the API keys of llama-server.
     """
     secrets: dict[str, str] = {}
     with suppress(OSError):

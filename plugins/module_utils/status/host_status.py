@@ -79,8 +79,8 @@ def read(
 ) -> tuple[Drift | None, types.Condition]:
     """Return how the host differs from its part of the plan (None without a plan), and its condition.
 
-    :param host_plan: the host's part of the plan; None where there is no plan.
-    :param head: of the plan, on its host.
+    :param host_plan: the host's part of the plan; None without a plan.
+    :param head: `head` of the plan, on the head only.
     :raises Refusal: see _check_place.
     """
     place = places.place_of(scope)
@@ -95,7 +95,10 @@ def read(
     return drift, types.Condition(
         now=int(clock),
         service_states=manager.state(defined),
-        uptimes_s={name: None if started_at is None else max(0, int(clock - started_at)) for name, started_at in started.items()},
+        uptimes_s={
+            name: None if started_at is None else max(0, int(clock - started_at))
+            for name, started_at in started.items()
+        },
         restarts=manager.restarts(defined),
         resources=resources.read([place.prefix, place.cache]),
         head=_head(place, host_plan.account if host_plan else None, head),
@@ -106,7 +109,7 @@ def _check_place(planned_place: places.Place, actual_place: places.Place) -> Non
     """Check the place of the installation. The plan comes from facts that lay on the head, and root runs programs and removes files below the
     prefix: a compromised head must not choose it.
 
-        :raises Refusal: the plan has the installation somewhere else than this host.
+        :raises Refusal: the plan and this host have the installation in different places.
     """
     for key, planned_value, actual in zip(places.Place._fields, planned_place, actual_place):
         if planned_value != actual:
