@@ -181,7 +181,7 @@ class ActionModule(Action):
                 cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.of_plan(load.plan, next(iter(speeds), None))
-                self.leave(self._host.prefix, names.MEASURED_SPEED, record)
+                self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:
         """Return the result of the module on the head.

@@ -51,7 +51,7 @@ class ActionModule(Action):
             manager = plan.hosts[name].firewall_manager
             if "firewall" in kinds and (collection := missing_collection(manager)):
                 raise Refusal(
-                    f"{name} uses {manager}, which needs the collection {collection}: run ansible-galaxy collection install {collection}, then the playbook again"
+                    f"{name} uses {manager}, which needs the collection {collection}: run ansible-galaxy collection install {collection}, then this playbook"
                 )
         missing_packages = changes.missing_tools(plan, tools, decision.builders)
         if arguments.page:

@@ -161,10 +161,12 @@ class ActionModule(Action):
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
-        self.leave(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
+        self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
-            self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))
+            self.write_record(
+                prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second)
+            )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""

@@ -68,7 +68,7 @@ EXAMPLES = r"""
     facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
     path: plan.json
   run_once: true
-  register: __llama_planned
+  register: __llama_plan_result
 """
 
 RETURN = r"""

@@ -38,7 +38,7 @@ seealso:
 EXAMPLES = r"""
 - name: Decide how to go back
   llamacpp.cluster.rollback:
-    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_kept') }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_kept_plans') }}"
     heads: [strix0]
   run_once: true
 """

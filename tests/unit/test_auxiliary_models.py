@@ -185,9 +185,9 @@ def test_the_pages_have_rows_beside_the_device():
     lines = plan_text._memory(typed(plan))
     assert [line.split()[0] for line in lines[1:5]] == ["CUDA1", "CUDA0", "draft", "projector"]
     assert "compute assumed" in lines[4]
-    assert "░ beside the model" in "\n".join(lines)
+    assert "░ auxiliary models" in "\n".join(lines)
     assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(typed(plan))
-    assert '<span class="key auxiliary"></span>beside the model' in html_page.page(typed(plan))
+    assert '<span class="key auxiliary"></span>auxiliary models' in html_page.page(typed(plan))
     assert "key auxiliary" not in html_page.page(typed(head_with_cards(2, 20).plan()))
     plan = with_both(cards_of(10), draft=draft()).plan()
     assert "processor of head" in "\n".join(plan_text._memory(typed(plan)))

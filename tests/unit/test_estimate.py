@@ -166,7 +166,7 @@ def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):
 
 def test_one_layer_that_proves_is_said_as_one(big_model):
     plan = typed(serves(strix_halos(1, 69), big_model).plan())
-    assert plan_text.speed_rows(plan)[3][2] == "once, by the first layer"
+    assert plan_text.speed_rows(plan)[3][2] == "once, with the first layer"
 
 
 def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):

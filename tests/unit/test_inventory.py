@@ -118,7 +118,9 @@ def test_a_cluster_without_head_and_workers():
 
 def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
-    with pytest.raises(Refusal, match=r"The group llama_worker of b is none that .* name it llama_workers, or keep"):
+    with pytest.raises(
+        Refusal, match=r"The group llama_worker of b is not a group of .* rename it to llama_workers, or remove"
+    ):
         inventory.cluster_hosts(task_vars(groups))
     groups["llama_workers_off"] = groups.pop("llama_worker")
     _cluster, hosts = inventory.cluster_hosts(task_vars(groups))
@@ -131,11 +133,11 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
 @pytest.mark.parametrize(
     "retired, kept, refused",
     [
-        ([], {"a": {}, "gone": {}}, "None of the cluster's groups has gone, with a part in its last plan"),
+        ([], {"a": {}, "gone": {}}, "Hosts of the last plan are missing from the inventory: gone"),
         (["gone"], {"a": {}, "gone": {}}, ""),
         ([], {"a": {}}, ""),
         ([], ["gone"], ""),
-        ([], {"a\x1b[2J": {}}, r"a\x1b[2J, with a part"),
+        ([], {"a\x1b[2J": {}}, r"a\x1b[2J. Check"),
     ],
 )
 @pytest.mark.parametrize("cluster, group", [("llama_cluster", "llama_retired"), ("night", "llama_retired_night")])

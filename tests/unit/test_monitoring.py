@@ -99,10 +99,10 @@ GREEN, RED = 0, 1
         ("State", {**states("waiting"), "head answers": 0}, [{'{cluster="c", state="waiting"}': RED}, {}]),
         ("Alerts", {}, [{}, {"{}": GREEN}]),
         ("Alerts", {"w1 up": 0}, [{'{alertname="LlamaHostUnreached", host="w1"}': RED}, {}]),
-        ("Verified ago", {}, [{'{cluster="c"}': 3600 + 2400}, {}]),
-        ("Verified ago", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
-        ("In memory", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
-        ("In memory", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
+        ("Time since verification", {}, [{'{cluster="c"}': 3600 + 2400}, {}]),
+        ("Time since verification", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
+        ("Loaded models", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
+        ("Loaded models", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
         ("Reached", {"w1 up": 0}, [{'{host="head"}': GREEN, '{host="w2"}': GREEN}, {'{host="w1"}': RED}]),
         (
             "Services",
@@ -159,12 +159,12 @@ def test_prometheus_takes_the_configuration(plan, tmp_path):
 
 
 def test_whose_monitoring_is_refused(plan, pair):
-    with pytest.raises(Refusal, match=r"^Other hosts do not reach worker1 at 127\.0\.0\.1: set its ansible_host"):
+    with pytest.raises(Refusal, match=r"^Other hosts cannot reach worker1 at 127\.0\.0\.1: set its ansible_host"):
         watch(plan, {**ADDRESSES, "worker1": "127.0.0.1"})
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)
-    with pytest.raises(Refusal, match=r"so there is nothing to watch: it is too small"):
+    with pytest.raises(Refusal, match=r"so there is nothing to monitor: it is too small"):
         action.ActionModule.perform(None, action.Arguments(refused("c", Refusal("it is too small")), {}, "x"))
 
 

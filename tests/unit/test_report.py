@@ -75,16 +75,16 @@ def test_the_page_of_a_cluster():
     for part in (
         "llama_cluster serves on paper",
         "RPC protocol 7.0.0",
-        "which comes from /tmp/x.tar.gz and is compiled on strix0, for minutes",
+        "source: /tmp/x.tar.gz; compiled on strix0 (takes minutes the first time)",
         "strix1  ROCm0  192.168.128.12:50052  layers",
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
-        "Rates of devices are",
+        "Device rates",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
         "--load-mode dio",
-        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; closed to others by systemd's unit",
+        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else by systemd's unit",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",
     ):
         assert part in text
@@ -98,7 +98,7 @@ def test_the_page_of_a_cluster():
         (None, ["layers 0 to 7", "layers 8 to 15, output"]),
         (7, ["head CPU layers 0 to 9", "layers 10 to 12", "layers 13 to 15, output"]),
         (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
-        (1, ["head CPU layers 0 to 15", "output", "declared and not used: worker2"]),
+        (1, ["head CPU layers 0 to 15", "output", "declared but unused: worker2"]),
     ],
 )
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
@@ -121,7 +121,7 @@ def test_a_device_with_single_tensors_says_so(pair, big_model):
     plan = serving(pair, big_model, **own).plan()
     found = plan_text.plan_parts(typed(plan))["Topology"]
     assert "layers 0 to 79, output" in found[1]
-    assert "tensors that llama_server_override_tensor names" in found[2]
+    assert "tensors from llama_server_override_tensor" in found[2]
 
 
 def test_the_page_says_which_sizes_are_bounds(pair):
@@ -144,7 +144,7 @@ def test_the_page_says_which_sizes_are_bounds(pair):
 def test_the_page_of_a_head_alone():
     text = plan_text.plan_page(typed(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()))
     assert "the processor of alone, all layers" in text
-    assert "nothing: no worker is used" in text
+    assert "none: no worker is used" in text
     assert "Memory" not in text
 
 
@@ -155,7 +155,7 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     text = " ".join(plan_text.plan_page(typed(plan)).split())
     assert "error: open-server on head" in text
     assert f"Remedy: {plan['advisories'][0]['remedy']}" in text
-    assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
+    assert "declared but unused: worker2 CPU 192.0.2.12:50052" in text
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
     assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
 
@@ -228,7 +228,7 @@ def test_the_page_as_html(pair):
     assert all(reference.startswith("#") for reference in found.references)
     assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(plan_text.speed_rows(typed(plan)))
     assert "&lt;was not&gt; compared" in text
-    for part in ("RPC0[192.0.2.11:50052]", "What the network adds", "llama-server", "Advisories"):
+    for part in ("RPC0[192.0.2.11:50052]", "Network overhead", "llama-server", "Advisories"):
         assert part in text
     assert "Refused" not in text
 

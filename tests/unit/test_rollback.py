@@ -223,12 +223,12 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     message = other_plan(head=planned, worker1=old)
     assert f"plans {plan['id']} with release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
-    assert message.endswith("To stay, set what differs: llama_release: b2 → b1.")
+    assert message.endswith("To keep that plan, set: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
-    assert same.endswith("No variable differs; hardware, software or the collection do.")
+    assert same.endswith("No variable differs, but hardware, software or the collection does.")
     unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
     assert (
-        "was begun and never served: site.yml goes to what the inventory says. To go on with that one, set"
+        "was begun but never served: site.yml applies the inventory's plan. To continue with that plan, set"
         in unfinished
     )
     assert "release pypi" not in unfinished

@@ -145,10 +145,10 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     cluster = cards_of(20)
     monkeypatch.setattr(
         plan_action.inventory,
-        "hosts",
+        "cluster_hosts",
         lambda *_arguments: ("llama_cluster", cluster_inputs.checked_hosts("llama_cluster", cluster.hosts)),
     )
-    monkeypatch.setattr(plan_action.inventory, "of_play", lambda _vars: set())
+    monkeypatch.setattr(plan_action.inventory, "play_variables", lambda _vars: set())
     monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)
     answers = {"head": {"facts": {"measured_speed": typed_json.dump(measured(plan, 0.8))}}}
     first, again = (plan_action.make_plan(str, {}, facts, cluster.model) for facts in ({}, answers))

@@ -61,7 +61,7 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
 
 def compared(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
     """Return hosts that were compared with the plan → how they differ."""
-    return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.why}
+    return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.reason}
 
 
 class Decision(NamedTuple):

@@ -23,9 +23,9 @@ class ServiceState(NamedTuple):
     state: Annotated[str, STATES]
     pid: Optional[Annotated[int, Number()]]
     addresses: tuple[Name, ...]
-    """addresses on which its port is listened to"""
+    """addresses that listen on its port"""
     clients: tuple[Name, ...]
-    """addresses that are connected to its port"""
+    """addresses connected to its port"""
     fallback: Absent[Name] = None
     """name of the fallback that runs"""
 
@@ -80,21 +80,21 @@ class Drift(NamedTuple):
     unplanned: tuple[Path, ...]
     """names of those that are not planned"""
     missing_builds: tuple[Path, ...]
-    """ids of planned builds that are not installed, damaged or made by another builder"""
+    """ids of planned builds that are missing, damaged or made by another builder"""
     running_releases: tuple[Path, ...]
     """ids of the releases whose programs run"""
     changed_files: tuple[Path, ...]
     changed_models: tuple[Path, ...]
     """files of the model that are missing or have other content"""
     redefined: tuple[Name, ...]
-    """services that do not run by the planned definition and files"""
+    """services that do not run as defined by the plan"""
     port_probes: tuple[PortProbe, ...]
     """attempts that had a result"""
     last: Optional[LastPlan]
     """last plan that the host took"""
     differences: tuple[Difference, ...]
-    """everything that an apply would change"""
+    """all changes of an apply"""
     archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
     """id of each installed build of upstream's programs → SHA-256 of their archive"""
     tunnel_keys: Absent[Mapping[Path, tuple[Name, ...]]] = None
-    """key file of a tunnel → ids of its keys, none if others can read it; missing if no tunnel ends here"""
+    """key file of a tunnel → ids of its keys, none if others can read it; missing without tunnels"""

@@ -59,9 +59,9 @@ class ModelFilePlan(NamedTuple):
     path: Annotated[Path, ABSENT] = ""
     """path on the head"""
     url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
-    """URL of its source: `file:` is a file of the controller; null if the head has it already"""
+    """URL of its source: `file:` is on the controller; null if the head has it"""
     bytes: Optional[Size] = None
-    """size; null if planning did not ask"""
+    """size; null if unknown"""
     sha256: Optional[Sha256] = None
     """SHA-256 that its source gives; null if it gives none"""
     revision: Optional[str] = None
@@ -69,10 +69,10 @@ class ModelFilePlan(NamedTuple):
 
 
 class AccountPlan(NamedTuple):
-    """An account that the installation creates."""
+    """An account of the installation."""
 
     name: Word
-    """name of the account"""
+    """its name"""
     groups: tuple[Word, ...]
     """groups that it joins"""
     home: str
@@ -83,18 +83,18 @@ class FolderPlan(NamedTuple):
     """A folder of the installation."""
 
     path: Path
-    """path of the folder"""
+    """its path"""
     owner: Optional[Word]
-    """account that owns it"""
+    """account"""
     mode: Optional[Mode]
-    """mode in octal digits"""
+    """octal digits"""
 
 
 class KernelTuning(NamedTuple):
     """Kernel settings."""
 
     parameters: Mapping[str, str]
-    """parameters of kernel modules → value"""
+    """parameter → value"""
     reboot: bool
     """whether the run may reboot the host"""
 
@@ -113,7 +113,7 @@ class BuildPlan(NamedTuple):
     cmake_options: Mapping[str, str]
     """option of cmake → value"""
     environment: Mapping[str, str]
-    """variables that choose compilers and toolkit"""
+    """compilers and toolkit"""
     targets: tuple[Word, ...]
     """programs"""
     packaged: Mapping[str, str]
@@ -121,7 +121,7 @@ class BuildPlan(NamedTuple):
     builder: str
     """host that compiles it; this host, or another of its kind"""
     archives: Absent[tuple[Word, ...]] = None
-    """archives with upstream's compiled programs: the programs first, then libraries"""
+    """upstream's archives: programs first, then libraries"""
 
 
 class PrefillTensor(NamedTuple):
@@ -138,7 +138,7 @@ class PrefillTensor(NamedTuple):
 
 
 class CachePrefill(NamedTuple):
-    """Tensors that are written into a worker's cache before the head loads, if its host has a copy of the model."""
+    """Tensors for a worker's cache, if its host has a copy of the model."""
 
     tensors: tuple[PrefillTensor, ...]
     """tensors of more than 10 MiB"""
@@ -158,7 +158,7 @@ class WorkerPlan(NamedTuple):
     listens: Endpoint
     """address and port on its own host: `endpoint`, unless a tunnel ends there"""
     tunnel: Absent[Endpoint]
-    """address and port at which its tunnel begins, kept open by its launcher; missing without `llama_transport`"""
+    """address and port at which its tunnel begins on its host, kept by its launcher; missing without `llama_transport`"""
     rdma: Absent[bool]
     """true if the head reaches it by RDMA; missing otherwise"""
     backend: Backend
@@ -174,7 +174,7 @@ class WorkerPlan(NamedTuple):
     cache_why: str
     """reason for this"""
     prefill: Optional[CachePrefill]
-    """tensors that are written into its cache before the head loads; null if that is impossible or unnecessary"""
+    """tensors for its cache before the head loads; null if impossible or unnecessary"""
     protocol: Optional[Protocol]
     """RPC protocol of its release"""
     argv: tuple[str, ...]
@@ -184,27 +184,27 @@ class WorkerPlan(NamedTuple):
 
 
 class FirewallRule(NamedTuple):
-    """A port, and the clients that it is open for."""
+    """An open port and its clients."""
 
     port: Port
-    """number of the port"""
+    """number"""
     sources: tuple[Network, ...]
     """addresses and networks that may connect"""
     address: Annotated[str, Text(IPV4)]
-    """address on which the worker listens"""
+    """address of the worker"""
 
 
 class LinkPlan(NamedTuple):
     """An entry of the host's ``llama_links``."""
 
     interface: Optional[Line]
-    """name of the interface; null if only the address is known"""
+    """name; null if only the address is known"""
     address: Line
-    """address with the prefix length of its network"""
+    """address with the prefix length"""
     mtu: Optional[Annotated[int, Number(names.MTU[0], names.MTU[-1])]]
-    """MTU in bytes; null leaves it unchanged"""
+    """bytes; null leaves it unchanged"""
     peer: Optional[Line]
-    """name of the host at its other end"""
+    """host at its other end"""
     manage: bool
     """whether the run configures it"""
     kind: Optional[str] = None
@@ -212,7 +212,7 @@ class LinkPlan(NamedTuple):
 
 
 class ServiceFallback(NamedTuple):
-    """A command line with which the head may run while a worker is away."""
+    """A command line of the head while a worker is away."""
 
     name: str
     """`without` in `fallbacks`"""
@@ -232,7 +232,7 @@ class ServicePlan(NamedTuple):
     description: str
     """description for people"""
     argv: tuple[str, ...]
-    """command line that the service manager starts"""
+    """command line for the service manager"""
     process: tuple[str, ...]
     """command line of the llama.cpp program"""
     environment: Mapping[str, str]
@@ -242,23 +242,23 @@ class ServicePlan(NamedTuple):
     reads: tuple[Path, ...]
     """files that it reads when it starts"""
     homes: Optional[tuple[str, ...]]
-    """visible paths that lead into home directories, directly or by links; empty: no home is visible, null: all of them"""
+    """visible paths that lead into home directories; empty: none, null: all"""
     after: tuple[str, ...]
     """services that start before it"""
     devices: tuple[str, ...]
     """device files that it may open"""
     credentials: Mapping[str, str]
-    """name → file that systemd passes on"""
+    """name → file, passed on by systemd"""
     allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK})")], ...]
-    """addresses that it may exchange packets with, for systemd's IPAddressAllow; empty: all"""
+    """addresses it may exchange packets with, for systemd's IPAddressAllow; empty: all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
-    """command lines of the head's llama-server while workers are away; missing for a worker"""
+    """command lines of llama-server while workers are away; missing for a worker"""
     children: Absent[tuple[tuple[str, ...], ...]] = None
-    """command lines that it starts itself, one for each of several models"""
+    """command lines that it starts itself, for several models"""
     protocol: Optional[Protocol] = None
     """RPC protocol of a worker; null if unknown, and for the head"""
     definition: Absent[Block] = None
-    """text of its definition in the service manager"""
+    """text for the service manager"""
 
 
 class FilePlan(NamedTuple):
@@ -269,13 +269,13 @@ class FilePlan(NamedTuple):
     bytes: int
     """size of the file"""
     sha256: Absent[Sha256] = None
-    """SHA-256 of its content; missing for the known-answer model, which is made when it is first needed"""
+    """SHA-256 of its content; missing for the known-answer model"""
     mode: Absent[Mode] = None
-    """mode of the file; missing for the known-answer model, which the head makes itself"""
+    """mode; missing for the known-answer model, which the head makes itself"""
     source: Absent[str] = None
-    """file on the controller that is copied"""
+    """file on the controller to copy"""
     content: Absent[Block] = None
-    """text that is written, in place of source"""
+    """text to write, in place of source"""
 
 
 class HostPlan(NamedTuple):
@@ -298,19 +298,19 @@ class HostPlan(NamedTuple):
     account: Optional[Word]
     """account that runs the services; null for the connecting user"""
     accounts: tuple[AccountPlan, ...]
-    """accounts that the installation creates"""
+    """accounts of the installation"""
     folders: tuple[FolderPlan, ...]
-    """folders of the installation; those without an owner are left as they are"""
+    """folders of the installation; those without an owner stay as they are"""
     tuning: KernelTuning
     """kernel settings"""
     runtime: Optional[str]
-    """folder of the launcher; null if none is needed"""
+    """folder of the launcher; null if not needed"""
     tools: Mapping[str, str]
-    """required tool or package → the package that provides it"""
+    """required tool or package → its package"""
     optional_tools: Mapping[str, str]
-    """tool that makes builds faster → the package that provides it; installed on hosts that build, and skipped if that fails"""
+    """tool that makes builds faster → its package; skipped if it cannot be installed"""
     unused_accelerators: tuple[str, ...]
-    """names of devices without a toolchain"""
+    """devices without a toolchain"""
     builds: tuple[BuildPlan, ...]
     """builds that are compiled or installed"""
     workers: tuple[WorkerPlan, ...]
@@ -320,24 +320,24 @@ class HostPlan(NamedTuple):
     firewall_manager: Optional[Annotated[str, names.FIREWALLS]]
     """`firewalld`, `ufw` or `nftables`; null if none is active"""
     unit_closes: bool
-    """whether the workers' definitions close their ports to all but the head, and this was seen to work on the host"""
+    """whether the workers' definitions close their ports to all but the head, and do so on this host"""
     port_probes: tuple[Endpoint, ...]
-    """endpoints that should be closed to this host, to which it tries to connect"""
+    """endpoints closed to this host, to which it tries to connect"""
     links: tuple[LinkPlan, ...]
     """`llama_links` of the host"""
     services: tuple[ServicePlan, ...]
     """services of the host"""
     build_account: Optional[Word]
-    """account that compiles sources and tries programs; null for the connecting user, missing in a refused plan"""
+    """account that compiles and tries programs; null for the connecting user, missing in a refused plan"""
     host_settings: bool
-    """whether the run sets links, firewall and kernel parameters, which requires root and systemd; missing in a refused plan"""
+    """whether the run sets links, firewall and kernel parameters (needs root and systemd); missing in a refused plan"""
     metrics: Absent[Path] = None
-    """folder in which its launchers write metrics; missing if they write none"""
+    """folder for metrics; missing without"""
     id: Absent[PlanId] = None
     """id of the plan; missing in a plan that is not applied"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()
     """files that the run writes; missing in a refused plan"""
     tunnel_keys: Absent[tuple[Path, ...]] = None
-    """key files of the tunnels that end here, without their content; missing without `llama_transport`"""
+    """key files of tunnels that end here, without content; missing without `llama_transport`"""
     model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
     """files of `model.files` with a url, on the head only; missing if nothing is fetched"""

@@ -30,7 +30,7 @@ class KeptPlan(NamedTuple):
     head: Optional[Mapping[str, Any]] = None
     """`head` of the plan, on the head only"""
     variables: Mapping[str, str] = {}
-    """variables of the host that differ from their defaults → value as JSON; llama_release as in `declared`"""
+    """variables that differ from their defaults → value as JSON; llama_release as in `declared`"""
 
 
 class LastPlan(NamedTuple):

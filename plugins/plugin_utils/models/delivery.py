@@ -36,7 +36,7 @@ PAUSES = (0.5, 1, 1, 2, 5)
 def run(action: Action, arguments: ModelArguments) -> dict:
     """Return the result of the module ``model`` for files that are fetched."""
     model_arguments = arguments._replace(token_file=None)
-    result = action.foresee(**typed_json.dump(model_arguments))
+    result = action.predict(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
     present = {row["path"]: row["have"] for row in result["fetch"]}

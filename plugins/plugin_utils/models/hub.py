@@ -60,7 +60,7 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not a server's address, or contains a password or a token: use an address "
+        f"HF_ENDPOINT of the controller is {validation.show(web.shown(url))}, which is not a server's address, or contains a password or token: use an address "
         f"like {ENDPOINT}"
     )
 
@@ -131,7 +131,9 @@ def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | N
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.status in (401, 403, 404):
         remedy = (
-            f"the account of the token in {web.TOKEN_FILE}" if token else f"an account, and put its token into {web.TOKEN_FILE}"
+            f"the account of the token in {web.TOKEN_FILE}"
+            if token
+            else f"an account, and put its token into {web.TOKEN_FILE}"
         )
         return f"was refused (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
