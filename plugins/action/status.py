@@ -34,14 +34,14 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
         result = answer if isinstance(answer, Mapping) else {}
         message = " ".join(str(result.get("msg") or "").split()).removeprefix("Task failed: ")
         reason = validation.printable(message, changes.ERROR_LENGTH) or "it was not asked"
-        return StatusAnswer(said=reason, reachable=not result.get("unreachable"))
+        return StatusAnswer(reason=reason, reachable=not result.get("unreachable"))
     try:
         condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
         return StatusAnswer(
             condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
         )
     except Refusal as refusal:
-        return StatusAnswer(said=str(refusal))
+        return StatusAnswer(reason=str(refusal))
 
 
 class Arguments(NamedTuple):

@@ -85,7 +85,7 @@ def main():
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
-            f"The nftables chain {chain} drops everything that it does not accept, and the collection does not change it: accept {', '.join(steps.after)} there."
+            f"The nftables chain {chain} drops everything that it does not accept, and the collection keeps it: accept {', '.join(steps.after)} there."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(

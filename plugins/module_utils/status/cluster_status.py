@@ -32,7 +32,7 @@ class StatusAnswer(NamedTuple):
     condition: types.Condition | None = None
     drift: Drift | None = None
     """Differences from its part of the plan; None if it was not compared."""
-    said: str = ""
+    reason: str = ""
     """Reason why there is no condition."""
     reachable: bool = True
 
@@ -67,7 +67,7 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> 
     return types.HostStatus(
         name=name,
         is_head=is_head,
-        said=answer.said,
+        said=answer.reason,
         reachable=answer.reachable,
         installed=bool(condition and condition.service_states),
         workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
