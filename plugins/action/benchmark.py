@@ -48,7 +48,7 @@ class PlannedLoad(NamedTuple):
     argv: Sequence[str]
 
 
-class Arguments(NamedTuple):
+class BenchmarkArguments(NamedTuple):
     plan: Plan
     facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
@@ -57,9 +57,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = BenchmarkArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: BenchmarkArguments) -> dict:
         self._plan = arguments.plan.each()[0]
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
@@ -80,7 +80,7 @@ class ActionModule(Action):
     def _show(self, text: str) -> None:
         display.display(f"  [{self._name}] benchmark: {text}")
 
-    def _loads(self, arguments: Arguments) -> list[PlannedLoad]:
+    def _loads(self, arguments: BenchmarkArguments) -> list[PlannedLoad]:
         """Return the loads that can be measured, with the first of several models. Make the record, with all cells.
 
         :raises Refusal: a variable is wrong, or the release has no program that measures.

@@ -36,7 +36,7 @@ IGNORED_PREFIXES = ("llama_links", "llama_worker_endpoints", "llama_model_")
 """Prefixes of variables that the inventory does not take over."""
 
 
-class Arguments(NamedTuple):
+class DiscoverArguments(NamedTuple):
     path: ControllerPath
     facts: Mapping[str, Any]
     found: Mapping[str, Any]
@@ -44,9 +44,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = DiscoverArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: DiscoverArguments) -> dict:
         path = Path(arguments.path).expanduser().absolute()
         if path.exists():
             raise Refusal(
@@ -72,7 +72,7 @@ class ActionModule(Action):
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
     def _machines(
-        self, arguments: Arguments
+        self, arguments: DiscoverArguments
     ) -> tuple[list[discovery.Machine], dict[str, str], dict[str, Mapping[str, Any]]]:
         """Return the hosts that answered or are declared; the reasons why others are left out; and the answers of the former."""
         hostvars = self.variables["hostvars"]

@@ -13,14 +13,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class FilesArguments(NamedTuple):
     files: tuple[FilePlan, ...]
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = FilesArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: FilesArguments) -> dict:
         files = [typed_json.dump(with_text(file)) for file in arguments.files if file.mode]
         return self.module(files=files) if files else {"changed": False}
 

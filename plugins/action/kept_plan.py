@@ -16,16 +16,16 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class KeptPlanArguments(NamedTuple):
     prefix: str
     plan: Plan | None = None
     served: str | None = None
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = KeptPlanArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: KeptPlanArguments) -> dict:
         record, plan = None, arguments.plan
         if plan:
             variables = inventory.set_variables(self.variables, self.host, plan.release)

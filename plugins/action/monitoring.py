@@ -16,16 +16,16 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import files
 
 
-class Arguments(NamedTuple):
+class MonitoringArguments(NamedTuple):
     plan: Mapping[str, Any]
     facts: Mapping[str, Any]
     path: ControllerPath
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = MonitoringArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: MonitoringArguments) -> dict:
         if arguments.plan["refused"]:
             raise Refusal(f"The plan is refused, so there is nothing to monitor: {' '.join(arguments.plan['reasons'])}")
         _cluster, hosts = inventory.cluster_hosts(self.variables, arguments.facts)

@@ -18,12 +18,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
@@ -38,7 +39,7 @@ RUNTIME_FILES = [
 """Files of the launcher as it is installed on hosts: runtime.py and the modules that it needs."""
 
 
-class Arguments(NamedTuple):
+class PlanArguments(NamedTuple):
     facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     path: ControllerPath | None = None
@@ -50,9 +51,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = PlanArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: PlanArguments) -> dict:
         if arguments.empty:
             cluster = inventory.cluster_group(self.variables)
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
@@ -78,7 +79,7 @@ class ActionModule(Action):
             return {"failed": True, "msg": f"The plan is refused, nothing was changed: {reasons}"}
         return {"changed": False, "plan": plan_json}
 
-    def _what_fits(self, arguments: Arguments) -> dict:
+    def _what_fits(self, arguments: PlanArguments) -> dict:
         question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
         rows = compare_models(self.find_file, self.variables, arguments.facts, question)
         display.display(what_fits.text_of(rows, question))

@@ -12,10 +12,10 @@ from ansible_collections.llamacpp.cluster.plugins.filter.missing_collection impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 
 class Tools(NamedTuple):
@@ -24,7 +24,7 @@ class Tools(NamedTuple):
     tools: tuple[str, ...] = ()
 
 
-class Arguments(NamedTuple):
+class PlanDiffArguments(NamedTuple):
     plan: Plan
     answers: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
@@ -34,9 +34,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = PlanDiffArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: PlanDiffArguments) -> dict:
         plan = arguments.plan
         answers = changes.read(plan.hosts, arguments.answers)
         tools = {

@@ -30,7 +30,7 @@ LARGEST_FILE = 64 << 20
 display = Display()
 
 
-class Arguments(NamedTuple):
+class ReportArguments(NamedTuple):
     path: ControllerPath
     plan: ControllerPath | None = None
     verified: ControllerPath | None = None
@@ -68,9 +68,9 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = ReportArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: ReportArguments) -> dict:
         if arguments.bundle is not None:
             return self._bundle(arguments.path, arguments.bundle)
         benchmark_path = arguments.benchmark

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class RollbackArguments(NamedTuple):
     answers: Mapping[str, Any]
     heads: tuple[str, ...]
     failed: str = ""
@@ -21,9 +21,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = RollbackArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: RollbackArguments) -> dict:
         reports = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
         hosts = rollback.read_kept_plans(reports)
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)

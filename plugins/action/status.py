@@ -14,10 +14,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import StatusAnswer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
 
 display = Display()
 
@@ -44,7 +45,7 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
         return StatusAnswer(reason=str(refusal))
 
 
-class Arguments(NamedTuple):
+class StatusArguments(NamedTuple):
     plan: Mapping[str, Any]
     heads: tuple[str, ...]
     answers: Mapping[str, Any]
@@ -54,9 +55,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = StatusArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: StatusArguments) -> dict:
         plan_json = arguments.plan
         plan = None if plan_json["refused"] else typed_json.parse(Plan, plan_json)
         refusal = " ".join(plan_json["reasons"]) if plan_json["refused"] else ""

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record, tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
@@ -36,6 +36,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text
 
 display = Display()
 
@@ -176,7 +177,7 @@ class ActionModule(Action):
         if written:
             output.write_report(written, plan, report, self._arguments.benchmark)
         rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
-        display.display(plan_text.table(rows) + "\n")
+        display.display(tables.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
@@ -189,7 +190,7 @@ class ActionModule(Action):
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
         else:
             display.display(
-                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *plan_text.request_lines(plan), ""])
+                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *command_text.request_lines(plan), ""])
             )
         return {"changed": False, "report": typed_json.dump(report)}
 

@@ -72,15 +72,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
-class Arguments(NamedTuple):
+class FirewallArguments(NamedTuple):
     rules: tuple[FirewallRule, ...]
     keep: bool = False
     manager: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
-    arguments = typed_json.parse(Arguments, module.params)
+    module = AnsibleModule(argument_spec=typed_json.specification(FirewallArguments), supports_check_mode=True)
+    arguments = typed_json.parse(FirewallArguments, module.params)
     with errors.reported(module):
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:

@@ -66,7 +66,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
 
 
-class Arguments(NamedTuple):
+class HostInfoArguments(NamedTuple):
     scope: Scope = "auto"
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None
@@ -111,12 +111,12 @@ def report(arguments):
 
 def main():
     module = AnsibleModule(
-        argument_spec=typed_json.specification(Arguments),
+        argument_spec=typed_json.specification(HostInfoArguments),
         supports_check_mode=True,
         no_log=True,
     )
     with errors.reported(module):
-        result = report(typed_json.parse(Arguments, module.params))
+        result = report(typed_json.parse(HostInfoArguments, module.params))
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(changed=False, **result)

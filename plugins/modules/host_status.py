@@ -57,7 +57,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import HostStatusArguments
 
 
 def report_status(arguments):
@@ -71,9 +71,11 @@ def report_status(arguments):
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True, no_log=True)
+    module = AnsibleModule(
+        argument_spec=typed_json.specification(HostStatusArguments), supports_check_mode=True, no_log=True
+    )
     with errors.reported(module):
-        result = report_status(typed_json.parse(Arguments, module.params))
+        result = report_status(typed_json.parse(HostStatusArguments, module.params))
     module.exit_json(changed=False, **result)
 
 

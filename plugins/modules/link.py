@@ -61,14 +61,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 
-class Arguments(NamedTuple):
+class LinkArguments(NamedTuple):
     links: tuple[LinkPlan, ...]
     prefix: Optional[str] = None
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
-    arguments = typed_json.parse(Arguments, module.params)
+    module = AnsibleModule(argument_spec=typed_json.specification(LinkArguments), supports_check_mode=True)
+    arguments = typed_json.parse(LinkArguments, module.params)
     system, check = System(), module.check_mode
     lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.reported(module), lock:

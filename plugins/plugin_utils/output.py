@@ -14,10 +14,9 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 
 
 def write(variable: str, path: str, content: str, mode: int | None = None) -> None:

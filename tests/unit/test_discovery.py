@@ -118,7 +118,7 @@ def discovered(tmp_path, found, hosts=None, facts=None, check=False):
     action.variables = {"hostvars": {**own, **(hosts or {})}, "groups": {}}
     facts = {name: {"facts": FACTS} for name in found} if facts is None else facts
     with mock.patch.object(discover.output, "show_plan"):
-        result = action.perform(discover.Arguments(str(path), facts=facts, found=found))
+        result = action.perform(discover.DiscoverArguments(str(path), facts=facts, found=found))
     text = "" if check else path.read_text().replace("\n#  ", "")
     return types.SimpleNamespace(path=path, text=text, result=result)
 

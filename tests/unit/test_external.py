@@ -1,8 +1,8 @@
 """Workers that others run: planned with, shaken hands with, and never changed."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import typed
 from support.verification import checks, judged, subject, unhealthy
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import Cluster, complete, known_answer_of, typed
 from support.clusters import CARD, CUDA, GPU, TREE, TWO_CARDS, sized, strix_halo, strix_halos
 from support.clusters import serving as serves

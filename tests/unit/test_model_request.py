@@ -4,9 +4,9 @@ import json
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelSource
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import identity, typed
 from support.model_sources import PREFIX, REPO, on_huggingface, refusal, request_of
 from support.models import as_json

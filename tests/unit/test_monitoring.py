@@ -165,7 +165,7 @@ def test_whose_monitoring_is_refused(plan, pair):
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)
     with pytest.raises(Refusal, match=r"so there is nothing to monitor: it is too small"):
-        action.ActionModule.perform(None, action.Arguments(refused("c", Refusal("it is too small")), {}, "x"))
+        action.ActionModule.perform(None, action.MonitoringArguments(refused("c", Refusal("it is too small")), {}, "x"))
 
 
 def test_at_which_address_others_reach_a_host():

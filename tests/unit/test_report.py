@@ -4,9 +4,15 @@ import copy
 from html.parser import HTMLParser
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
+    command_text,
+    html_page,
+    memory_text,
+    plan_text,
+    speed_text,
+)
 from conftest import Cluster, known_answer_of, typed
 from support.clusters import serving, strix_halos
 from support.drift import drifts, typed_drifts
@@ -39,7 +45,7 @@ def device(weights, kv, compute, capacity):
     ],
 )
 def test_a_bar_shows_what_a_device_holds(entry, drawn):
-    assert plan_text.memory_bar(entry, 10) == drawn
+    assert memory_text.memory_bar(entry, 10) == drawn
 
 
 def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
@@ -47,7 +53,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
     plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
     rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [plan_text.FREE in row for row in rows] == [False, False]
+    assert [memory_text.FREE in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
@@ -55,11 +61,11 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
 
 def test_a_command_can_be_pasted_into_a_shell():
     argv = ["/opt/x/llama-server", "--host", "127.0.0.1", "--alias", "a b", *["--flag-that-is-long", "value"] * 6]
-    lines = plan_text.command_lines(argv, {"A": "1 2"})
+    lines = command_text.command_lines(argv, {"A": "1 2"})
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
-    assert max(map(len, lines)) <= plan_text.WIDTH
+    assert max(map(len, lines)) <= tables.WIDTH
     assert not any(line.strip().startswith("value") for line in lines)
 
 
@@ -89,7 +95,7 @@ def test_the_page_of_a_cluster():
     ):
         assert part in text
     assert "What site.yml would change" not in text
-    assert max(map(len, text.splitlines())) <= plan_text.WIDTH
+    assert max(map(len, text.splitlines())) <= tables.WIDTH
 
 
 @pytest.mark.parametrize(
@@ -226,7 +232,7 @@ def test_the_page_as_html(pair):
     found = Tags(text)
     assert found.references
     assert all(reference.startswith("#") for reference in found.references)
-    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(plan_text.speed_rows(typed(plan)))
+    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(speed_text.speed_rows(typed(plan)))
     assert "&lt;was not&gt; compared" in text
     for part in ("RPC0[192.0.2.11:50052]", "Network overhead", "llama-server", "Advisories"):
         assert part in text

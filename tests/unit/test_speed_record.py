@@ -6,9 +6,10 @@ import math
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text, speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import speed_text
 from conftest import complete, typed
 from support.clusters import cards_of
 from support.drift import drifts
@@ -57,9 +58,9 @@ def test_speeds_of_generation_are_corrected_and_nothing_else(plan):
 def test_the_page_says_it(plan):
     after = speed_record.corrected(plan, measured(plan, 0.86)._replace(date="2026-11-25"))
     assert f"corrected by 0.86, measured on 2026-11-25 with {plan.model.name} and " in " ".join(
-        plan_text.speed_notes(after)
+        speed_text.speed_notes(after)
     )
-    assert "corrected" not in " ".join(plan_text.speed_notes(plan))
+    assert "corrected" not in " ".join(speed_text.speed_notes(plan))
 
 
 def test_of_another_model_less_is_known(plan):

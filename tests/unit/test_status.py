@@ -9,8 +9,9 @@ import jsonschema_rs
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, status_text, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
 from conftest import typed
 from support import actions, playbook_runs
 from support.drift import drifts
@@ -100,7 +101,7 @@ def written(plan, answers, tmp_path, **others):
     result, shown = run(plan, answers, path=str(path), **others)
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
-    assert all(len(line) <= plan_text.WIDTH for line in shown.splitlines())
+    assert all(len(line) <= tables.WIDTH for line in shown.splitlines())
     return told, result.get("msg", ""), shown
 
 

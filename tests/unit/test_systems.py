@@ -12,9 +12,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, make, refused, typed
 from support.clusters import IK_LLAMA
@@ -509,7 +510,7 @@ def record_of(planned):
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_plan_is_as_it_was_recorded(name, monkeypatch, request):
     """`make plans` records them again: look at each line of the difference."""
-    monkeypatch.setattr(plan_text, "WIDTH", 240)
+    monkeypatch.setattr(tables, "WIDTH", 240)
     source, extra = RECORDED[name]
     path = Path(__file__).parent / "data" / "plans" / f"{name}.txt"
     record = f"{record_of(plan(source, **extra))}\n"

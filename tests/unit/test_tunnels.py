@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import typed
 from support.verification import checks, judged, reports
 

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
@@ -219,15 +219,15 @@ def text_of(found: Sequence[Row], question: Question) -> str:
     others = [["not served", "uses", "file", "GiB", "why"]]
     for row in found:
         if row.why_not:
-            why = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
+            why = textwrap.shorten(row.why_not, tables.WIDTH, placeholder=" …")
             others.append([row.model, *_cells(row), why])
         else:
             served.append([row.model, *_cells(row)])
     told = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(told, plan_text.WIDTH),
-            *("\n" + plan_text.table(part) for part in (served, others) if part[1:]),
+            *textwrap.wrap(told, tables.WIDTH),
+            *("\n" + tables.table(part) for part in (served, others) if part[1:]),
             "",
         ]
     )

@@ -26,7 +26,7 @@ Line = Annotated[str, Text(longest=2000)]
 Word = Annotated[str, Text()]
 
 
-class Arguments(NamedTuple):
+class HostStatusArguments(NamedTuple):
     """Arguments of the module ``host_status``."""
 
     scope: Scope = "auto"

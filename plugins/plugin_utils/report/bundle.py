@@ -15,10 +15,9 @@ from typing import Annotated, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status import status_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Status
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
 
 KNOWN_VARIABLE = re.compile(
     r"(?:GGML|CUDA|HIP|HSA|ROCM|ROCR|ROCBLAS|AMD(?:GPU)?|GPU|VK|MESA|RADV|SYCL|ONEAPI|ZES?|UR|OMP|GOMP|KMP|NCCL|MTMD|CMAKE|BUILD)_\w+|LLAMA_(?!ARG|API)\w+"

@@ -14,10 +14,17 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table, bundle
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
+    benchmark_table,
+    bundle,
+    command_text,
+    memory_text,
+    plan_text,
+    speed_text,
+)
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -52,23 +59,27 @@ def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
         capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: plan_text.size_of(entry, part) for part in plan_text.PARTS}
+        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PARTS}
         label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
                 "entry": entry,
-                "over": plan_text.overcommitment(entry),
+                "over": memory_text.overcommitment(entry),
                 "said": f"{label} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
                     (part, _share(size, capacity))
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [plan_text.amount_text(entry, part) for part in plan_text.PARTS],
+                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PARTS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
             }
         )
-    notes = [*plan_text.auxiliary_model_lines(plan), *plan_text.uncounted_models(plan), *plan_text.reason_lines(plan)]
+    notes = [
+        *memory_text.auxiliary_model_lines(plan),
+        *memory_text.uncounted_models(plan),
+        *memory_text.reason_lines(plan),
+    ]
     return {"rows": rows, "beside": bool(plan.auxiliary_models), "notes": notes}
 
 
@@ -108,7 +119,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
         {
             "host": command.host,
             "service": command.name,
-            "lines": plan_text.command_lines(
+            "lines": command_text.command_lines(
                 command.argv,
                 {
                     name: value if bundle.is_shown(name, value) else redaction.marker(f"value of {name}")
@@ -117,7 +128,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
                 "",
             ),
         }
-        for command in plan_text.commands(plan)
+        for command in command_text.commands(plan)
     ]
 
 
@@ -127,7 +138,7 @@ def _versions(plan: Plan) -> list[str]:
         for build in host.builds:
             options = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
             rows.append([name, build.id, build.backend, options])
-    return plan_text.table(rows).splitlines() if len(rows) > 1 else []
+    return tables.table(rows).splitlines() if len(rows) > 1 else []
 
 
 def _checks(report: Report) -> dict[str, Any]:
@@ -148,12 +159,12 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            models=plan_text.model_rows(plan),
+            models=speed_text.model_rows(plan),
             notes=[plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
-            memories={title: _memory(model_plan) for title, model_plan in plan_text.memory_plans(plan).items()},
+            memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
-            speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
+            speed={"rows": speed_text.speed_rows(plan), "notes": speed_text.speed_notes(plan)},
         )
         parts["Versions"] = _versions(plan)
         names += ["Versions"] if parts["Versions"] else []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import plan_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 
 LAST_RESTARTS = 3
@@ -41,7 +41,7 @@ def _labelled_lines(start: str, text: str) -> list[str]:
     """Return a name and a text, which continues below itself."""
     return textwrap.wrap(
         text,
-        plan_text.WIDTH,
+        tables.WIDTH,
         initial_indent=f"  {start.ljust(LABEL)}",
         subsequent_indent=" " * (LABEL + 2),
         break_on_hyphens=False,
@@ -143,7 +143,7 @@ def _difference_lines(host: types.HostStatus) -> Iterator[str]:
 
 
 def text_of(status: types.Status) -> str:
-    """Return the status for a person, at most plan_text.WIDTH columns wide if names allow."""
+    """Return the status for a person, at most tables.WIDTH columns wide if names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     notes = [line for host in status.hosts for line in _difference_lines(host)]
@@ -151,8 +151,8 @@ def text_of(status: types.Status) -> str:
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _labelled_lines("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += plan_text.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
+    lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
     if workers:
         head = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *plan_text.table([head, *workers]).splitlines()]
+        lines += ["", *tables.table([head, *workers]).splitlines()]
     return "\n".join([*lines, *([""] if notes else []), *notes, ""])

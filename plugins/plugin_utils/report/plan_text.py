@@ -1,0 +1,291 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan as text for a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    AdvisoryPlan,
+    DevicePlacement,
+    LinkEstimate,
+    Plan,
+    Refused,
+)
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text, memory_text, speed_text
+
+SHOWN_OF_COMMIT = 12
+SHOWN_DIFFERENCES = 12
+"""Number of differences for each host; the JSON of the plan and the run itself name them all."""
+
+
+def plan_table(plan: Plan) -> str:
+    """Return the first parts of the page: release, source, and the devices of the layers."""
+    parts, titles = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
+    uncached = [
+        line
+        for worker, reason in _workers_without_cache(plan)
+        for line in tables.wrap("  ", f"no cache on {worker}: {reason}")
+    ]
+    lines = [*plan_title(plan), *uncached]
+    for title in titles:
+        lines += ["", *parts.get(title, [])]
+    return "\n".join([*lines, ""])
+
+
+ONE_AT_A_TIME = "One is loaded at a time: a request for another model waits while it loads."
+
+
+def about_first(plan: Plan) -> str:
+    return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
+
+
+def source_of(plan: Plan) -> str:
+    """Return the origin, number and size of the model's files; nothing for files on the head or several models."""
+    model = plan.model
+    if model.source.partition(":")[0] not in ("huggingface", "url", "copy") or plan.head.models:
+        return ""
+    source = model.source
+    if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
+        source = source.replace(str(model.revision), str(model.revision)[:SHOWN_OF_COMMIT])
+    sizes = [file.bytes for file in model.files]
+    size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
+    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
+
+
+def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
+    """Return HOST:NAME of each worker that receives all of its layers over the network at each load, and the reason."""
+    return [
+        (f"{host_name}:{worker.name}", worker.cache_why)
+        for host_name, host in plan.hosts.items()
+        for worker in host.workers
+        if plan.model.large_tensor_bytes and worker.used and not worker.cache
+    ]
+
+
+def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
+    """Return the whole plan, at most WIDTH columns wide if names allow.
+
+    :param changes: what site.yml would change.
+    """
+    lines = plan_title(plan)
+    for title, part in plan_parts(plan, changes).items():
+        lines += ["", title, *part]
+    return "\n".join(["", *lines, ""])
+
+
+def plan_title(plan: Plan | Refused) -> list[str]:
+    if isinstance(plan, Refused):
+        return [f"  {plan.cluster} has no plan"]
+    source, protocol = source_of(plan), plan.release.protocol or "of an unknown version"
+    models = ", ".join(model.name for model in plan.head.models or (plan.model,))
+    return [
+        *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {models}"),
+        *(tables.wrap("  ", f"from {source}") if source else []),
+        f"  with {plan.release.ref}, RPC protocol {protocol}",
+        *tables.wrap("  ", _origin(plan)),
+        *(
+            tables.wrap("  ", f"llama_release: auto picks {plan.release.source}: {plan.release.why}")
+            if plan.release.why
+            else []
+        ),
+    ]
+
+
+def _origin(plan: Plan) -> str:
+    """Return the origin of the release and the hosts that compile it."""
+    release = plan.release
+    origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
+    origin = origins.get(release.source) or release.repository or release.url or release.path
+    builders = ", ".join(
+        dict.fromkeys(build.builder for host in plan.hosts.values() for build in host.builds if build.cmake_options)
+    )
+    return f"source: {origin}{f'; compiled on {builders} (takes minutes the first time)' if builders else ''}"
+
+
+def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
+    """Return title → lines of each part of the page that is not empty."""
+    refused = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
+    if isinstance(plan, Refused):
+        return dict(refused)
+    parts = {
+        "Models": [
+            *tables.table(speed_text.model_rows(plan)).splitlines(),
+            f"  {ONE_AT_A_TIME}",
+            *tables.wrap("  ", about_first(plan)),
+        ]
+        if plan.head.models
+        else [],
+        "Topology": _topology(plan),
+        **{
+            title: memory_text.memory_lines(model_plan) if model_plan.placement or model_plan.auxiliary_models else []
+            for title, model_plan in memory_text.memory_plans(plan).items()
+        },
+        "Commands": command_text.commands_page(plan),
+        "Open ports": _ports(plan),
+        "Advisories": _advisories(plan),
+        "Predicted speed": speed_text.speed_lines(plan),
+        "Network overhead": speed_text.network_lines(plan),
+        "While a worker is away": speed_text.served_without_worker(plan)
+        if plan.head.models
+        else speed_text.fallback_lines(plan),
+        "What site.yml would change": changes,
+        **refused,
+    }
+    return {title: lines for title, lines in parts.items() if lines}
+
+
+class TopologyRow(NamedTuple):
+    """A device and its layers. ``link`` is None if the head drives it itself."""
+
+    host: str
+    device: str
+    endpoint: str
+    layers: str
+    link: LinkEstimate | None
+
+    def link_text(self) -> str:
+        """Return kind and latency of the link, or nothing."""
+        link = self.link
+        return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
+
+
+def topology_rows(plan: Plan) -> list[TopologyRow]:
+    """Return all devices with layers in llama-server's order; the head's processor first if it has some too."""
+    head = plan.head
+    links = {link.endpoint: link for link in plan.estimate.links}
+    devices = {worker.endpoint: worker.device for host in plan.hosts.values() for worker in host.workers}
+    devices.update({worker.endpoint: f"{worker.backend}, run elsewhere" for worker in plan.external_workers})
+    rows, start = [], head.cpu.layers
+    if start and plan.placement:
+        rows.append(TopologyRow(head.host, "CPU", "", _range(0, start), None))
+    for entry in plan.placement:
+        device, link = (devices[entry.endpoint], links[entry.endpoint]) if entry.endpoint else (entry.device, None)
+        rows.append(TopologyRow(entry.host, device, entry.endpoint or "", _layers(entry, start), link))
+        start += entry.layers
+    return rows
+
+
+def _range(start: int, count: int) -> str:
+    return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
+
+
+def _layers(entry: DevicePlacement, start: int) -> str:
+    """Return the layers of a device, like «layers 4 to 7, output»."""
+    parts = [_range(start, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
+    if not parts:
+        return "tensors from llama_server_override_tensor" if entry.weights_mib else "no layer"
+    return ", ".join(parts)
+
+
+def unused_workers(plan: Plan) -> str:
+    """Return the declared workers without a layer."""
+    workers = [
+        f"{name} {worker.device} {worker.endpoint}"
+        for name, host in plan.hosts.items()
+        for worker in host.workers
+        if not worker.used
+    ]
+    workers += [
+        f"{worker.host} {worker.backend} {worker.endpoint}, run elsewhere"
+        for worker in plan.external_workers
+        if not worker.used
+    ]
+    return ", ".join(workers)
+
+
+def _topology(plan: Plan) -> list[str]:
+    head = plan.head
+    rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology_rows(plan)]
+    lines = [f"  {head.host}  llama-server, {head.url}"]
+    if rows:
+        rows[-1][0] = "└─"
+        lines += tables.table(rows).splitlines()
+    else:
+        lines.append(f"  └─  the processor of {head.host}, all layers")
+    unused = unused_workers(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused) if unused else [])
+
+
+def _ports(plan: Plan) -> list[str]:
+    lines = []
+    for name, host in plan.hosts.items():
+        ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for rule in host.firewall:
+            ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
+        unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
+        closed_by = host.firewall_manager or (unit if host.unit_closes else "")
+        closed = (
+            f"blocked for everyone else by {closed_by}" if closed_by else "not blocked for others by this collection"
+        )
+        closed += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
+        for (address, sources), numbers in ports.items():
+            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            lines += tables.wrap("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
+    for worker in plan.external_workers:
+        text = f"{worker.host}  {worker.endpoint}: run elsewhere; its clients are unknown"
+        lines += tables.wrap("  ", text)
+    return lines or ["  none: the workers listen on loopback only"]
+
+
+def advisory_title(advisory: AdvisoryPlan) -> str:
+    """Return a title like «error, accepted: ID on HOST»."""
+    hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
+    return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
+
+
+def _advisories(plan: Plan) -> list[str]:
+    lines = []
+    for entry in plan.advisories:
+        lines.append(f"  {advisory_title(entry)}")
+        for text in (entry.message, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
+            lines += tables.wrap("      ", text)
+    return lines or ["  none"]
+
+
+def changes_of(
+    plan: Plan,
+    restarts: Mapping[str, Sequence[str]],
+    drifts: Mapping[str, Drift],
+    uncompared: Mapping[str, str],
+    packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
+) -> list[str]:
+    """Return what an apply would change: each host's releases, packages, differences and restarts.
+
+    :param restarts: host → services that must be restarted.
+    :param drifts: hosts that were compared → how they differ.
+    :param uncompared: host → reason why it was not compared.
+    :param packages_by_tool: result of changes.missing_tools.
+    """
+    lines = []
+    for name, drift in drifts.items():
+        packages = {package for tools in packages_by_tool.get(name, {}).values() for package in tools.values()}
+        if not drift.differences and not restarts[name] and not packages:
+            lines.append(f"  {name}  is as planned")
+            continue
+        lines.append(f"  {name}")
+        planned_builds = {build.id for build in plan.hosts[name].builds}
+        lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned_builds]
+        lines += [f"    + {build} would be installed" for build in drift.missing_builds]
+        if packages:
+            lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
+        rest = [difference.text for difference in drift.differences if difference.kind != "release"]
+        for text in rest[:SHOWN_DIFFERENCES]:
+            lines += tables.wrap("    ~ ", text)
+        if len(rest) > SHOWN_DIFFERENCES:
+            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
+        for service in restarts[name]:
+            verb = "started" if drift.services[service].state == STOPPED else "restarted"
+            lines += tables.wrap("    ! ", f"{service} would be {verb}")
+    for name, reason in uncompared.items():
+        lines += tables.wrap("  ", f"{name}  was not compared: {reason}")
+    return lines
