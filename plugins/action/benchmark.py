@@ -60,7 +60,7 @@ class ActionModule(Action):
     ARGUMENTS = BenchmarkArguments
 
     def perform(self, arguments: BenchmarkArguments) -> dict:
-        self._plan = arguments.plan.each()[0]
+        self._plan = arguments.plan.per_model()[0]
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
         if arguments.state:
@@ -180,7 +180,7 @@ class ActionModule(Action):
             if {device.device for device in load.plan.estimate.devices} == served_devices:
                 cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
-                record = speed_record.of_plan(load.plan, next(iter(speeds), None))
+                record = speed_record.new_record(load.plan, next(iter(speeds), None))
                 self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:

@@ -112,7 +112,7 @@ def make_plan(
             return plan
         cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}
         plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, cached_facts)
-        return speed_record.corrected(plan, inventory.measured_speed(facts, cluster.head))
+        return speed_record.correct_plan(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:
         return planner.refused(inventory.cluster_group(task_vars), refusal)
 

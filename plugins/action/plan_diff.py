@@ -38,13 +38,13 @@ class ActionModule(Action):
 
     def perform(self, arguments: PlanDiffArguments) -> dict:
         plan = arguments.plan
-        answers = changes.read(plan.hosts, arguments.answers)
+        answers = changes.read_answers(plan.hosts, arguments.answers)
         tools = {
             name: typed_json.reported(name, "its tools", Tools, answer["facts"]).tools
             for name, answer in arguments.facts.items()
             if answer.get("facts")
         }
-        drifts = changes.compared(answers)
+        drifts = changes.comparable_drifts(answers)
         decision = changes.decide(plan, drifts)
         changes.check_parts(plan.cluster, decision, arguments.parts)
         for name, kinds in decision.kinds.items() if "services" in arguments.parts else ():

@@ -44,7 +44,7 @@ class ActionModule(Action):
         plan, proofs, wrong = arguments.plan, [], []
         prefix = plan.hosts[plan.head.host].prefix
         names_of = [f"{model.name}: " for model in plan.head.models or ()] or [""]
-        for name, one in zip(names_of, plan.each()) if arguments.prove != NEVER and not self.check_mode else ():
+        for name, one in zip(names_of, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ():
             asked = first_layers.work_of(one)
             if asked:
                 asked = asked if arguments.prove == SEARCH else asked._replace(remedies=())

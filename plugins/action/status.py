@@ -39,7 +39,7 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
     try:
         condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
         return StatusAnswer(
-            condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
+            condition, changes.read_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
         )
     except Refusal as refusal:
         return StatusAnswer(reason=str(refusal))

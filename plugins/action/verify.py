@@ -76,7 +76,7 @@ class ActionModule(Action):
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question; of several models the first."""
-        first = self._without(self._lost(), subject).each()[0]
+        first = self._without(self._lost(), subject).per_model()[0]
         wrong = judge.gate(first, self._collect(first, first.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
@@ -85,7 +85,7 @@ class ActionModule(Action):
 
         :param deadline: of time.monotonic.
         """
-        answers = changes.read(plan.hosts, self._arguments.answers)
+        answers = changes.read_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
@@ -100,7 +100,7 @@ class ActionModule(Action):
         }
         with ThreadPoolExecutor(max(1, len(ends))) as threads:
             probes = threads.map(_probe, ends.values(), ends)
-            first, *others = subject.each()
+            first, *others = subject.per_model()
             evidence = self._collect(first, patience)
             more = [self._collect(other, patience) for other in others if evidence.server]
             probed = {end: source for end, source in zip(ends, probes) if source != NOT_REACHED}
@@ -166,7 +166,7 @@ class ActionModule(Action):
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
             self.write_record(
-                prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second)
+                prefix, names.MEASURED_SPEED, speed_record.new_record(plan.per_model()[0], completion.tokens_per_second)
             )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:

@@ -63,10 +63,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types impo
 def report_status(arguments):
     """Return the result of the module."""
     texts: dict[str, Any] = {}
-    drift, condition = host_status.read(arguments.scope, arguments.plan, arguments.head)
+    drift, condition = host_status.read_status(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
-        texts["report"] = host_report.read(arguments.scope, key_file)
+        texts["report"] = host_report.read_report(arguments.scope, key_file)
     return {**texts, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 

@@ -250,7 +250,7 @@ def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedR
 
     :param answers: host → result of host_info.
     """
-    return speed_record.readable(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
+    return speed_record.read_record(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
 
 
 def _check_missing_hosts(cached: Any, expected_hosts: Collection[str], retired_group: str) -> None:

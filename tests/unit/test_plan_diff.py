@@ -64,8 +64,8 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    read = changes.read(typed(plan).hosts, found)
-    assert list(changes.compared(read)) == ["head", "worker2"]
+    read = changes.read_answers(typed(plan).hosts, found)
+    assert list(changes.comparable_drifts(read)) == ["head", "worker2"]
     assert read["worker1"].reason.startswith(reason)
     assert len(read["worker1"].reason) <= 500
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]

@@ -60,7 +60,7 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
         llama_server_extra_args=[],
     ).plan()
     assert not plan["refused"], plan["reasons"]
-    one = typed_json.dump(typed(plan).each()[1])
+    one = typed_json.dump(typed(plan).per_model()[1])
     assert one["head"].pop("argv") == list(presets.model_argv(alone["head"]["argv"]))
     for key in ("placement", "estimate", "model", "auxiliary_models"):
         assert one[key] == alone[key]

@@ -26,17 +26,17 @@ class HostAnswer(NamedTuple):
     """Reason why it was not compared, or its drift does not count; otherwise empty."""
 
 
-def read(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
+def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
     """Return the reports of hosts that were compared with their parts of the plan.
 
     :param hosts: hosts of the plan.
     :param answers: host → result of host_info; missing for a host that did not answer.
     :raises Refusal: a report has another form.
     """
-    return {name: _read(name, host, answers.get(name) or {}) for name, host in hosts.items()}
+    return {name: _read_answer(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
 
-def _read(name: str, host: HostPlan, answer: Any) -> HostAnswer:
+def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
     report = typed_json.reported(name, "itself", HostAnswer, data)
     if report.drift:
@@ -59,7 +59,7 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
         raise typed_json.not_as_read(name, "itself", f"drift.services.{missing} is missing")
 
 
-def compared(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
+def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
     """Return hosts that were compared with the plan → how they differ."""
     return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.reason}
 

@@ -39,7 +39,7 @@ class SpeedRecord(NamedTuple):
     """planned tokens per second without any correction"""
 
 
-def readable(data: Any) -> Optional[SpeedRecord]:
+def read_record(data: Any) -> Optional[SpeedRecord]:
     """Return the record, or None if the data is not one."""
     try:
         record = typed_json.parse(SpeedRecord, data)
@@ -53,7 +53,7 @@ def _speculates(plan: Plan) -> bool:
     return not {"--spec-type", "--model-draft"}.isdisjoint(plan.head.argv)
 
 
-def of_plan(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
+def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
     """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices.
 
     :param plan: plan of one model.
@@ -68,10 +68,10 @@ def of_plan(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
         return None
     date = time.strftime("%Y-%m-%d")
     record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), speed, planned_speed / factor)
-    return readable(typed_json.dump(record))
+    return read_record(typed_json.dump(record))
 
 
-def corrected(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
+def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
     """Return the plan with its generation speeds corrected by the record, if the same devices hold its models."""
     if not record:
         return plan

@@ -578,7 +578,7 @@ class Plan(NamedTuple):
     id: Absent[PlanId] = None
     """hash under which hosts keep their parts; missing in a plan that is not applied"""
 
-    def each(self) -> "tuple[Plan, ...]":
+    def per_model(self) -> "tuple[Plan, ...]":
         """Return the plan of each model as if it were the only one: this plan if it is."""
         return tuple(self._plan_of(model) for model in self.head.models or ()) or (self,)
 

@@ -93,7 +93,7 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
-    generated = {one.model.path: one.model.known_answer for one in plan.each() if one.model.known_answer}
+    generated = {one.model.path: one.model.known_answer for one in plan.per_model() if one.model.known_answer}
     for path, size in generated.items():
         files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -157,7 +157,7 @@ def _called(plan: Plan) -> list[str]:
 
 def _planned(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    return {name: _figures(one.estimate) for name, one in zip(_called(plan), plan.each())}
+    return {name: _figures(one.estimate) for name, one in zip(_called(plan), plan.per_model())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
@@ -181,7 +181,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
 
 def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
     """What the head fetches; nothing where nobody knows yet how large that is."""
-    files = {file.path: file for one in plan.each() for file in one.model.files if file.url}
+    files = {file.path: file for one in plan.per_model() for file in one.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 

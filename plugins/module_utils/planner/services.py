@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import se
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
-    return [*(one.placement for one in plan.each()), *(fallback.placement for fallback in fallbacks)]
+    return [*(one.placement for one in plan.per_model()), *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -62,7 +62,7 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
                 sum(entry.weights_mib for entry in placement if entry.endpoint in sharing)
                 for placement in placements_of(one)
             )
-            for one in plan.each()
+            for one in plan.per_model()
         )
         limit = max(worker.cache_mib, math.ceil(needed))
         launcher += ["--cache", folder, "--limit-mib", str(limit)]
@@ -101,14 +101,14 @@ def behind_tunnels(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
 def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    uncounted = any(entry.without for one in plan.each() for entry in one.placement)
-    return [] if uncounted else sorted({size for one in plan.each() for size in one.model.large_tensor_bytes})
+    uncounted = any(entry.without for one in plan.per_model() for entry in one.placement)
+    return [] if uncounted else sorted({size for one in plan.per_model() for size in one.model.large_tensor_bytes})
 
 
 def _models(plan: Plan) -> list[str]:
     """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
     paths: list[str] = []
-    for one in plan.each():
+    for one in plan.per_model():
         files = sorted(one.model.files, key=lambda file: (file.role != download_record.MODEL, file.role))
         paths += [one.model.path, *(file.path for file in files)]
     return list(dict.fromkeys(paths))
@@ -133,7 +133,7 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     """
     head, own = plan.head, plan.hosts[plan.head.host]
     files = set(_models(plan))
-    starts = [head.argv, *(one.head.argv for one in plan.each()), *(one.head.argv for one in plan.fallbacks)]
+    starts = [head.argv, *(one.head.argv for one in plan.per_model()), *(one.head.argv for one in plan.fallbacks)]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in BETWEEN.split(word) if part.startswith("/")}
     others = {part for part in parts if not part.startswith((*OURS, own.prefix + "/"))}

@@ -46,7 +46,7 @@ def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
 
 
-def read(scope: str, key_file: str | None) -> dict[str, str]:
+def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     """Return name → text.
 
     :param key_file: file with the API keys of llama-server.

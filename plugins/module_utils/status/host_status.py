@@ -72,7 +72,7 @@ def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> ty
     )
 
 
-def read(
+def read_status(
     scope: str,
     host_plan: HostPlan | None,
     head: HeadPlan | None,

@@ -324,7 +324,7 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
 def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
     """:param evidence: of each model that takes turns, or of the one that is served."""
     names_of = [f"{one.name}: " for one in plan.head.models or ()] or [""]
-    for name, one, found in zip(names_of, plan.each(), evidence):
+    for name, one, found in zip(names_of, plan.per_model(), evidence):
         checks = _of_model(one, found, found.server) if found.server else [_health(one, found)]
         yield from (check._replace(subject=f"{name}{check.subject}") for check in checks)
 
@@ -376,7 +376,7 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
 
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
     """Of workers that the plan uses: any other one of others may serve somebody else."""
-    needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
+    needed = {entry.endpoint: entry.capacity_mib for one in plan.per_model() for entry in one.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:

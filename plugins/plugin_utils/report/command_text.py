@@ -25,7 +25,7 @@ def request_lines(plan: Plan) -> list[str]:
         replies.question_without_text("Once upon a time")
         if path
         else {"prompt": "", "temperature": 0}
-        if plan.each()[0].model.known_answer
+        if plan.per_model()[0].model.known_answer
         else {"prompt": "Once upon a time", "max_tokens": 32}
     )
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []

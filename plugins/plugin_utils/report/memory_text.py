@@ -53,7 +53,7 @@ def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
 
 def memory_plans(plan: Plan) -> dict[str, Plan]:
     """Return title → plan, one for each model as if it were the only one."""
-    next_models = zip((plan.head.models or ())[1:], plan.each()[1:])
+    next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
     return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
 
 
