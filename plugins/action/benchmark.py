@@ -12,12 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import (
-    command_line,
-    job,
-    matrix,
-    types,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, job, matrix, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
@@ -184,10 +179,7 @@ class ActionModule(Action):
                 self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:
-        """Return the result of the module on the head.
-
-        :raises AnsibleActionFail: the module failed; the message is its own.
-        """
+        """Return the result of the module on the head."""
         answer = self.module(host=typed_json.dump(places.place_in(self._host)), **arguments)
         if answer.get("failed"):
             raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")

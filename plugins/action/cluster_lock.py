@@ -45,11 +45,7 @@ class ActionModule(Action):
 
 
 def describe_run(process: int, playbooks: list[str]) -> Run:
-    """Return the description of this run.
-
-    :param process: of ansible-playbook.
-    :param playbooks: as its command line names them.
-    """
+    """Return the description of this run."""
     return Run(
         user=getpass.getuser()[:LONGEST_NAME],
         controller=socket.gethostname()[:LONGEST_NAME],

@@ -118,10 +118,7 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
-    """Return a host's report on its links and models.
-
-    :raises Refusal: the report has another form.
-    """
+    """Return a host's report on its links and models."""
     discovered = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in discovered.models:
         try:

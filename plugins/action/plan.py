@@ -90,15 +90,9 @@ class ActionModule(Action):
 
 
 def make_plan(
-    find_file: Callable[[str], str],
-    task_vars: dict,
-    facts: Mapping[str, Any],
-    model: Mapping[str, Any],
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Plan | Refused:
-    """Return the plan of the inventory that a task sees.
-
-    :param find_file: path of a file of the controller, as the operator names it.
-    """
+    """Return the plan of the inventory that a task sees."""
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
@@ -120,10 +114,7 @@ def make_plan(
 def compare_models(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
 ) -> list[what_fits.Row]:
-    """Return the models that the cluster of the inventory that a task sees could serve.
-
-    :raises Refusal: it cannot be planned, whatever the model.
-    """
+    """Return the models that the cluster of the inventory that a task sees could serve."""
     offers = what_fits.offers_of(inventory.published_models(), question.models)
     name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.catalogue(inventory.packages())

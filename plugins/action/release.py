@@ -135,10 +135,7 @@ class ActionModule(Action):
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
-    """Return the archives that a host needs of a release, in the controller's cache; none for a distribution's package.
-
-    :raises Refusal: no build could use it.
-    """
+    """Return the archives that a host needs of a release, in the controller's cache; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":
         return []

@@ -43,7 +43,6 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
     """Return the content of a variable's file; None without a path.
 
     :param refused_type: type of a file without ``hosts``, if it differs.
-    :raises Refusal: it cannot be read, or has another form.
     """
     if not path:
         return None
@@ -97,10 +96,7 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
-        """Return secret → its kind: values of variables, and passwords that the operator typed.
-
-        :param visible_text: see bundle.find_secrets.
-        """
+        """Return secret → its kind: values of variables, and passwords that the operator typed."""
         harmless_names = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
         passwords = (self._play_context.password, self._play_context.become_pass)
         secrets = {str(word): "Ansible password" for word in passwords if word}

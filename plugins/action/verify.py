@@ -17,26 +17,18 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    names,
-    typed_json,
-    validation,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record, tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Evidence,
-    Report,
-    Subject,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Report, Subject
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 display = Display()
 
@@ -190,7 +182,7 @@ class ActionModule(Action):
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
         else:
             display.display(
-                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *command_text.request_lines(plan), ""])
+                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *plan_text.request_lines(plan), ""])
             )
         return {"changed": False, "report": typed_json.dump(report)}
 

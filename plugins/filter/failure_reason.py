@@ -16,13 +16,13 @@ description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - It ends without a full stop.
   - Returns an empty text if nothing failed, or nothing new.
-positional: before
+positional: previous
 options:
   _input:
     description: V(ansible_failed_result), or an empty mapping.
     type: dict
     required: true
-  before:
+  previous:
     description: The result at an earlier time. Ansible keeps it after a C(rescue).
     type: dict
     default: {}
@@ -47,8 +47,8 @@ _value:
 """
 
 
-def failure_reason(result: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    if not result or result == before:
+def failure_reason(result: Mapping[str, Any], previous: Mapping[str, Any] | None = None) -> str:
+    if not result or result == previous:
         return ""
     failed = [item for item in result.get("results") or () if item.get("failed")] or [result]
     reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _message(item)).strip() for item in failed)

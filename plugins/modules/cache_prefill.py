@@ -61,10 +61,7 @@ def fill_caches(workers, check_mode):
 
 def main():
     module = AnsibleModule(
-        argument_spec={
-            "workers": {"type": "list", "elements": "dict", "required": True},
-            "account": {"type": "str"},
-        },
+        argument_spec={"workers": {"type": "list", "elements": "dict", "required": True}, "account": {"type": "str"}},
         supports_check_mode=True,
     )
     fields = cache_prefill.Worker._fields

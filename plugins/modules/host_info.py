@@ -111,9 +111,7 @@ def report(arguments):
 
 def main():
     module = AnsibleModule(
-        argument_spec=typed_json.specification(HostInfoArguments),
-        supports_check_mode=True,
-        no_log=True,
+        argument_spec=typed_json.specification(HostInfoArguments), supports_check_mode=True, no_log=True
     )
     with errors.reported(module):
         result = report(typed_json.parse(HostInfoArguments, module.params))

@@ -72,10 +72,7 @@ class Action(ActionBase):
             raise AnsibleActionFail(str(refusal)) from None
 
     def perform(self, arguments: Any) -> dict:
-        """Return the result of the task.
-
-        :param arguments: an ARGUMENTS.
-        """
+        """Return the result of the task."""
         raise NotImplementedError
 
     @property
@@ -101,10 +98,7 @@ class Action(ActionBase):
             self._task.check_mode = check_mode
 
     def command(self, text: str, data: bytes | None = None) -> dict:
-        """Run a command of the host's shell, with ``become`` if the task has it; return ``rc``, ``stdout`` and ``stderr``.
-
-        :param data: its input.
-        """
+        """Run a command of the host's shell, with ``become`` if the task has it; return ``rc``, ``stdout`` and ``stderr``."""
         input_arguments = {} if data is None else {"in_data": data}
         return self._low_level_execute_command(text, sudoable=True, **input_arguments)
 
@@ -142,10 +136,7 @@ class Action(ActionBase):
         return self.action("ansible.legacy.fetch", src=source, dest=target, flat=True)
 
     def transfer(self, source: str, name: str) -> str:
-        """Copy a file of the controller into the task's temporary folder on the host; return its path there.
-
-        :raises AnsibleError: the transfer failed. The message names the path.
-        """
+        """Copy a file of the controller into the task's temporary folder on the host; return its path there."""
         shell = self._connection._shell
         folder = shell.tmpdir or self._make_tmp_path()
         target = shell.join_path(folder, name)
@@ -154,10 +145,7 @@ class Action(ActionBase):
         return target
 
     def find_file(self, path: str) -> str:
-        """Return the path of a file of the controller, next to the inventory or in Ansible's search path.
-
-        :raises AnsibleError: the file is missing.
-        """
+        """Return the path of a file of the controller, next to the inventory or in Ansible's search path."""
         inventory_path = os.path.join(self.variables.get("inventory_dir") or "", os.path.expanduser(path))
         return (
             inventory_path

@@ -24,10 +24,7 @@ COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
 
 
 def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
-    """Check that a service manager can express the words.
-
-    :param forbidden: texts that no value may contain.
-    """
+    """Check that a service manager can express the words."""
     for value in values:
         text_found = next((text for text in forbidden if text in value), None)
         if validation.is_plain(value) and not text_found:
@@ -102,7 +99,6 @@ def _templates() -> Environment:
 def definition(host: HostPlan, service: ServicePlan, seconds: int = PROOF_SECONDS) -> str:
     """Return the definition of a service.
 
-    :param service: service of this host.
     :param seconds: time limit of a temporary service.
     :raises Refusal: the service manager cannot express a word of it.
     """

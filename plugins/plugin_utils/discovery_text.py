@@ -43,7 +43,6 @@ _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag
 def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> str:
     """Return the text of the inventory, as Ansible reads it.
 
-    :param left_out: host that is left out → reason.
     :raises Refusal: Ansible would read another cluster.
     """
     head, hosts = proposal.head.name, proposal.hosts

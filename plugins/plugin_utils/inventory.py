@@ -66,10 +66,7 @@ def published_models() -> list[dict]:
 
 
 def _type_problems(values: Any, options: Any) -> Iterator[str]:
-    """Yield a sentence for each value that Ansible's validator accepts, or fails at with a TypeError that names no variable.
-
-    :param options: name → option, of an argument specification.
-    """
+    """Yield a sentence for each value that Ansible's validator accepts, or fails at with a TypeError that names no variable."""
     for name, option in options.items():
         value = values.get(name) if isinstance(values, Mapping) else None
         if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
@@ -127,10 +124,7 @@ VALUE_LENGTH = 4096
 
 
 def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
-    """Return the variables of a host that differ from their defaults → value as JSON; a very long one is cut and gets a digest.
-
-    :param release: release that llama_release selects.
-    """
+    """Return the variables of a host that differ from their defaults → value as JSON; a very long one is cut and gets a digest."""
     defaults, variables = specification(), variables_of(task_vars, name)
     changed_keys = (
         key
@@ -246,10 +240,7 @@ def cluster_hosts(
 
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:
-    """Return the head's record of the last measured speed; None if there is no readable record.
-
-    :param answers: host → result of host_info.
-    """
+    """Return the head's record of the last measured speed; None if there is no readable record."""
     return speed_record.read_record(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
 
 

@@ -23,7 +23,6 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
     """Write the content that the operator asked for to the path in a variable. The file has either the old text or the new one, never a part.
 
     :param mode: mode of the file; None keeps its mode, or uses the account's default.
-    :raises AnsibleActionFail: it cannot be written there.
     """
     try:
         target = Path(os.path.expanduser(path))
@@ -44,7 +43,6 @@ def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
     """Write files into the folder that a variable names, and create it if necessary.
 
     :param texts: name of a file, perhaps in a folder below → its content.
-    :raises AnsibleActionFail: they cannot be written there.
     """
     folder = Path(os.path.expanduser(path))
     try:
@@ -66,15 +64,8 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
-def show_plan(
-    plan: Plan | Refused,
-    changes: Sequence[str],
-    report_path: str | None,
-) -> None:
-    """Show the page of a plan, and write it if a path is given.
-
-    :param changes: what site.yml would change.
-    """
+def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | None) -> None:
+    """Show the page of a plan, and write it if a path is given."""
     Display().display(plan_text.plan_page(plan, changes))
     if report_path:
         write("llama_report_path", report_path, html_page.page(plan, changes))
@@ -83,8 +74,5 @@ def show_plan(
 def write_report(
     path: str, plan: Plan | Refused | None, verification: Report | None, benchmark: Benchmark | None
 ) -> None:
-    """Write the page of the plan that serves, its verification and its benchmark.
-
-    :raises AnsibleActionFail: the page cannot be written.
-    """
+    """Write the page of the plan that serves, its verification and its benchmark."""
     write("llama_report_path", path, html_page.page(plan, (), verification, benchmark))

@@ -1,7 +1,7 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import RELEASE, definition, typed
 from support.clusters import FORK
 
@@ -158,12 +158,12 @@ def test_certificate_and_key_are_handed_over_and_clients_are_shown_https(pair):
 
 def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     curl = """curl -sS {}/v1/completions -d '{{"prompt": "", "temperature": 0}}'"""
-    assert command_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
+    assert plan_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
-    asked = " ".join("".join(command_text.request_lines(typed(plan))).replace("\\", " ").split())
+    asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())
     assert "-H 'Authorization: Bearer KEY' https://192.0.2.10:8080/v1/completions -d" in asked
     plan["model"]["known_answer"] = None
-    assert "Once upon a time" in "".join(command_text.request_lines(typed(plan)))
+    assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))
 
 
 def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE, RELEASE, Cluster, known_answer_of, typed
 from support.clusters import FORK, GPU, TOOLS, TREE, TWO_CARDS, serving, strix_halo
@@ -940,4 +940,4 @@ def test_a_model_for_embeddings_is_served_as_one_without_a_speed_of_generation(
     assert "conversation" not in page.partition("Predicted speed")[2].lower().replace("no conversations are", "")
     assert "proof" not in page
     path = "/v1/embeddings" if "--embeddings" in words else "/v1/rerank"
-    assert f"127.0.0.1:8080{path} " in " ".join(command_text.request_lines(typed(plan)))
+    assert f"127.0.0.1:8080{path} " in " ".join(plan_text.request_lines(typed(plan)))

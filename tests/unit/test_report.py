@@ -7,7 +7,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
-    command_text,
     html_page,
     memory_text,
     plan_text,
@@ -61,7 +60,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
 
 def test_a_command_can_be_pasted_into_a_shell():
     argv = ["/opt/x/llama-server", "--host", "127.0.0.1", "--alias", "a b", *["--flag-that-is-long", "value"] * 6]
-    lines = command_text.command_lines(argv, {"A": "1 2"})
+    lines = plan_text.command_lines(argv, {"A": "1 2"})
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text, html_page, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import complete, identity, known_answer_of, typed
 from support.clusters import FORK, TREE, cards_of, model
 from support.drift import drifts, typed_drifts
@@ -323,7 +323,7 @@ def test_a_person_reads_what_each_model_takes():
     first, *others = plan.head.models
     for known, prompt in ((None, "Once upon a time"), (KnownAnswerPlan(2, 64, "F32"), "")):
         models = (first._replace(model=first.model._replace(known_answer=known)), *others)
-        lines = command_text.request_lines(plan._replace(head=plan.head._replace(models=models)))
+        lines = plan_text.request_lines(plan._replace(head=plan.head._replace(models=models)))
         asked = " ".join("".join(lines).replace("\\", " ").split())
         question = json.loads(asked.partition("-d '")[2].rstrip("'"))
         assert (question["model"], question["prompt"]) == ("one", prompt)

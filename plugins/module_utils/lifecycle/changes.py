@@ -27,12 +27,7 @@ class HostAnswer(NamedTuple):
 
 
 def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
-    """Return the reports of hosts that were compared with their parts of the plan.
-
-    :param hosts: hosts of the plan.
-    :param answers: host → result of host_info; missing for a host that did not answer.
-    :raises Refusal: a report has another form.
-    """
+    """Return the reports of hosts that were compared with their parts of the plan."""
     return {name: _read_answer(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
 
@@ -90,7 +85,6 @@ class Decision(NamedTuple):
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     """Return what an apply does.
 
-    :param drifts: hosts that were compared → how they differ.
     :raises Refusal: a host has programs of another archive than the operator names.
     """
     _check_archives(plan, drifts)
@@ -135,7 +129,6 @@ def retired_group(cluster: str) -> str:
 def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None:
     """Check that the parts of the run can be carried out as a whole.
 
-    :param cluster: group of the cluster.
     :param parts: ``build`` and ``services``, as far as the run carries them out.
     :raises Refusal: a host is away while others would change, or services would change before what they need is installed.
     """
@@ -184,11 +177,7 @@ def while_away(plan: Plan, name: str) -> str:
 def missing_tools(
     plan: Plan, tools: Mapping[str, Collection[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return hosts → missing tools: ``required`` and ``optional``, tool → package. Optional tools only for hosts that build now.
-
-    :param tools: host that answered → tools that it has.
-    :param builders: hosts that build.
-    """
+    """Return hosts → missing tools: ``required`` and ``optional``, tool → package. Optional tools only for hosts that build now."""
 
     def missing(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
         return {tool: package for tool, package in packages.items() if tool not in installed_tools}

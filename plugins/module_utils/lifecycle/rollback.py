@@ -50,10 +50,7 @@ class KeptPlans(NamedTuple):
 
 
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
-    """Return host → plans that it keeps, from the hosts' reports.
-
-    :raises Refusal: a report has another form.
-    """
+    """Return host → plans that it keeps, from the hosts' reports."""
     subject = "the plans that it keeps"
     reports = {name: typed_json.reported(name, subject, KeptPlans, answer) for name, answer in answers.items()}
     for name, kept_plans in reports.items():
@@ -67,10 +64,7 @@ def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
 def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:
     """Return the plan to go back to, and its head: the previous plan that served, or the current one while a change is unfinished on a host.
 
-    :param hosts: host that answered → plans that it keeps.
-    :param heads: hosts that the inventory has as heads.
     :param failed: id of the plan that was applied just now and does not serve.
-    :raises Refusal: no such plan exists.
     """
     ordered = sorted(hosts, key=lambda name: name not in heads)
     head = next((name for name in ordered if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
@@ -219,8 +213,6 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
 def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
     """Return a sentence if the cluster runs another plan than the inventory's; None if it does not, or no host keeps a plan.
 
-    :param plan: completed, with ``id``.
-    :param drifts: hosts that answered → how they differ.
     :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
     last_plans = {

@@ -54,10 +54,7 @@ def _speculates(plan: Plan) -> bool:
 
 
 def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
-    """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices.
-
-    :param plan: plan of one model.
-    """
+    """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices."""
     estimate = plan.estimate
     planned_speed, correction = estimate.generation_tokens_per_s, estimate.correction
     if not speed or not planned_speed or plan.model.known_answer or _speculates(plan):

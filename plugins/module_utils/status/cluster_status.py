@@ -212,10 +212,6 @@ def make_status(
     """Return the status of a cluster.
 
 
-    :param heads: hosts of the group llama_head.
-    :param plan: complete plan; None without one.
-    :param refusal: reason why there is no plan.
-    :param answers: every host of the cluster → its answer.
     :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
     """
     head = plan.head.host if plan else next(iter(heads), None)

@@ -47,10 +47,7 @@ def _logs(place: places.Place) -> Iterable[tuple[str, str]]:
 
 
 def read_report(scope: str, key_file: str | None) -> dict[str, str]:
-    """Return name → text.
-
-    :param key_file: file with the API keys of llama-server.
-    """
+    """Return name → text."""
     secrets: dict[str, str] = {}
     with suppress(OSError):
         keys = reading.read(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)

@@ -42,10 +42,7 @@ def _verified(path: Path) -> VerificationStatus | None:
 
 
 def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
-    """Return what launcher, verify and llama-server report on the head; None on hosts without any of these.
-
-    :param head: None on other hosts.
-    """
+    """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
     folder = Path(place.prefix, "state")
     record, verified = serving_record.read(folder), _verified(Path(place.prefix, names.VERIFIED))
     if not head and not record and not verified:
@@ -72,17 +69,8 @@ def _head(place: places.Place, account: str | None, head: HeadPlan | None) -> ty
     )
 
 
-def read_status(
-    scope: str,
-    host_plan: HostPlan | None,
-    head: HeadPlan | None,
-) -> tuple[Drift | None, types.Condition]:
-    """Return how the host differs from its part of the plan (None without a plan), and its condition.
-
-    :param host_plan: the host's part of the plan; None without a plan.
-    :param head: `head` of the plan, on the head only.
-    :raises Refusal: see _check_place.
-    """
+def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
+    """Return how the host differs from its part of the plan (None without a plan), and its condition."""
     place = places.place_of(scope)
     if host_plan:
         _check_place(places.place_in(host_plan), place)

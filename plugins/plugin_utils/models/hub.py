@@ -197,10 +197,7 @@ def _without_label(name: str) -> str:
 
 
 def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
-    """Return the complete models that ``quantisation`` chooses, the smallest first.
-
-    :param name: name of a file of the model.
-    """
+    """Return the complete models that ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
     count = Counter(model.label.lower() for model in models)
     offered = [

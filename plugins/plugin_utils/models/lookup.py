@@ -56,10 +56,7 @@ def join_path(folder: str, path: str) -> str:
 
 
 def look_up(query: Query, seconds: float) -> ResolvedSource:
-    """Return the files of a source.
-
-    :raises Refusal: the source does not have it, or takes longer.
-    """
+    """Return the files of a source."""
     source = query.source
     find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:
@@ -73,10 +70,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
 def _headers(
     query: Query, read: Callable[[], gguf.Model], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
-    """Return name and bytes of the files of a model, and its summary.
-
-    :param place: its origin, for a message.
-    """
+    """Return name and bytes of the files of a model, and its summary."""
     source = query.source
     try:
         model = read()

@@ -21,11 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, lookup
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import (
-    Query,
-    ResolvedSource,
-    Summary,
-)
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, ResolvedSource, Summary
 
 MODULE = "llamacpp.cluster.model_info"
 
@@ -56,7 +52,6 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     """Return the result of the module ``model_info`` for one model.
 
     :param server: token_server of all models, if there are several.
-    :raises Refusal: the model is missing, or cannot be read.
     """
     resolver = _Resolver(action, request, options, server or token_server([request]))
     sources = {source.role: resolver.source(source) for source in request.sources()}
@@ -153,10 +148,7 @@ class _Resolver:
         return ResolvedSource(files, summary, entry.get("closed"))
 
     def _ollama(self, source: ModelSource) -> ResolvedSource:
-        """Return a blob that Ollama has on the host.
-
-        :raises Refusal: Ollama does not have it.
-        """
+        """Return a blob that Ollama has on the host."""
         name = str(source.ollama)
         entry = _entry(_entry(self.on_host, "ollama", name), source.role)
         if not entry:

@@ -27,7 +27,6 @@ RULES = Path(__file__).with_name("llamacpp.rules.yml")
 def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
     """Return name of a file → its text.
 
-    :param addresses: host → address at which Prometheus reaches it.
     :raises Refusal: Prometheus would see nothing.
     """
     hosts_without_metrics = [name for name, host in plan.hosts.items() if not host.metrics]
@@ -65,11 +64,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
 
 
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the address at which others reach a host; its own if Ansible runs on it.
-
-    :param variables: variables of the host.
-    :raises Refusal: the address is unknown.
-    """
+    """Return the address at which others reach a host; its own if Ansible runs on it."""
     address = str(variables.get("ansible_host") or name)
     if cluster_inputs.is_numeric(address):
         return address

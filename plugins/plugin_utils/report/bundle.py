@@ -53,10 +53,7 @@ def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], 
 
 
 def _secret_lines(value: Any, is_named: bool, visible_text: str) -> Iterator[str]:
-    """Yield the lines of a value that may be secret.
-
-    :param is_named: whether the name of a parent marks it as a secret.
-    """
+    """Yield the lines of a value that may be secret."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _secret_lines(part, is_named or bool(redaction.NAME.search(str(name))), visible_text)
@@ -88,10 +85,7 @@ def _plan_secrets(plan: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield value and kind of each variable in an environment that may be secret.
-
-    :param name: name of its key.
-    """
+    """Yield value and kind of each variable in an environment that may be secret."""
     if isinstance(value, list):
         for part in value:
             yield from _process_secrets(part)
@@ -111,10 +105,7 @@ def is_shown(variable: str, value: str) -> bool:
 
 
 def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
-    """Return a JSON value without secrets, and without texts that are derived from its other values.
-
-    :param name: name of its key.
-    """
+    """Return a JSON value without secrets, and without texts that are derived from its other values."""
     if isinstance(value, Mapping):
         return {key: _clean(part, secrets, key) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -130,7 +121,6 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
     """Return the archive, with its bytes as surrogates.
 
     :param records: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there, and ``facts``, which are only shown.
-    :param secrets: secret → its kind.
     """
     record: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
     status = typed_json.parse(Status, records["status"])

@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
     benchmark_table,
     bundle,
-    command_text,
     memory_text,
     plan_text,
     speed_text,
@@ -119,7 +118,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
         {
             "host": command.host,
             "service": command.name,
-            "lines": command_text.command_lines(
+            "lines": plan_text.command_lines(
                 command.argv,
                 {
                     name: value if bundle.is_shown(name, value) else redaction.marker(f"value of {name}")
@@ -128,7 +127,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
                 "",
             ),
         }
-        for command in command_text.commands(plan)
+        for command in plan_text.commands(plan)
     ]
 
 
@@ -177,11 +176,7 @@ def page(
     verification: Report | None = None,
     benchmark: Benchmark | None = None,
 ) -> str:
-    """Return the HTML of a plan, also a refused one, with its verification and measurements.
-
-    :param plan: None leaves its parts out.
-    :param changes: what site.yml would change.
-    """
+    """Return the HTML of a plan, also a refused one, with its verification and measurements."""
     view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
     refused_parts = [name for name in view["parts"] if name == "Refused"]
     first_parts = [
@@ -212,6 +207,6 @@ def page(
                     *(["Measured and predicted"] if benchmark else []),
                     *other_parts,
                 ],
-            },
+            }
         )
     )

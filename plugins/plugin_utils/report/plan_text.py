@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -21,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     Refused,
 )
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import command_text, memory_text, speed_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
 SHOWN_OF_COMMIT = 12
 SHOWN_DIFFERENCES = 12
@@ -73,10 +75,7 @@ def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
 
 
 def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
-    """Return the whole plan, at most WIDTH columns wide if names allow.
-
-    :param changes: what site.yml would change.
-    """
+    """Return the whole plan, at most WIDTH columns wide if names allow."""
     lines = plan_title(plan)
     for title, part in plan_parts(plan, changes).items():
         lines += ["", title, *part]
@@ -130,7 +129,7 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
             title: memory_text.memory_lines(model_plan) if model_plan.placement or model_plan.auxiliary_models else []
             for title, model_plan in memory_text.memory_plans(plan).items()
         },
-        "Commands": command_text.commands_page(plan),
+        "Commands": commands_page(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
         "Predicted speed": speed_text.speed_lines(plan),
@@ -259,13 +258,7 @@ def changes_of(
     uncompared: Mapping[str, str],
     packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> list[str]:
-    """Return what an apply would change: each host's releases, packages, differences and restarts.
-
-    :param restarts: host → services that must be restarted.
-    :param drifts: hosts that were compared → how they differ.
-    :param uncompared: host → reason why it was not compared.
-    :param packages_by_tool: result of changes.missing_tools.
-    """
+    """Return what an apply would change: each host's releases, packages, differences and restarts."""
     lines = []
     for name, drift in drifts.items():
         packages = {package for tools in packages_by_tool.get(name, {}).values() for package in tools.values()}
@@ -289,3 +282,64 @@ def changes_of(
     for name, reason in uncompared.items():
         lines += tables.wrap("  ", f"{name}  was not compared: {reason}")
     return lines
+
+
+def request_lines(plan: Plan) -> list[str]:
+    """Return a request to the server as a shell command."""
+    question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
+    path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
+    question |= (
+        replies.question_without_text("Once upon a time")
+        if path
+        else {"prompt": "", "temperature": 0}
+        if plan.per_model()[0].model.known_answer
+        else {"prompt": "Once upon a time", "max_tokens": 32}
+    )
+    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
+    return command_lines(
+        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
+    )
+
+
+def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:
+    """Return a shell command with an option and its value on each line, no line longer than the page if possible."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    for word in map(shlex.quote, argv):
+        if words and words[-1].startswith("-") and " " not in words[-1] and not word.startswith("-"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    lines = [start]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 > tables.WIDTH and lines[-1].strip():
+            lines[-1] += "\\"
+            lines.append(start + "  ")
+        lines[-1] += word + " "
+    return [line.rstrip() for line in lines]
+
+
+class Command(NamedTuple):
+    """A program that a service, or llama-server itself, runs on a host."""
+
+    host: str
+    name: str
+    """Name of the service or of the model."""
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def commands(plan: Plan) -> list[Command]:
+    started = [
+        Command(name, service.name, service.process, service.environment)
+        for name, host in plan.hosts.items()
+        for service in host.services
+    ]
+    return [*started, *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ())]
+
+
+def commands_page(plan: Plan) -> list[str]:
+    return [
+        line
+        for command in commands(plan)
+        for line in (f"  {command.host}  {command.name}", *command_lines(command.argv, command.environment))
+    ]

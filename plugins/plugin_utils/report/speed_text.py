@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    Estimate,
-    Plan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
 
 
 def model_rows(plan: Plan) -> list[list[str]]:
@@ -40,10 +37,7 @@ def served_without_worker(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if rows else []
 
 
-RATES = {
-    "table": "come from a table by name and architecture",
-    "assumed": "are assumed for at least one device",
-}
+RATES = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
 
 
 def makes_text(plan: Plan) -> bool:

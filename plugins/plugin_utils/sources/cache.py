@@ -31,7 +31,6 @@ def folder(name: str, variable: str) -> Path:
     """Return a folder of the cache, and create it if it is missing.
 
     :param name: name, possibly with several parts, like ``releases/one``.
-    :param variable: variable of the operator, for messages.
     :raises AnsibleError: the cache belongs to another account, or the folder cannot be made.
     """
     path = root()
@@ -51,7 +50,6 @@ def folder(name: str, variable: str) -> Path:
 def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """Yield a folder of the cache that no other run uses meanwhile, without leftovers of killed runs.
 
-    :param name: see folder.
     :raises AnsibleError: see folder; also in place of every OSError of the body.
     """
     path = folder(name, variable)

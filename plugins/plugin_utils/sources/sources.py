@@ -55,11 +55,7 @@ WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package where the 
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
-    """Return the cluster with the details that only the controller can look up, for the releases of which a host has a build.
-
-    :param find_file: returns the path of a file of the controller that an operator names.
-    :raises Refusal: names the variable.
-    """
+    """Return the cluster with the details that only the controller can look up, for the releases of which a host has a build."""
 
     resolved = {}
     for variable in programs.release_variables(cluster, catalogue):
@@ -74,9 +70,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
     """Return ``llama_release`` with details from the controller: path of the archive, commit of a branch or tag, build number, and the SHA-256 and
     changed files of patches.
 
-    :param find_file: returns the path of a file of the controller that an operator names.
     :raises Refusal: a file, branch, tag or commit does not exist.
-    :raises AnsibleError: the cache cannot be used.
     """
     request = request._replace(patches=tuple(_read_patch(patch, find_file) for patch in request.patches))
     if request.path and not _is_cached(request.checksum):
@@ -152,7 +146,6 @@ def _build_of(repository: str, ref: str, commit: str) -> int:
 def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[Fetched]:
     """Return the archives of a planned release in the cache. One without a checksum must stay the same as when it was first fetched.
 
-    :param names: names of upstream's archives; other releases have one archive.
     :raises AnsibleError: an archive cannot be fetched, or its SHA-256 differs; it is not cached then.
     """
     return [_fetch_one(release, name) for name in names or [""]]
@@ -292,10 +285,7 @@ def _download_pypi(release: ReleasePlan, target: Path) -> None:
 
 
 def _download(url: str, target: Path, subject: str, remedy: str) -> None:
-    """Fetch a file.
-
-    :param subject: begins the sentence of an error; ``remedy`` ends it.
-    """
+    """Fetch a file."""
     for pause in (*PAUSES, None):
         try:
             return _receive(url, target)
