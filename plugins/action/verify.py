@@ -68,7 +68,7 @@ class ActionModule(Action):
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Waits for the server and asks it one real question; of several models the first."""
-        first = self._without(self._lost(), subject).per_model()[0]
+        first = self._without(self._lost(), subject).each()[0]
         wrong = judge.gate(first, self._collect(first, first.head.start_timeout))
         return {"failed": True, "msg": wrong} if wrong else {"changed": False}
 
@@ -92,7 +92,7 @@ class ActionModule(Action):
         }
         with ThreadPoolExecutor(max(1, len(ends))) as threads:
             probes = threads.map(_probe, ends.values(), ends)
-            first, *others = subject.per_model()
+            first, *others = subject.each()
             evidence = self._collect(first, patience)
             more = [self._collect(other, patience) for other in others if evidence.server]
             probed = {end: source for end, source in zip(ends, probes) if source != NOT_REACHED}
