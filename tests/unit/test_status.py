@@ -145,9 +145,9 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
         ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
         ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
         ("waiting", "running", SILENT, WAITS, "waiting", "it is waiting, it waits for 192.0.2.11:50052"),
-        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server ended by signal 9"),
+        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server exited by signal 9"),
         ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server ended by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server exited by signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):

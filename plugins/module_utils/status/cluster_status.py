@@ -83,7 +83,7 @@ def _state(planned_state: str | None, defined_state: str | None, head: types.Hea
     :param defined_state: its state in the service manager; None without a definition.
     """
     record, health = head.serving if head.current else None, head.health
-    exit_text = f"llama-server ended {head.ends.how}" if head.ends.how else ""
+    exit_text = f"llama-server exited {head.ends.how}" if head.ends.how else ""
     if health and health.healthy:
         return (record.state if record and record.state in SERVING_STATES else "serving"), ""
     if defined_state is None and planned_state not in RUNNING_STATES:

@@ -97,11 +97,11 @@ def _check_place(planned_place: places.Place, actual_place: places.Place) -> Non
     """Check the place of the installation. The plan comes from facts that lay on the head, and root runs programs and removes files below the
     prefix: a compromised head must not choose it.
 
-        :raises Refusal: the plan and this host have the installation in different places.
+    :raises Refusal: the plan and this host have the installation in different places.
     """
     for key, planned_value, actual in zip(places.Place._fields, planned_place, actual_place):
         if planned_value != actual:
             raise Refusal(
-                f"{key} is {validation.show(planned_value)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
-                "anew; if it persists, treat the head as compromised (docs/security.md)"
+                f"{key} is {validation.show(planned_value)} in the facts that the head keeps, but {actual} on this host: run site.yml to gather facts "
+                "again; if this persists, treat the head as compromised (docs/security.md)"
             )

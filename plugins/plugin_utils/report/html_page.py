@@ -64,7 +64,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
             {
                 "entry": entry,
                 "over": memory_text.overcommitment(entry),
-                "said": f"{label} of {entry.capacity_mib:.0f} MiB",
+                "label": f"{label} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
                     (part, _share(size, capacity))
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
@@ -79,7 +79,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
         *memory_text.uncounted_models(plan),
         *memory_text.reason_lines(plan),
     ]
-    return {"rows": rows, "beside": bool(plan.auxiliary_models), "notes": notes}
+    return {"rows": rows, "has_auxiliary": bool(plan.auxiliary_models), "notes": notes}
 
 
 def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _checks(report: Report) -> dict[str, Any]:
     summary = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "not tested") if counts[status])
     return {
         "rows": report.checks,
-        "said": f"Of {len(report.checks)} checks: {summary}." if report.checks else "Nothing was checked.",
+        "summary": f"Of {len(report.checks)} checks: {summary}." if report.checks else "Nothing was checked.",
     }
 
 

