@@ -81,7 +81,7 @@ behind:
   type: list
   elements: str
 while_away:
-  description: A sentence by host: what serves while it is away.
+  description: A sentence by host on what serves while it is away.
   returned: success
   type: dict
 unreached:

@@ -89,7 +89,7 @@ def test_the_page_of_a_cluster():
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
         "--load-mode dio",
-        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else by systemd's unit",
+        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",
     ):
         assert part in text
