@@ -46,7 +46,8 @@ launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
 links/inspection._protected model/first_layers.write model/gguf.File.__init__
 model/known_answer_file.write models/download._complete models/download._problem_of
-models/download._write_record models/web.answer proof/run._served status/host_report.read_report verify/evidence._asked_again verify/server_client.Client.__init__
+models/download._write_record models/web.answer proof/run._served status/host_report.read_report verify/evidence._asked_again
+verify/server_client.Client.__init__
 verify/server_client.first_key
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account
