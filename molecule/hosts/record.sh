@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints what a cluster could leave behind on a host: files that no package owns, accounts, enabled units, rules and addresses.
-# Left out is what packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf. firewalld writes the file of a
+# Prints possible leftovers of a cluster on a host: files that no package owns, accounts, enabled units, rules and addresses.
+# It omits files that packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf. firewalld writes the file of a
 # zone with its first permanent rule, and keeps the one before: of zones the rules are printed.
 export LC_ALL=C SYSTEMD_COLORS=0
 dpkg-query -L $(dpkg-query -W -f '${binary:Package}\n') 2>/dev/null | sort -u >/tmp/owned

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans what a benchmark measures, has the head measure it, shows how far it is, and writes the table."""
+"""Plans a benchmark, lets the head measure it, shows its progress, and writes the table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import (
-    command_line,
-    job,
-    matrix,
-    types,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, job, matrix, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
@@ -29,15 +24,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import pl
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 
 display = Display()
 
 POLL_SECONDS = 10.0
-END_SECONDS = 60
-"""That a program may take to end when its time is over."""
+EXIT_SECONDS = 60
+"""Seconds that a program may take to exit when its time is over."""
 
 
 class PlannedLoad(NamedTuple):
@@ -48,7 +43,7 @@ class PlannedLoad(NamedTuple):
     argv: Sequence[str]
 
 
-class Arguments(NamedTuple):
+class BenchmarkArguments(NamedTuple):
     plan: Plan
     facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
@@ -57,10 +52,10 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = BenchmarkArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        self._plan = arguments.plan.each()[0]
+    def perform(self, arguments: BenchmarkArguments) -> dict:
+        self._plan = arguments.plan.per_model()[0]
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
         if arguments.state:
@@ -80,54 +75,54 @@ class ActionModule(Action):
     def _show(self, text: str) -> None:
         display.display(f"  [{self._name}] benchmark: {text}")
 
-    def _loads(self, arguments: Arguments) -> list[PlannedLoad]:
-        """What can be measured, of several models that take turns with the first. Makes the record, with all cells.
+    def _loads(self, arguments: BenchmarkArguments) -> list[PlannedLoad]:
+        """Return the loads that can be measured, with the first of several models. Make the record, with all cells.
 
         :raises Refusal: a variable is wrong, or the release has no program that measures.
         """
-        served = self._plan
-        name, hosts = inventory.hosts(self.variables, arguments.facts, inventory.of_play(self.variables))
-        first = next(iter(turns.overlays(hosts[self._name]["variables"])), None)
-        if first:
-            hosts = {**hosts, self._name: {**hosts[self._name], "variables": first.variables}}
-        model = turns.found_of(arguments.model, first.name) if first else arguments.model
+        served_plan = self._plan
+        name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, inventory.play_variables(self.variables))
+        first_model = next(iter(turns.overlays(hosts[self._name]["variables"])), None)
+        if first_model:
+            hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
+        model = turns.found_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
-        if not any(options.MEASURING in build.targets for build in served.hosts[self._name].builds):
-            fix = "set llama_benchmark_programs to true, run site.yml, and then this playbook again"
-            if not served.release.mainline:
-                fix = f"only releases of llama.cpp can be measured, and {served.release.ref} is one of {served.release.fork}"
-            raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {fix}")
+        if not any(options.MEASURING in build.targets for build in served_plan.hosts[self._name].builds):
+            remedy = "set llama_benchmark_programs to true, run site.yml, and then this playbook again"
+            if not served_plan.release.mainline:
+                remedy = f"only releases of llama.cpp can be measured, and {served_plan.release.ref} is one of {served_plan.release.fork}"
+            raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(
-                f"{self._name} runs its services by {self._host.service_manager}, and a benchmark needs systemd or supervisor: use a head with one of them"
+                f"{self._name} runs its services by {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
             )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
-        for names_of in matrix.loads_of(request, served):
-            plan = _plan_of(matrix.cluster_of(cluster, names_of, request, served), model, catalogue)
-            obstacle = matrix.obstacle(plan, served, names_of)
+        for host_names in matrix.loads_of(request, served_plan):
+            plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), model, catalogue)
+            obstacle = matrix.obstacle(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not obstacle:
-                loads.append(PlannedLoad(names_of, plan, command_line.argv_of(plan, request)))
-            cells += matrix.cells_of(names_of, request, plan, obstacle)
+                loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
+            cells += matrix.cells_of(host_names, request, plan, obstacle)
         self._record = types.Benchmark(
             schema=types.SCHEMA,
-            cluster=served.cluster,
+            cluster=served_plan.cluster,
             time=int(time.time()),
-            plan=served.id or "",
-            release=f"llama.cpp {served.release.ref}, commit {served.release.commit}",
-            model=served.model.name,
+            plan=served_plan.id or "",
+            release=f"llama.cpp {served_plan.release.ref}, commit {served_plan.release.commit}",
+            model=served_plan.model.name,
             cells=tuple(cells),
         )
         return loads
 
     def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        seconds = (command_line.LOAD_SECONDS + END_SECONDS) * len(loads)
+        seconds = (command_line.LOAD_SECONDS + EXIT_SECONDS) * len(loads)
         self._call(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
 
     def _end(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
-        """Has the server serve again, and leaves what was measured."""
+        """Start the server again, and write the results."""
         try:
             self._call(state="absent")
         finally:
@@ -139,62 +134,59 @@ class ActionModule(Action):
         self._keep_speed(loads)
 
     def _follow(self, loads: Sequence[PlannedLoad]) -> None:
-        """Takes what the programs measure, until all of them have ended.
+        """Collect the programs' measurements until all programs have exited.
 
-        :raises AnsibleActionFail: the job was ended before.
+        :raises AnsibleActionFail: the job was stopped early.
         """
-        began, running = time.monotonic(), True
+        start, running = time.monotonic(), True
         while running:
             answer = self._call(programs=len(loads))
             progress = typed_json.reported(self._name, "the benchmark", types.BenchmarkProgress, answer)
             running = progress.running
-            for one, program in zip(loads, progress.programs):
-                self._update(one, program)
+            for load, program in zip(loads, progress.programs):
+                self._update(load, program)
             if running:
-                self._show(f"{time.monotonic() - began:.0f} s")
+                self._show(f"{time.monotonic() - start:.0f} s")
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} was ended while llama-bench measured: somebody stopped it or started the server, or the host "
-                "restarted. Run this playbook again, which begins anew."
+                f"the benchmark on {self._name} stopped while llama-bench measured: somebody stopped it or started the server, or the host "
+                "restarted. Run this playbook again: it starts over."
             )
 
-    def _update(self, one: PlannedLoad, program: types.Program) -> None:
-        """Takes figures into the record and shows new ones; what lacks one when the program has ended gets the reason."""
-        speeds, cells = {(found.test, found.depth): found.speed for found in program.results}, []
+    def _update(self, load: PlannedLoad, program: types.Program) -> None:
+        """Add results to the record and show new ones; cells that a finished program did not measure get the reason."""
+        speeds, cells = {(result.test, result.depth): result.speed for result in program.results}, []
         for cell in self._record.cells:
-            if cell.hosts == one.hosts and not cell.is_done:
+            if cell.hosts == load.hosts and not cell.is_done:
                 cell = cell._replace(measured=speeds.get((cell.test, cell.depth)))
                 if program.status is not None and not cell.measured:
-                    why_not = f"llama-bench ended with status {program.status}: {program.said or 'it wrote nothing'}"
-                    cell = cell._replace(skipped=why_not)
+                    obstacle = f"llama-bench exited with status {program.status}: {program.said or 'no output'}"
+                    cell = cell._replace(skipped=obstacle)
                 if cell.is_done:
                     self._show(f"{cell.name}: {benchmark_table.speed(cell) or f'not measured, {cell.skipped}'}")
             cells.append(cell)
         self._record = self._record._replace(cells=tuple(cells))
 
     def _keep_speed(self, loads: Sequence[PlannedLoad]) -> None:
-        """Leaves the measured generation of the devices that serve on the head, for the next plan."""
-        served = {device.device for device in self._plan.estimate.devices}
-        for one in loads:
-            if {device.device for device in one.plan.estimate.devices} == served:
-                cells = [cell for cell in self._record.cells if cell.hosts == one.hosts and not cell.depth]
+        """Record the measured generation of the devices that serve on the head, for the next plan."""
+        served_devices = {device.device for device in self._plan.estimate.devices}
+        for load in loads:
+            if {device.device for device in load.plan.estimate.devices} == served_devices:
+                cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
-                record = speed_record.of_plan(one.plan, next(iter(speeds), None))
-                self.leave(self._host.prefix, names.MEASURED_SPEED, record)
+                record = speed_record.new_record(load.plan, next(iter(speeds), None))
+                self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call(self, **arguments: Any) -> dict:
-        """What the module returns on the head.
-
-        :raises AnsibleActionFail: with what it says.
-        """
+        """Return the result of the module on the head."""
         answer = self.module(host=typed_json.dump(places.place_in(self._host)), **arguments)
         if answer.get("failed"):
-            raise AnsibleActionFail(f"benchmark on {self._name}: {why(answer)}")
+            raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")
         return answer
 
 
-def _plan_of(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
+def _make_plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
     try:
         return planner.make(cluster, model, catalogue, "")
     except Refusal as refusal:
@@ -202,22 +194,27 @@ def _plan_of(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan
 
 
 def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
-    """The service that measures what would be served, with the limits of the head's own."""
-    first = loads[0].plan
-    host = first.hosts[first.head.host]
-    heads = [service for one in loads for service in one.plan.hosts[first.head.host].services if service.kind == "head"]
-    script = command_line.script_of(host.state, [(one.argv, one.plan.head.environment) for one in loads])
+    """Return the service that measures the loads, with the limits of the head's own service."""
+    first_plan = loads[0].plan
+    host = first_plan.hosts[first_plan.head.host]
+    heads = [
+        service
+        for load in loads
+        for service in load.plan.hosts[first_plan.head.host].services
+        if service.kind == "head"
+    ]
+    script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
     def union(field: str, unlimited: Any = "") -> Any:
-        """What the service may use of one kind; everything where one of the heads may."""
+        """Return the permissions of one kind; everything if one of the heads has no limit."""
         values = [getattr(service, field) for service in heads]
         return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
 
     return heads[0]._replace(
         name=job.NAME,
         temporary=True,
-        description=f"benchmark of cluster {first.cluster}",
-        argv=services.behind_tunnels(first, ["/bin/sh", "-c", script]),
+        description=f"benchmark of cluster {first_plan.cluster}",
+        argv=services.behind_tunnels(first_plan, ["/bin/sh", "-c", script]),
         environment={},
         reads=(),
         after=(),

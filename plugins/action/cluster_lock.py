@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Says to the module which run this is, and takes over the lock of a run of this controller that has ended."""
+"""Tells the module which run this is, and takes over the lock of a finished run of this controller."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ActionModule(Action):
     ARGUMENTS = LockArguments
 
     def perform(self, arguments: LockArguments) -> dict:
-        run = this_run(os.getppid(), context.CLIARGS.get("args") or [])
-        asked = arguments._replace(run=typed_json.dump(run))
+        run = describe_run(os.getppid(), context.CLIARGS.get("args") or [])
+        lock_arguments = arguments._replace(run=typed_json.dump(run))
         try:
-            result = self.module(**asked._asdict())
+            result = self.module(**lock_arguments._asdict())
             holder = result.get("holder")
             if holder and has_ended(typed_json.reported(self.host, "the lock of its cluster", Run, holder)):
-                result = self.module(**asked._replace(ended=holder)._asdict())
+                result = self.module(**lock_arguments._replace(ended=holder)._asdict())
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(
-                "The head cannot be reached: nothing keeps another run from changing this cluster at the same time."
+                "The head cannot be reached, so the cluster could not be locked: do not run another playbook meanwhile."
             )
             return {"changed": False}
         if result.get("taken_from"):
@@ -44,9 +44,8 @@ class ActionModule(Action):
         return result
 
 
-def this_run(process: int, playbooks: list[str]) -> Run:
-    """:param process: of ansible-playbook.
-    :param playbooks: as its command line names them."""
+def describe_run(process: int, playbooks: list[str]) -> Run:
+    """Return the description of this run."""
     return Run(
         user=getpass.getuser()[:LONGEST_NAME],
         controller=socket.gethostname()[:LONGEST_NAME],
@@ -57,7 +56,7 @@ def this_run(process: int, playbooks: list[str]) -> Run:
 
 
 def _machine() -> str:
-    """What no other controller has, also where host names are alike: the start of its system, and of a container its processes' namespace."""
+    """Return an identity that no other controller has, even with the same host name: the boot of its system, and in a container its namespace of processes."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # macOS
@@ -65,7 +64,7 @@ def _machine() -> str:
 
 
 def has_ended(run: Run) -> bool:
-    """Whether a run was one of this controller, and has ended. False where that cannot be known."""
+    """Return whether a run was one of this controller, and has ended. False if that is unknown."""
     if run.machine != _machine():
         return False
     try:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Proposes an inventory from what hosts report, writes it, and plans it."""
+"""Proposes an inventory from the hosts' reports, writes it, and plans it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, failure_reason
 
-CONNECTION = (
+CONNECTION_VARIABLES = (
     *("ansible_host", "ansible_port", "ansible_user", "ansible_connection", "ansible_python_interpreter"),
     *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args"),
     *("ansible_become", "ansible_become_user", "ansible_become_method"),
 )
-"""What the inventory gets of how Ansible reaches a host: no secret."""
-COMMAND_LINE = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
-"""Of these, what the command line of ansible-playbook may say in their place."""
-DECIDED = ("llama_links", "llama_worker_endpoints", "llama_model_")
-"""How variables begin that are not taken over."""
+"""Connection variables that the inventory takes over: none of them is secret."""
+COMMAND_LINE_OPTIONS = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
+"""Options of ansible-playbook that may replace some of these variables."""
+IGNORED_PREFIXES = ("llama_links", "llama_worker_endpoints", "llama_model_")
+"""Prefixes of variables that the inventory does not take over."""
 
 
-class Arguments(NamedTuple):
+class DiscoverArguments(NamedTuple):
     path: ControllerPath
     facts: Mapping[str, Any]
     found: Mapping[str, Any]
@@ -44,89 +44,94 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = DiscoverArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: DiscoverArguments) -> dict:
         path = Path(arguments.path).expanduser().absolute()
         if path.exists():
             raise Refusal(
                 f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
             )
-        machines, lost, answers = self._machines(arguments)
+        machines, left_out, answers = self._machines(arguments)
 
         def plan(proposal: discovery.Proposal) -> Plan | Refused:
-            return plan_action.make(self.find_file, proposal.task_vars, answers, _report(proposal.model))
+            return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
 
-        proposal, planned = discovery.choose(machines, plan)
-        text = discovery_text.inventory(proposal, lost, planned)
+        proposal, result = discovery.choose_proposal(machines, plan)
+        text = discovery_text.inventory(proposal, left_out, result)
         if not self.check_mode:
             with suppress(OSError):  # writing says why
                 path.parent.mkdir(parents=True, exist_ok=True)
             output.write("llama_discover_inventory", str(path), text)
-        output.show_plan(planned, (), arguments.report)
-        written = f"{path} {'would be' if self.check_mode else 'is'} written"
-        if planned.refused:
-            return {"failed": True, "msg": f"{written}, and its plan is refused: the page above says why."}
-        without = f" It leaves out {', '.join(lost)}, and says why." if lost else ""
-        Display().display(f"{written}: look at it, and run site.yml -i {path}.{without}")
-        return {"changed": not self.check_mode, "plan": typed_json.dump(planned)}
+        output.show_plan(result, (), arguments.report)
+        subject = f"{path} {'would be' if self.check_mode else 'is'} written"
+        if result.refused:
+            return {"failed": True, "msg": f"{subject}, and its plan is refused: the page above shows why."}
+        remark = f" It leaves out {', '.join(left_out)}, and gives the reasons." if left_out else ""
+        Display().display(f"{subject}: check it, then run site.yml -i {path}.{remark}")
+        return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
     def _machines(
-        self, arguments: Arguments
+        self, arguments: DiscoverArguments
     ) -> tuple[list[discovery.Machine], dict[str, str], dict[str, Mapping[str, Any]]]:
-        """Those that answered or are declared; why others are left out; and what the first ones answered, by their names."""
+        """Return the hosts that answered or are declared; the reasons why others are left out; and the answers of the former."""
         hostvars = self.variables["hostvars"]
-        lost: dict[str, str] = {}
+        left_out: dict[str, str] = {}
         variables: dict[str, dict[str, Any]] = {}
         for name, result in arguments.facts.items():
-            given = _given(hostvars[name])
-            failed = next((why(each) for each in (result, arguments.found.get(name) or {}) if each.get("msg")), "")
-            if (result.get("facts") and not failed) or "llama_hardware" in given:
-                variables[inventory.plain(name)] = given
+            host_variables = _operator_variables(hostvars[name])
+            problem = next(
+                (failure_reason(answer) for answer in (result, arguments.found.get(name) or {}) if answer.get("msg")),
+                "",
+            )
+            if (result.get("facts") and not problem) or "llama_hardware" in host_variables:
+                variables[inventory.without_origin(name)] = host_variables
             else:
-                lost[inventory.plain(name)] = failed.removeprefix("Task failed: ") or "it said nothing"
+                left_out[inventory.without_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
         if not variables:
-            said = "; ".join(f"{name}: {reason}" for name, reason in lost.items())
-            raise Refusal(f"no host could be asked, so there is no inventory ({said})")
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            raise Refusal(f"no host answered, so there is no inventory ({reasons})")
         groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
-        _cluster, hosts = inventory.hosts({"groups": groups, "hostvars": variables}, arguments.facts)
-        asked = [
-            discovery.Machine(name, given, facts_of(hosts[name]["facts"]), _discovered(name, arguments.found.get(name)))
-            for name, given in variables.items()
+        _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
+        candidates = [
+            discovery.Machine(
+                name, host_variables, facts_of(hosts[name]["facts"]), _read_discovered(name, arguments.found.get(name))
+            )
+            for name, host_variables in variables.items()
         ]
-        machines = discovery.named(asked, [*variables, *lost])
+        machines = discovery.name_machines(candidates, [*variables, *left_out])
         answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, variables)}
-        return machines, lost, answers
+        return machines, left_out, answers
 
 
-def _given(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator gave for a host that the inventory takes over."""
-    names = [*CONNECTION, *(name for name in inventory.specification() if not name.startswith(DECIDED))]
-    given = {name: variables.get(name) for name in names}
-    given["ansible_port"] = given["ansible_port"] or variables.get("ansible_ssh_port")  # add_host calls it so
-    for name, option in COMMAND_LINE.items() if given["ansible_connection"] != "local" else ():
-        given[name] = given[name] or context.CLIARGS.get(option)
-    return inventory.plain({name: value for name, value in given.items() if value is not None})
+def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operator's variables of a host that the inventory takes over."""
+    names = [
+        *CONNECTION_VARIABLES,
+        *(name for name in inventory.specification() if not name.startswith(IGNORED_PREFIXES)),
+    ]
+    values = {name: variables.get(name) for name in names}
+    values["ansible_port"] = values["ansible_port"] or variables.get("ansible_ssh_port")  # add_host calls it so
+    for name, option in COMMAND_LINE_OPTIONS.items() if values["ansible_connection"] != "local" else ():
+        values[name] = values[name] or context.CLIARGS.get(option)
+    return inventory.without_origin({name: value for name, value in values.items() if value is not None})
 
 
-def _discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
-    """What a host says of its links and models.
-
-    :raises Refusal: it is not as discovery_info reports it.
-    """
-    found = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
-    for model in found.models:
+def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
+    """Return a host's report on its links and models."""
+    discovered = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
+    for model in discovered.models:
         try:
             header_summary.parse(model.summary)
         except typed_json.Mismatch as error:
             raise typed_json.not_as_read(name, f"the model {model.name}", error) from None
-    return found
+    return discovered
 
 
-def _report(model: FoundModel | None) -> dict[str, Any]:
-    """What model_info would report of a model."""
+def _model_report(model: FoundModel | None) -> dict[str, Any]:
+    """Return the result that model_info would have for a model."""
     if not model:
         return {}
-    found = {"summary": model.summary, "closed": model.closed}
+    report = {"summary": model.summary, "closed": model.closed}
     file = {"name": os.path.basename(model.file), "path": model.file, "bytes": model.layer_bytes}
-    return {**found, "files": [{**file, "role": host_types.MODEL}]} if model.kind == "ollama" else found
+    return {**report, "files": [{**file, "role": host_types.MODEL}]} if model.kind == "ollama" else report

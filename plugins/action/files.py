@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gives a host all files of its plan, those of the controller too, in one call."""
+"""Sends a host all files of its plan, including those of the controller, in one call."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class FilesArguments(NamedTuple):
     files: tuple[FilePlan, ...]
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = FilesArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        written = [typed_json.dump(with_text(file)) for file in arguments.files if file.mode]
-        return self.module(files=written) if written else {"changed": False}
+    def perform(self, arguments: FilesArguments) -> dict:
+        files = [typed_json.dump(with_text(file)) for file in arguments.files if file.mode]
+        return self.module(files=files) if files else {"changed": False}
 
 
 def with_text(file: FilePlan) -> FilePlan:
-    """A file with its text in place of its path on the controller."""
+    """Return a file with its text in place of its path on the controller."""
     return file._replace(source=None, content=Path(file.source).read_text("utf-8")) if file.source else file

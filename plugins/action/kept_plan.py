@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hands each host its own part of a plan to keep."""
+"""Sends each host its own part of a plan to keep."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class KeptPlanArguments(NamedTuple):
     prefix: str
     plan: Plan | None = None
     served: str | None = None
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = KeptPlanArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        begun, plan = None, arguments.plan
+    def perform(self, arguments: KeptPlanArguments) -> dict:
+        record, plan = None, arguments.plan
         if plan:
             variables = inventory.set_variables(self.variables, self.host, plan.release)
-            begun = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
-        return self.module(prefix=arguments.prefix, served=arguments.served, begun=begun)
+            record = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
+        return self.module(prefix=arguments.prefix, served=arguments.served, begun=record)
 
 
 def kept_plan(plan: Plan, name: str) -> KeptPlan:
-    """What a host keeps of a plan, with the text of files in place of their path on the controller."""
+    """Return the record of a plan for a host, with the text of files in place of their path on the controller."""
     host = plan.hosts[name]
     return KeptPlan(
         schema=SCHEMA,

@@ -27,8 +27,8 @@ class ActionModule(Action):
             return {"changed": False}  # planning refuses it, and says so in the plan
         requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}
         server = resolver.token_server(filter(None, requests.values()))
-        found = {name: _find(self, request, arguments, server) for name, request in requests.items()}
-        return {"changed": False, "models": found} if entries else found[""]
+        reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
+        return {"changed": False, "models": reports} if entries else reports[""]
 
 
 def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
@@ -38,7 +38,7 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
         return None  # the same
 
 
-def _find(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:
+def _resolve(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:
     if request is None:
         return {"changed": False}
     if options.summary_is_enough and request.summary is not None:

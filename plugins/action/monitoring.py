@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes what watches a cluster into a folder of the controller."""
+"""Writes the monitoring files of a cluster into a folder of the controller."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import files
 
 
-class Arguments(NamedTuple):
+class MonitoringArguments(NamedTuple):
     plan: Mapping[str, Any]
     facts: Mapping[str, Any]
     path: ControllerPath
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = MonitoringArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: MonitoringArguments) -> dict:
         if arguments.plan["refused"]:
-            raise Refusal(f"The plan is refused, so there is nothing to watch: {' '.join(arguments.plan['reasons'])}")
-        _cluster, hosts = inventory.hosts(self.variables, arguments.facts)
+            raise Refusal(f"The plan is refused, so there is nothing to monitor: {' '.join(arguments.plan['reasons'])}")
+        _cluster, hosts = inventory.cluster_hosts(self.variables, arguments.facts)
         variables = self.variables["hostvars"]
         addresses = {name: files.address_of(name, variables[name], host["facts"] or {}) for name, host in hosts.items()}
-        texts = files.watch(typed_json.parse(Plan, arguments.plan), addresses)
+        texts = files.monitoring_files(typed_json.parse(Plan, arguments.plan), addresses)
         output.write_folder("llama_monitoring_path", arguments.path, texts)
         return {"changed": False}

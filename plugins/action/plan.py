@@ -36,10 +36,10 @@ RUNTIME_FILES = [
         *(Path(str(module.__file__)) for module in (units, rpc, words)),
     )
 ]
-"""The launcher as it is installed on hosts: runtime.py and what it needs beside it."""
+"""Files of the launcher as it is installed on hosts: runtime.py and the modules that it needs."""
 
 
-class Arguments(NamedTuple):
+class PlanArguments(NamedTuple):
     facts: Mapping[str, Any] = {}
     model: Mapping[str, Any] = {}
     path: ControllerPath | None = None
@@ -51,20 +51,20 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = PlanArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: PlanArguments) -> dict:
         if arguments.empty:
-            cluster = inventory.cluster_of(self.variables)
+            cluster = inventory.cluster_group(self.variables)
             return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
         if arguments.what_fits:
             return self._what_fits(arguments)
-        plan = make(self.find_file, self.variables, arguments.facts, arguments.model)
-        described = typed_json.dump(plan)
+        plan = make_plan(self.find_file, self.variables, arguments.facts, arguments.model)
+        plan_json = typed_json.dump(plan)
         if not arguments.show:
-            return {"changed": False, "plan": described}
+            return {"changed": False, "plan": plan_json}
         if arguments.path:
-            output.write("llama_plan_path", arguments.path, json.dumps(described, indent=2) + "\n")
+            output.write("llama_plan_path", arguments.path, json.dumps(plan_json, indent=2) + "\n")
         if arguments.page:  # plan_diff shows a plan that is not refused
             if plan.refused:
                 output.show_plan(plan, (), arguments.report)
@@ -72,16 +72,16 @@ class ActionModule(Action):
             if not plan.refused:
                 display.display(plan_text.plan_table(plan))
             for advisory in plan.advisories:
-                accepted = ", accepted" if advisory.accepted else ""
-                display.warning(f"{advisory.id} ({advisory.severity}{accepted}): {advisory.message} {advisory.remedy}")
+                suffix = ", accepted" if advisory.accepted else ""
+                display.warning(f"{advisory.id} ({advisory.severity}{suffix}): {advisory.message} {advisory.remedy}")
         if plan.refused:
-            why = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
-            return {"failed": True, "msg": f"The plan is refused, nothing was changed: {why}"}
-        return {"changed": False, "plan": described}
+            reasons = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
+            return {"failed": True, "msg": f"The plan is refused, nothing was changed: {reasons}"}
+        return {"changed": False, "plan": plan_json}
 
-    def _what_fits(self, arguments: Arguments) -> dict:
+    def _what_fits(self, arguments: PlanArguments) -> dict:
         question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
-        rows = compare(self.find_file, self.variables, arguments.facts, question)
+        rows = compare_models(self.find_file, self.variables, arguments.facts, question)
         display.display(what_fits_text.text_of(rows, question))
         result = {"models": typed_json.dump(rows)}
         if arguments.path:
@@ -89,19 +89,13 @@ class ActionModule(Action):
         return {"changed": False, **result}
 
 
-def make(
-    find_file: Callable[[str], str],
-    task_vars: dict,
-    facts: Mapping[str, Any],
-    model: Mapping[str, Any],
+def make_plan(
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Plan | Refused:
-    """The plan of the inventory that a task sees.
-
-    :param find_file: path of a file of the controller, as the operator names it.
-    """
+    """Return the plan of the inventory that a task sees."""
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
-        name, hosts = inventory.hosts(task_vars, facts, inventory.of_play(task_vars))
+        name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = cluster_inputs.read(name, hosts)
         # What a benchmark cannot measure is refused now, not when it begins.
@@ -110,22 +104,19 @@ def make(
         plan = planner.make(cluster, model, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
-        kept = {name: host.cached_facts for name, host in cluster.hosts.items()}
-        plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, kept)
-        return speed_record.corrected(plan, inventory.measured_speed(facts, cluster.head))
+        cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}
+        plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, cached_facts)
+        return speed_record.correct_plan(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:
-        return planner.refused(inventory.cluster_of(task_vars), refusal)
+        return planner.refused(inventory.cluster_group(task_vars), refusal)
 
 
-def compare(
+def compare_models(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
 ) -> list[what_fits.Row]:
-    """What the cluster of the inventory that a task sees could serve.
-
-    :raises Refusal: it cannot be planned, whatever the model.
-    """
+    """Return the models that the cluster of the inventory that a task sees could serve."""
     offers = what_fits.offers_of(inventory.published_models(), question.models)
-    name, hosts = inventory.hosts(task_vars, facts, inventory.of_play(task_vars))
+    name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.catalogue(inventory.packages())
     cluster = sources.look_up(find_file, cluster_inputs.read(name, hosts, what_fits.ANY_MODEL), catalogue)
     return what_fits.rows(cluster, offers, catalogue, question)

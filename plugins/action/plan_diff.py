@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides what an apply has to do, and shows it. Everything that it takes is an argument of the task."""
+"""Decides what an apply has to do, and shows it. All of its input is in the task's arguments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import pla
 
 
 class Tools(NamedTuple):
-    """Of a host's facts, what is there to compile with."""
+    """The tools for compiling in a host's facts."""
 
     tools: tuple[str, ...] = ()
 
 
-class Arguments(NamedTuple):
+class PlanDiffArguments(NamedTuple):
     plan: Plan
     answers: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
@@ -34,28 +34,30 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = PlanDiffArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: PlanDiffArguments) -> dict:
         plan = arguments.plan
-        answers = changes.read(plan.hosts, arguments.answers)
+        answers = changes.read_answers(plan.hosts, arguments.answers)
         tools = {
-            name: typed_json.reported(name, "its tools", Tools, found["facts"]).tools
-            for name, found in arguments.facts.items()
-            if found.get("facts")
+            name: typed_json.reported(name, "its tools", Tools, answer["facts"]).tools
+            for name, answer in arguments.facts.items()
+            if answer.get("facts")
         }
-        drifts = changes.compared(answers)
-        decided = changes.decide(plan, drifts)
-        changes.check_parts(plan.cluster, decided, arguments.parts)
-        for name, kinds in decided.kinds.items() if "services" in arguments.parts else ():
+        drifts = changes.comparable_drifts(answers)
+        decision = changes.decide(plan, drifts)
+        changes.check_parts(plan.cluster, decision, arguments.parts)
+        for name, kinds in decision.kinds.items() if "services" in arguments.parts else ():
             manager = plan.hosts[name].firewall_manager
-            if "firewall" in kinds and (needed := missing_collection(manager)):
+            if "firewall" in kinds and (collection := missing_collection(manager)):
                 raise Refusal(
-                    f"{name} has {manager}, which the collection {needed} drives: run ansible-galaxy collection install {needed}, and the playbook again"
+                    f"{name} uses {manager}, which needs the collection {collection}: run ansible-galaxy collection install {collection}, then this playbook"
                 )
-        lacking = changes.missing_tools(plan, tools, decided.builders)
+        missing_packages = changes.missing_tools(plan, tools, decision.builders)
         if arguments.page:
-            unasked = {name: answer.why for name, answer in answers.items() if answer.why}
-            changed = plan_text.changes_of(plan, decided.restarts, drifts, unasked, lacking if decided.behind else {})
-            output.show_plan(plan, changed, arguments.report)
-        return {"changed": False, **typed_json.dump(decided), "lacking": lacking}
+            uncompared = {name: answer.reason for name, answer in answers.items() if answer.reason}
+            lines = plan_text.changes_of(
+                plan, decision.restarts, drifts, uncompared, missing_packages if decision.behind else {}
+            )
+            output.show_plan(plan, lines, arguments.report)
+        return {"changed": False, **typed_json.dump(decision), "lacking": missing_packages}

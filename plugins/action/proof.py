@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 
 display = Display()
 
@@ -46,7 +46,9 @@ class ActionModule(Action):
     def perform(self, arguments: Arguments) -> dict:
         plan, proofs, wrong = arguments.plan, [], []
         prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
-        for prefix, single in zip(prefixes, plan.each()) if arguments.prove != NEVER and not self.check_mode else ():
+        for prefix, single in (
+            zip(prefixes, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ()
+        ):
             work = proof_plan.work_of(single)
             if work:
                 work = work if arguments.prove == SEARCH else work._replace(remedies=())
@@ -77,7 +79,7 @@ class ActionModule(Action):
         seconds = (planned.outage_s + planned.seconds if planned else 0) * (1 + len(work.remedies) * len(work.devices))
         lost = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
-        job = Job("proof", limit, limit, itertools.repeat(POLL_SECONDS), str, lost)
+        job = BackgroundJob("proof", limit, limit, itertools.repeat(POLL_SECONDS), str, lost)
         if arguments.stage == REFERENCE and planned:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {planned.seconds} s; "
@@ -87,7 +89,7 @@ class ActionModule(Action):
             job, work=typed_json.dump(work), prove=arguments.prove, prefix=prefix, stage=arguments.stage
         )
         if answer.get("failed"):
-            raise AnsibleActionFail(f"proof on {self.host}: {why(answer)}")
+            raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")
         proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)

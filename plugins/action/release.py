@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings sources and builds to hosts from the controller, and shows how far a build is."""
+"""Brings sources and builds from the controller to hosts, and shows the progress of a build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.insta
     Source,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, sources
 
 display = Display()
@@ -30,7 +30,7 @@ display = Display()
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
 SILENCE_SECONDS = 70 * 60
-"""Without a change of its log. One file for a GPU compiles for minutes."""
+"""Time without a change of the log. A single file for a GPU compiles for minutes."""
 
 
 class ActionModule(Action):
@@ -40,11 +40,11 @@ class ActionModule(Action):
         if arguments.state == "fetched":
             return {"changed": any(archive.changed for archive in _fetch(arguments))}
         if arguments.release.source in release_request.COMPILED:
-            result = self._compiled(arguments)
+            result = self._install_compiled(arguments)
         else:
             result = self._install(arguments)
             if not (result.get("failed") or self.check_mode or "manifest" in result):
-                result = self._install(arguments._replace(brought=self._bring(arguments)))
+                result = self._install(arguments._replace(brought=self._transfer_source(arguments)))
         for sentence in result.get("said_otherwise", ()):
             display.warning(printable(sentence))
         return result
@@ -52,8 +52,8 @@ class ActionModule(Action):
     def _install(self, arguments: ReleaseArguments) -> dict:
         return self.module(**typed_json.dump(arguments))
 
-    def _compiled(self, arguments: ReleaseArguments) -> dict:
-        """Installs a release that its builder compiles, and that other hosts get from the controller's cache."""
+    def _install_compiled(self, arguments: ReleaseArguments) -> dict:
+        """Install a release that its builder compiles, and that other hosts get from the controller's cache."""
         build = arguments.build
         is_builder = build.builder == self.host
         cached = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
@@ -66,26 +66,27 @@ class ActionModule(Action):
                 packed = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
                 result = self._install(arguments._replace(received=packed))
             elif is_builder:
-                result = self._build(arguments._replace(brought=self._bring(arguments)))
+                result = self._build(arguments._replace(brought=self._transfer_source(arguments)))
             else:
                 raise AnsibleActionFail(
-                    f"{build.builder} should build {build.id} for this host too, and did not: see the error of that host, or run "
-                    "without --limit where that leaves it out"
+                    f"{build.builder} should build {build.id} for this host too, but did not: see the error of that host, or run "
+                    "without --limit if that excludes it"
                 )
         if is_builder and arguments.share and not result.get("failed") and not cached.archive():
             self._fetch_packed(cached, arguments)
         return result
 
-    def _bring(self, arguments: ReleaseArguments) -> Source:
-        """Copies source and patches to the host; returns their paths there and their checksums. Compiled programs are unpacked at once, and lie in the
-        task's temporary folder: the host's cache may be the controller's, which keeps them."""
+    def _transfer_source(self, arguments: ReleaseArguments) -> Source:
+        """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
+        task's temporary folder: the host's cache may be that of the controller, which keeps them."""
         release, cache = arguments.release, arguments.cache
-        fetched, *others = _fetch(arguments)
+        first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED:
             programs, *libraries = (
-                PackedRelease(self.transfer(str(one.path), one.path.name), one.sha256) for one in (fetched, *others)
+                PackedRelease(self.transfer(str(archive.path), archive.path.name), archive.sha256)
+                for archive in (first_archive, *other_archives)
             )
-            return Source(*programs, fetched.commit, library_archives=tuple(libraries))
+            return Source(*programs, first_archive.commit, library_archives=tuple(libraries))
         patches = [
             Patch(
                 name=Path(patch.path).name,
@@ -94,54 +95,53 @@ class ActionModule(Action):
             )
             for patch in release.patches
         ]
-        archive = self._copy(fetched.path, f"{cache}/sources/{fetched.path.name}")
-        return Source(archive, fetched.sha256, fetched.commit, tuple(patches))
+        archive = self._copy(first_archive.path, f"{cache}/sources/{first_archive.path.name}")
+        return Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
 
     def _copy(self, source: Path, target: str) -> str:
         result = self.copy(str(source), target)
         if result.get("failed"):
-            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {why(result)}")
+            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
     def _fetch_packed(self, cached: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:
-        """Brings the packed release to the controller's cache, from where the other hosts of this kind get it."""
+        """Bring the packed release to the controller's cache, from which the other hosts of this kind get it."""
         packed = self._install(arguments._replace(pack=True))
         with cached.receive() as target:
             result = packed if packed.get("failed") else self.fetch(str(packed.get("path")), str(target))
             if result.get("failed"):
-                raise AnsibleActionFail(f"{target.name} could not be brought to the controller: {why(result)}")
+                raise AnsibleActionFail(
+                    f"{target.name} could not be brought to the controller: {failure_reason(result)}"
+                )
 
     def _build(self, arguments: ReleaseArguments) -> dict:
-        """Runs the module in the background and shows its log's last step until it ends."""
+        """Run the module in the background and show the last step in its log until it ends."""
         log = store.log_path(arguments.cache, arguments.build.id)
 
         def show(seconds: float) -> str:
-            last = self._low_level_execute_command(
+            result = self._low_level_execute_command(
                 f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
-            printed = str(last.get("stdout", ""))
+            printed = str(result.get("stdout", ""))
             step = builder.step(printed.partition("\n")[2].strip())
             display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
             return printed
 
-        lost = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
+        remedy = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)
-        work = Job("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, lost)
-        return self.background(work, **typed_json.dump(arguments))
+        job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, remedy)
+        return self.background(job, **typed_json.dump(arguments))
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
-    """What a host needs of a release, in the controller's cache; nothing of a distribution's package.
-
-    :raises Refusal: no build could use it.
-    """
+    """Return the archives that a host needs of a release, in the controller's cache; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":
         return []
-    fetched = sources.fetch(release, build.archives or ())
+    archives_fetched = sources.fetch(release, build.archives or ())
     if release.source in release_request.COMPILED:
-        archives.check_tree(fetched[0].path, release.member or "")
+        archives.check_tree(archives_fetched[0].path, release.member or "")
     else:
-        archives.folder_of_programs(fetched[0].path, build.targets)
-    return fetched
+        archives.folder_of_programs(archives_fetched[0].path, build.targets)
+    return archives_fetched

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the page of what other playbooks left on the controller, or a bug bundle."""
+"""Writes the page of files that other playbooks left on the controller, or a bug bundle."""
 
 from __future__ import annotations
 
@@ -25,90 +25,86 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bundle
 
 LARGEST_FILE = 64 << 20
-"""Bytes of a file; a cell takes 3 kB of a benchmark."""
+"""Bytes of a file; a cell of a benchmark takes 3 kB."""
 
 display = Display()
 
 
-class Arguments(NamedTuple):
+class ReportArguments(NamedTuple):
     path: ControllerPath
     plan: ControllerPath | None = None
     verified: ControllerPath | None = None
     benchmark: ControllerPath | None = None
     bundle: Mapping[str, Any] | None = None
-    """As bundle.make takes it."""
+    """Argument of bundle.make_bundle."""
 
 
-def _read(variable: str, path: str | None, record: type, without_hosts: type | None = None) -> Any:
-    """What the file of a variable holds; None without a path.
+def _read_record(variable: str, path: str | None, record_type: type, refused_type: type | None = None) -> Any:
+    """Return the content of a variable's file; None without a path.
 
-    :param without_hosts: what a file without ``hosts`` holds, where that is something else.
-    :raises Refusal: it cannot be read, or has another form.
+    :param refused_type: type of a file without ``hosts``, if it differs.
     """
     if not path:
         return None
-    shown = f"{variable} is {validation.show(path)}"
+    subject = f"{variable} is {validation.show(path)}"
     try:
         text = reading.read_start(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
         if len(text) > LARGEST_FILE:
             raise ValueError(f"it has more than {LARGEST_FILE} bytes")
         data = reading.parse(text)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else validation.printable(error)
+        reason = error.strerror if isinstance(error, OSError) else validation.printable(error)
         raise Refusal(
-            f"{shown}, which cannot be read on the controller: {why}. Use a file that a playbook wrote there."
+            f"{subject}, which cannot be read on the controller: {reason}. Use a file written by one of the playbooks."
         ) from None
-    record = without_hosts if without_hosts and "hosts" not in data else record
+    record_type = refused_type if refused_type and "hosts" not in data else record_type
     try:
-        return typed_json.parse(record, data)
+        return typed_json.parse(record_type, data)
     except typed_json.Mismatch as error:
         raise Refusal(
-            f"{shown}, and the file has not the form that it has in this version: {error}. Use one that a playbook of this version wrote."
+            f"{subject}, which does not have this version's format: {error}. Use a file written by a playbook of this version."
         ) from None
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = ReportArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: ReportArguments) -> dict:
         if arguments.bundle is not None:
             return self._bundle(arguments.path, arguments.bundle)
-        measured = arguments.benchmark
-        if measured and Path(os.path.expanduser(measured)).is_dir():
-            measured += "/benchmark.json"
-        found = (
-            _read("llama_plan_path", arguments.plan, Plan, Refused),
-            _read("llama_verify_path", arguments.verified, Report),
-            _read("llama_benchmark_path", measured, Benchmark),
+        benchmark_path = arguments.benchmark
+        if benchmark_path and Path(os.path.expanduser(benchmark_path)).is_dir():
+            benchmark_path += "/benchmark.json"
+        records = (
+            _read_record("llama_plan_path", arguments.plan, Plan, Refused),
+            _read_record("llama_verify_path", arguments.verified, Report),
+            _read_record("llama_benchmark_path", benchmark_path, Benchmark),
         )
-        if not any(found):
+        if not any(records):
             raise Refusal(
-                "There is nothing to report: set llama_plan_path, llama_verify_path or llama_benchmark_path to what a playbook wrote there."
+                "There is nothing to report: set llama_plan_path, llama_verify_path or llama_benchmark_path to a file written by a playbook."
             )
-        output.write_report(arguments.path, *found)
+        output.write_report(arguments.path, *records)
         return {"changed": False}
 
-    def _bundle(self, path: str, found: Mapping[str, Any]) -> dict:
-        shown = json.dumps([found["plan"], found["facts"]], ensure_ascii=False)
-        text = bundle.make(found, self._secrets([*found["reports"]], shown))
+    def _bundle(self, path: str, records: Mapping[str, Any]) -> dict:
+        visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
+        text = bundle.make_bundle(records, self._secrets([*records["reports"]], visible_text))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
-            display.display(f"  The bundle is {validation.printable(path)}. {bundle.BEFORE_SENDING}")
+            display.display(f"  The bundle is {validation.printable(path)}. {bundle.WARNING}")
         return {"changed": False}
 
-    def _secrets(self, hosts: list[str], shown: str) -> dict[str, str]:
-        """Secret → its kind: of variables, and those that the operator typed.
-
-        :param shown: as bundle.secrets_of takes it.
-        """
-        known = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
-        typed = (self._play_context.password, self._play_context.become_pass)
-        found = {str(word): "Ansible password" for word in typed if word}
+    def _secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
+        """Return secret → its kind: values of variables, and passwords that the operator typed."""
+        harmless_names = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
+        passwords = (self._play_context.password, self._play_context.become_pass)
+        secrets = {str(word): "Ansible password" for word in passwords if word}
         for name in hosts:
-            own, variables = self.variables["hostvars"][name], {}
-            for variable in own:
-                if variable not in known:
+            host_variables, variables = self.variables["hostvars"][name], {}
+            for variable in host_variables:
+                if variable not in harmless_names:
                     with suppress(AnsibleError):
-                        variables[variable] = own[variable]
-            found.update(bundle.secrets_of(variables, known, shown))
-        return found
+                        variables[variable] = host_variables[variable]
+            secrets.update(bundle.find_secrets(variables, harmless_names, visible_text))
+        return secrets

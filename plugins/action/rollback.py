@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 
-class Arguments(NamedTuple):
+class RollbackArguments(NamedTuple):
     answers: Mapping[str, Any]
     heads: tuple[str, ...]
     failed: str = ""
@@ -21,13 +21,20 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = RollbackArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        answered = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
-        hosts = rollback.kept(answered)
+    def perform(self, arguments: RollbackArguments) -> dict:
+        reports = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
+        hosts = rollback.read_kept_plans(reports)
         head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
-        found = rollback.steps(hosts, head, target, arguments.lost)
-        shown = {"release": validation.printable(target.release), "differing": rollback.left_behind(hosts, target)}
-        uninvolved = sorted(set(hosts) - set(target.hosts) - set(found["heads"]))
-        return {"changed": False, "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **shown}, **found}
+        steps = rollback.host_steps(hosts, head, target, arguments.lost)
+        details = {
+            "release": validation.printable(target.release),
+            "differing": rollback.differing_variables(hosts, target),
+        }
+        uninvolved = sorted(set(hosts) - set(target.hosts) - set(steps["heads"]))
+        return {
+            "changed": False,
+            "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **details},
+            **steps,
+        }

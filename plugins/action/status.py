@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shows how a cluster is. What hosts report is compared with its form before it counts; one that reports something else is shown as such."""
+"""Shows the status of a cluster. A host's report counts only if it has the right form; otherwise the host is shown with that problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import Answer
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.cluster_status import StatusAnswer
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
@@ -23,27 +23,29 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import sta
 display = Display()
 
 
-def _last(answer: Any, facts: Any) -> Any:
-    """What a host returned last: of one that could not be asked for its facts, that is all there is."""
-    asked = isinstance(answer, Mapping) and any(answer.get(key) for key in ("condition", "msg"))
-    return answer if asked else facts
+def _last_answer(answer: Any, facts: Any) -> Any:
+    """Return the last answer of a host: its facts if it could not be asked for more."""
+    is_answered = isinstance(answer, Mapping) and any(answer.get(key) for key in ("condition", "msg"))
+    return answer if is_answered else facts
 
 
-def _read(plan: Plan | None, name: str, answer: Any) -> Answer:
-    """What a host said. Where it has another form than host_status gives it, that is all it said."""
+def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
+    """Return the answer of a host. One of another form than host_status gives it only has its error."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
-        found = answer if isinstance(answer, Mapping) else {}
-        words = " ".join(str(found.get("msg") or "").split()).removeprefix("Task failed: ")
-        said = validation.printable(words, changes.SHOWN) or "it was not asked"
-        return Answer(said=said, reachable=not found.get("unreachable"))
+        result = answer if isinstance(answer, Mapping) else {}
+        message = " ".join(str(result.get("msg") or "").split()).removeprefix("Task failed: ")
+        reason = validation.printable(message, changes.ERROR_LENGTH) or "it was not asked"
+        return StatusAnswer(reason=reason, reachable=not result.get("unreachable"))
     try:
         condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
-        return Answer(condition, changes.read({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None)
+        return StatusAnswer(
+            condition, changes.read_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
+        )
     except Refusal as refusal:
-        return Answer(said=str(refusal))
+        return StatusAnswer(reason=str(refusal))
 
 
-class Arguments(NamedTuple):
+class StatusArguments(NamedTuple):
     plan: Mapping[str, Any]
     heads: tuple[str, ...]
     answers: Mapping[str, Any]
@@ -53,26 +55,28 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = StatusArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        given = arguments.plan
-        plan = None if given["refused"] else typed_json.parse(Plan, given)
-        unplanned = " ".join(given["reasons"]) if given["refused"] else ""
+    def perform(self, arguments: StatusArguments) -> dict:
+        plan_json = arguments.plan
+        plan = None if plan_json["refused"] else typed_json.parse(Plan, plan_json)
+        refusal = " ".join(plan_json["reasons"]) if plan_json["refused"] else ""
         answers = {
-            name: _read(plan, name, _last(answer, arguments.facts.get(name)))
+            name: _read_answer(plan, name, _last_answer(answer, arguments.facts.get(name)))
             for name, answer in arguments.answers.items()
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        other = plan and rollback.other_plan(
+        other_plan = plan and rollback.other_plan(
             plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
         )
-        found = cluster_status.of_cluster(given["cluster"], arguments.heads, plan, answers, unplanned, other or "")
-        shown = typed_json.dump(found)
+        status = cluster_status.make_status(
+            plan_json["cluster"], arguments.heads, plan, answers, refusal, other_plan or ""
+        )
+        status_json = typed_json.dump(status)
         if arguments.path:
-            output.write("llama_status_path", arguments.path, json.dumps(shown, indent=2) + "\n")
-        display.display(status_text.text_of(found))
-        if found.problems and arguments.fail:
-            why = "; ".join(found.problems)
-            return {"failed": True, "msg": f"{given['cluster']} is not healthy: {why}."}
-        return {"changed": False, "status": shown}
+            output.write("llama_status_path", arguments.path, json.dumps(status_json, indent=2) + "\n")
+        display.display(status_text.text_of(status))
+        if status.problems and arguments.fail:
+            problems = "; ".join(status.problems)
+            return {"failed": True, "msg": f"{plan_json['cluster']} is not healthy: {problems}."}
+        return {"changed": False, "status": status_json}

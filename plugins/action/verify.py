@@ -17,14 +17,10 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    names,
-    typed_json,
-    validation,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record, tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
@@ -86,7 +82,7 @@ class ActionModule(Action):
 
         :param deadline: of time.monotonic.
         """
-        answers = changes.read(plan.hosts, self._arguments.answers)
+        answers = changes.read_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
@@ -163,12 +159,14 @@ class ActionModule(Action):
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
-        self.leave(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
+        self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
         if report.passed:
-            self.leave(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
+            self.write_record(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
-            self.leave(prefix, names.MEASURED_SPEED, speed_record.of_plan(plan.each()[0], completion.tokens_per_second))
+            self.write_record(
+                prefix, names.MEASURED_SPEED, speed_record.new_record(plan.per_model()[0], completion.tokens_per_second)
+            )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
@@ -178,12 +176,12 @@ class ActionModule(Action):
         if written:
             output.write_report(written, plan, report, self._arguments.benchmark)
         rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
-        display.display(plan_text.table(rows) + "\n")
+        display.display(tables.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
-            lock, own = evidence.lock, cluster_lock.this_run(os.getppid(), [])
+            lock, own = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
             if lock and not lock.is_same(own) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the documentation of modules says alike."""
+"""Documentation that modules have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ attributes:
     support: full
     platforms: posix
   diff_mode:
-    description: Returns in diff mode what has changed, or would change in check mode.
+    description: Returns the changes in diff mode, or in check mode those that it would make.
 """
 
 
@@ -43,7 +43,7 @@ class ModuleDocFragment:
     SETTINGS = r"""
 options:
   prefix:
-    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this one waits.
+    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this task waits.
     type: str
 """
     INSTALLATION = r"""

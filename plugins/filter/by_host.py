@@ -12,8 +12,8 @@ DOCUMENTATION = r"""
 name: by_host
 short_description: Gathers the values of one variable from many hosts
 description:
-  - Returns a mapping of each host's name to the value that a variable has on that host, or to an empty mapping where it is not defined.
-  - What a task registers is defined on all hosts that ran or skipped the task.
+  - Returns a mapping of each host's name to the value that a variable has on that host, or to an empty mapping if it is not defined.
+  - A registered variable is defined on all hosts that ran or skipped the task.
 positional: hostvars, variable
 options:
   _input:
@@ -33,7 +33,7 @@ author: the llamacpp.cluster contributors
 """
 
 EXAMPLES = r"""
-- name: Find out what the host has
+- name: Gather facts of the host
   llamacpp.cluster.host_info:
   register: result
 

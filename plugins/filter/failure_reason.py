@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Says why a task failed, in one line."""
+"""Returns the reason for a failed task, in one line."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: failure_reason
-short_description: Says why a task failed, in one line
+short_description: Returns the reason for a failed task, in one line
 description:
-  - Returns the message of a result. Where a task has a loop, the messages of the items that failed take its place.
+  - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - It ends without a full stop.
-  - Returns an empty text where nothing failed, or nothing but what had failed before.
-positional: before
+  - Returns an empty text if nothing failed, or nothing new.
+positional: previous
 options:
   _input:
     description: V(ansible_failed_result), or an empty mapping.
     type: dict
     required: true
-  before:
-    description: The same at an earlier time. Ansible keeps it after a C(rescue).
+  previous:
+    description: The result at an earlier time. Ansible keeps it after a C(rescue).
     type: dict
     default: {}
 author: the llamacpp.cluster contributors
 """
 
 EXAMPLES = r"""
-- name: Change something, or say why not
+- name: Change something, or report why not
   block:
     - name: Change something
       ansible.builtin.import_tasks: change.yml
@@ -47,16 +47,16 @@ _value:
 """
 
 
-def failure_reason(result: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> str:
-    if not result or result == before:
+def failure_reason(result: Mapping[str, Any], previous: Mapping[str, Any] | None = None) -> str:
+    if not result or result == previous:
         return ""
     failed = [item for item in result.get("results") or () if item.get("failed")] or [result]
-    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _said(item)).strip() for item in failed)
+    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _message(item)).strip() for item in failed)
     return " ".join(filter(None, reasons)).rstrip(".") or "no reason was given"
 
 
-def _said(item: Mapping[str, Any]) -> str:
-    """What a command printed says more than that it failed."""
+def _message(item: Mapping[str, Any]) -> str:
+    """Return a command's own message: it explains more than its exit status."""
     message = str(item.get("msg", ""))
     return str(item.get("stderr") or message) if message == "non-zero return code" else message
 

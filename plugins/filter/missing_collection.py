@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Says which collection drives a firewall and is not installed."""
+"""Names a collection that is needed for a firewall and not installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ansible.plugins.loader import module_loader
 
 DOCUMENTATION = r"""
 name: missing_collection
-short_description: Which collection drives a firewall and is not installed
+short_description: Names a collection that is needed for a firewall and not installed
 description:
-  - Takes a manager of firewalls, and returns the name of the collection whose module drives it, where that is not installed on the controller.
+  - Returns the collection whose module configures a firewall manager, if that collection is not installed on the controller.
 options:
   _input:
     description: C(firewalld), C(ufw), C(nftables) or nothing.
@@ -22,7 +22,7 @@ author: the llamacpp.cluster contributors
 """
 
 EXAMPLES = r"""
-- name: Name what is missing
+- name: Name the missing collection
   ansible.builtin.debug:
     msg: "{{ 'ufw' | llamacpp.cluster.missing_collection }}"
 """

@@ -9,9 +9,9 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures a cluster
 description:
-  - Plans a load of the model for each part of the matrix of C(llama_benchmark_...), and measures them on the head, which this task runs for, by a service
-    that takes the place of the server. Used by C(playbooks/benchmark.yml).
-  - On systemd that service starts the server again by itself, however it ends. Beside supervisor O(state=absent) does.
+  - Plans a load of the model for each entry of C(llama_benchmark_...), and measures it on the head with a service that replaces the server meanwhile.
+    Run the task on the head. Used by C(playbooks/benchmark.yml).
+  - With systemd, that service always starts the server again. With supervisor, O(state=absent) starts it.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
@@ -23,18 +23,18 @@ options:
     description: The plan that serves.
     type: dict
   facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    description: Result of M(llamacpp.cluster.host_info) by host.
     type: dict
   model:
-    description: What M(llamacpp.cluster.model_info) returned of the model that is served.
+    description: Result of M(llamacpp.cluster.model_info) for the model that is served.
     type: dict
   path:
     description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md).
     type: path
   state:
     description:
-      - With V(absent) no benchmark runs or is left from a run that was killed, and the server runs.
-      - V(started), the service measures; the action plugin sets it, as O(host) and all others that C(benchmark.yml) does not.
+      - V(absent) removes a benchmark that a killed run left, and starts the server.
+      - V(started) starts the service that measures. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not set.
     type: str
     choices: [started, absent]
   host:
@@ -42,10 +42,10 @@ options:
     type: dict
     required: true
   definition:
-    description: Of the service.
+    description: Definition of the service.
     type: str
   programs:
-    description: How many programs the service runs, whose results are read.
+    description: Number of programs of the service, whose results are read.
     type: int
     default: 0
 seealso:
@@ -63,7 +63,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 record:
-  description: What was measured, as docs/benchmark.schema.json describes it.
+  description: Measurements, described by docs/benchmark.schema.json.
   returned: success
   type: dict
 running:
@@ -71,7 +71,7 @@ running:
   returned: to the action plugin
   type: bool
 programs:
-  description: What each program has measured so far, its status, and the end of its log.
+  description: Results of each program so far, its status, and the end of its log.
   returned: to the action plugin
   type: list
   elements: dict
@@ -104,12 +104,12 @@ def main():
     lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
     with errors.reported(module), lock:
         service = job.BenchmarkJob(place)
-        changed = params["state"] == "started" or bool(params["state"] and service.exists())
-        if changed and not check:
+        is_changed = params["state"] == "started" or bool(params["state"] and service.exists())
+        if is_changed and not check:
             service.start(params["definition"]) if params["state"] == "started" else service.end()
         running = service.runs()  # before the results are read: what a job writes that has ended is complete
         programs = [results.read_results(Path(place.prefix, "state"), number) for number in range(params["programs"])]
-    module.exit_json(changed=changed, running=running, programs=typed_json.dump(programs))
+    module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
 
 
 if __name__ == "__main__":

@@ -9,22 +9,22 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - Puts tensors of the model into the caches of workers before the head asks for them, where their host has the model, too.
+  - Puts tensors of the model into the caches of workers before the head asks for them, if their host has the model too.
   - A worker of the same release gets the tensors over its protocol, and writes its cache itself. It uses the processor and listens on loopback.
-    What serves goes on serving.
-  - It does not fail where a cache cannot be filled, but warns. The head then sends what is missing when it loads.
+    Running services are not interrupted.
+  - If a cache cannot be filled, it warns and does not fail. The head then sends the missing tensors when it loads.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
     support: full
 options:
   workers:
-    description: Workers of this host as in the plan, of which it takes C(name), C(environment) and C(prefill).
+    description: Workers of this host as in the plan; C(name), C(environment) and C(prefill) are read.
     type: list
     elements: dict
     required: true
   account:
-    description: Account that reads the model. Left out, the one that runs the module.
+    description: Account that reads the model. Default is the account that runs the module.
     type: str
 """
 
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 bytes:
-  description: How much came into the caches, in check mode how much would.
+  description: Number of bytes that were added to the caches, or that check mode would add.
   returned: success
   type: int
 """
@@ -48,31 +48,28 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, cache_prefill
 
 
-def filled(workers, check_mode):
-    """How many bytes came into the caches of all workers, and why others did not."""
-    size, why = 0, []
+def fill_caches(workers, check_mode):
+    """Return the number of bytes that came into the caches of all workers, and the reasons why other caches were not filled."""
+    size, warnings = 0, []
     for worker in workers:
         try:
             size += cache_prefill.fill_cache(worker, check_mode)
         except (Refusal, OSError) as error:
-            why.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
-    return size, why
+            warnings.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
+    return size, warnings
 
 
 def main():
     module = AnsibleModule(
-        argument_spec={
-            "workers": {"type": "list", "elements": "dict", "required": True},
-            "account": {"type": "str"},
-        },
+        argument_spec={"workers": {"type": "list", "elements": "dict", "required": True}, "account": {"type": "str"}},
         supports_check_mode=True,
     )
     fields = cache_prefill.WorkerCache._fields
-    planned = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
+    worker_parts = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
     with errors.reported(module):
-        workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in planned]
-        size, why = accounts.work_as(module.params["account"], filled, workers, module.check_mode)
-    for sentence in why:
+        workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_parts]
+        size, warnings = accounts.work_as(module.params["account"], fill_caches, workers, module.check_mode)
+    for sentence in warnings:
         module.warn(sentence)
     module.exit_json(changed=size > 0, bytes=size)
 

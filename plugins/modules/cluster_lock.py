@@ -9,9 +9,9 @@ DOCUMENTATION = r"""
 module: cluster_lock
 short_description: Lets one run at a time change a cluster
 description:
-  - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and says who that is.
-  - The lock of a run of the same controller that has ended is taken over. That of any other run is taken over with O(take_over) alone.
-  - Where the head cannot be reached, there is a warning and no lock.
+  - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and names that run.
+  - The lock of a run of the same controller that has ended is taken over. The lock of any other run is taken over only with O(take_over).
+  - If the head cannot be reached, it warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
@@ -20,11 +20,11 @@ options:
     required: true
   create:
     description:
-      - Whether to create O(prefix) where it is missing, and to mark it as this collection's. Without it there is no lock in a folder without that mark.
+      - Whether to create a missing O(prefix), and to mark it as this collection's. Without it there is no lock in a folder without that mark.
     type: bool
     default: false
   state:
-    description: Whether this run is to have the lock.
+    description: Whether this run takes or releases the lock.
     type: str
     choices: [present, absent]
     default: present
@@ -33,22 +33,22 @@ options:
     type: bool
     default: false
   run:
-    description: This run. The action plugin gives it.
+    description: This run. The action plugin sets it.
     type: dict
   ended:
-    description: A run of this controller that has ended. The action plugin gives it.
+    description: A run of this controller that has ended. The action plugin sets it.
     type: dict
 """
 
 EXAMPLES = r"""
-- name: Let no other run change this cluster meanwhile
+- name: Lock the cluster
   llamacpp.cluster.cluster_lock:
     prefix: /opt/llamacpp
 """
 
 RETURN = r"""
 taken_from:
-  description: The run from which the lock was taken over. Empty where nobody had it.
+  description: The run from which the lock was taken over. Empty if the lock was free.
   returned: success
   type: str
   sample: site.yml of anna on laptop7 (process 4711) since 2026-11-22 12:03:10 UTC
@@ -68,22 +68,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import clust
 
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(cluster_lock.LockArguments), supports_check_mode=True)
-    wanted = module.params
-    prefix, taken_from = Path(wanted["prefix"]), None
+    params = module.params
+    prefix, taken_from = Path(params["prefix"]), None
     if module.check_mode:
         module.exit_json(changed=False, taken_from="")
     with errors.reported(module):
-        if wanted["create"]:
+        if params["create"]:
             prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
             (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
-        run = typed_json.parse(cluster_lock.Run, wanted["run"])
-        ended = typed_json.parse(cluster_lock.Run, wanted["ended"]) if wanted["ended"] else None
+        run = typed_json.parse(cluster_lock.Run, params["run"])
+        ended = typed_json.parse(cluster_lock.Run, params["ended"]) if params["ended"] else None
         try:
-            if wanted["state"] == "present":
+            if params["state"] == "present":
                 with locks.unless_read_only():
-                    taken_from = cluster_lock.take_lock(prefix, run, wanted["take_over"], ended)
+                    taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
             else:
                 cluster_lock.release_lock(prefix, run)
         except cluster_lock.HeldError as error:

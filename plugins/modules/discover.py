@@ -14,11 +14,11 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    description: Result of M(llamacpp.cluster.host_info) by host.
     type: dict
     required: true
   found:
-    description: Host, and what M(llamacpp.cluster.discovery_info) returned there.
+    description: Result of M(llamacpp.cluster.discovery_info) by host.
     type: dict
     required: true
   path:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: discovery_info
-short_description: Reports links to other hosts, and models that lie on the host
+short_description: Reports links to other hosts, and models on the host
 description:
   - Sends each of O(addresses) that is in a network of the host one empty datagram, and reads which neighbours answer where. Linux only.
-  - Looks for GGUF files where people and other programs put them, in the folders of Ollama too, and reads their headers.
+  - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   addresses:
@@ -24,7 +24,7 @@ options:
     elements: path
     default: []
   account:
-    description: Account that is to read the models when they are served. Without it, that is the one that connects.
+    description: Account that reads the models when they are served. Default is the connecting account.
     type: str
 seealso:
   - module: llamacpp.cluster.host_info
@@ -40,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or why there are none.
+  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or the reason for none.
   returned: success
   type: dict
   sample: {"hostname": "strix0", "interfaces": [], "models": []}
@@ -60,11 +60,11 @@ def main():
         },
         supports_check_mode=True,
     )
-    given = module.params
-    folders = [*given["folders"], *discovery.FOLDERS]
+    params = module.params
+    folders = [*params["folders"], *discovery.FOLDERS]
     with errors.reported(module):
-        found = discovery.discover(given["addresses"], folders, given["account"])
-    module.exit_json(changed=False, discovered=typed_json.dump(found))
+        discovered = discovery.discover(params["addresses"], folders, params["account"])
+    module.exit_json(changed=False, discovered=typed_json.dump(discovered))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: files
 short_description: Writes the files of a host's plan
 description:
-  - Writes all files in one call. Each takes its place whole; what is at a file's path and is no regular file, as a link, is replaced.
+  - Writes all files in one call. Each file is replaced as a whole, also if its path is a link or another special file.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -17,7 +17,7 @@ attributes:
 options:
   files:
     description:
-      - C(files) of the host's part of the plan. One without C(mode) is left out. An action plugin puts the content in place of a C(source).
+      - C(files) of the host's part of the plan. Files without C(mode) are ignored. The action plugin replaces C(source) by the content.
     type: list
     elements: dict
     required: true
@@ -42,7 +42,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def line_of(path):
-    """Path, mode and hash of a file; empty where there is none."""
+    """Return path, mode and hash of a file; empty without one."""
     try:
         with reading.open_file(path) as stream:
             return f"{path} {stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o} {files.sha256_of(stream)}\n"
@@ -50,24 +50,27 @@ def line_of(path):
         return ""
 
 
-def write(file, check):
-    """The line of what was there, and that of what is there then."""
-    before, after = line_of(file.path), f"{file.path} {file.mode} {hashlib.sha256(file.content.encode()).hexdigest()}\n"
-    if before != after and not check:
+def write_file(file, check):
+    """Return the line of the old file, and that of the new one."""
+    old_line, new_line = (
+        line_of(file.path),
+        f"{file.path} {file.mode} {hashlib.sha256(file.content.encode()).hexdigest()}\n",
+    )
+    if old_line != new_line and not check:
         files.replace_file(Path(file.path), file.content, int(file.mode, 8))
-    return before, after
+    return old_line, new_line
 
 
 def main():
     spec = {"files": {"type": "list", "elements": "dict", "required": True}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
     with errors.reported(module):
-        planned = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
-        module.params["files"] = [file.path for file in planned]  # what Ansible repeats in the result
-        lines = [write(file, module.check_mode) for file in planned]
-    changed = [line for line in lines if line[0] != line[1]]
-    before, after = ("".join(side) for side in zip(*changed)) if changed else ("", "")
-    module.exit_json(changed=bool(changed), diff={"before": before, "after": after})
+        file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
+        module.params["files"] = [file.path for file in file_plans]  # what Ansible repeats in the result
+        lines = [write_file(file, module.check_mode) for file in file_plans]
+    changed_lines = [line for line in lines if line[0] != line[1]]
+    old_text, new_text = ("".join(side) for side in zip(*changed_lines)) if changed_lines else ("", "")
+    module.exit_json(changed=bool(changed_lines), diff={"before": old_text, "after": new_text})
 
 
 if __name__ == "__main__":

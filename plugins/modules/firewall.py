@@ -5,18 +5,18 @@
 
 DOCUMENTATION = r"""
 module: firewall
-short_description: Says how the host's firewall differs from the plan
+short_description: Compares the host's firewall with the plan
 description:
-  - Compares the cluster's rules with the planned ones, and says what P(ansible.posix.firewalld#module), P(community.general.ufw#module) or C(nft) has to do.
+  - Compares the cluster's rules with the planned ones, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or C(nft).
     The role C(llama_firewall) does it.
-  - Rules of others are neither read as ours nor changed. In ufw, where a rule of others lets the head in, nothing is closed before it.
+  - It never changes foreign rules. If a foreign rule of ufw lets the head in, no rule that closes the port is inserted before it.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
   keep:
-    description: Leaves rules that O(rules) does not have, since something may still listen there. Run the role again without it when that has stopped.
+    description: Keeps rules that are not in O(rules), because a program may still listen there. Run the role again without it when that has stopped.
     type: bool
     default: false
   manager:
@@ -25,7 +25,7 @@ options:
     choices: [firewalld, ufw, nftables]
   rules:
     description:
-      - The ports, and for whom they are open, as the plan has them in C(hosts.HOST.firewall). The TCP port C(port) is on the numeric IPv4
+      - Ports and their clients, from C(hosts.HOST.firewall) of the plan. The TCP port C(port) is on the numeric IPv4
         C(address), V(0.0.0.0) for all of them. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
     type: list
     elements: dict
@@ -49,16 +49,16 @@ add:
   type: list
   elements: dict
 remove:
-  description: The same of each rule to remove after that.
+  description: Arguments of that module for each rule to remove after that.
   returned: success
   type: list
   elements: dict
 text:
-  description: What the file of nftables is to hold, nothing where it is to be removed.
+  description: Content of the file of nftables; empty if it must be removed.
   returned: success
   type: str
 differs:
-  description: Whether anything is to be done.
+  description: Whether anything has to change.
   returned: success
   type: bool
 """
@@ -72,25 +72,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 
-class Arguments(NamedTuple):
+class FirewallArguments(NamedTuple):
     rules: tuple[FirewallRule, ...]
     keep: bool = False
     manager: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
-    arguments = typed_json.parse(Arguments, module.params)
+    module = AnsibleModule(argument_spec=typed_json.specification(FirewallArguments), supports_check_mode=True)
+    arguments = typed_json.parse(FirewallArguments, module.params)
     with errors.reported(module):
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
-            f"The chain {chain} of nftables drops what it does not accept, and stays as it is: accept there {', '.join(steps.after)}."
+            f"The nftables chain {chain} drops everything that it does not accept, and the collection keeps it: accept {', '.join(steps.after)} there."
         )
-    shown = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
+    diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(
         changed=steps.differs and module.check_mode,
-        diff=shown,
+        diff=diff,
         differs=steps.differs,
         add=steps.add,
         remove=steps.remove,

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: host_info
-short_description: Reports what a host has and how it differs from the plan
+short_description: Reports the facts of a host and its differences from the plan
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
   - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
@@ -13,14 +13,14 @@ description:
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   packages:
-    description: Distribution family and what its packages of llama.cpp are called, to find out which are installed.
+    description: Names of the packages of llama.cpp by distribution family, to find out which are installed.
     type: dict
     default: {}
   plan:
     description: The host's part of the plan. Then only the difference from it is returned.
     type: dict
   kept:
-    description: Whether to return RV(kept), and nothing else.
+    description: Whether to return only RV(kept).
     type: bool
     default: false
 seealso:
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 facts:
-  description: What planning needs to know. Sizes are in MiB.
+  description: Facts for planning. Sizes are in MiB.
   returned: when O(plan) is not given
   type: dict
   sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
@@ -47,8 +47,8 @@ drift:
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept:
-  description: What M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the plan, how the host differs from
-    it, and what its services miss.
+  description: Plans that M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the differences of the
+    host from it, and missing files of its services.
   returned: when O(kept) is true
   type: dict
 """
@@ -66,55 +66,55 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
 
 
-class Arguments(NamedTuple):
+class HostInfoArguments(NamedTuple):
     scope: Scope = "auto"
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None
     kept: bool = False
 
 
-def compare(planned):
-    """How this host differs from its part of a plan.
+def find_drift(host_plan):
+    """Return how this host differs from its part of a plan.
 
     :raises Refusal: something there has a planned name and is not of this collection.
     """
-    ownership.check_ownership(planned)
-    return state.drift(planned)
+    ownership.check_ownership(host_plan)
+    return state.drift(host_plan)
 
 
-def kept(plan):
-    """A kept plan, how the host differs from it, and files that its services read and that are missing."""
-    wanted = {path for service in plan.host.services for path in service.reads}
-    made = {file.path for file in plan.host.files if file.content is None}
+def compare_kept(plan):
+    """Return a kept plan, how the host differs from it, and missing files that its services read."""
+    read_files = {path for service in plan.host.services for path in service.reads}
+    generated_files = {file.path for file in plan.host.files if file.content is None}
     drift = state.drift(plan.host._replace(port_probes=()))
-    missing = {path for path in wanted if not os.path.isfile(path)} | made.intersection(drift.changed_files)
+    missing = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
+        drift.changed_files
+    )
     missing.update(drift.changed_models)
     return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing)}
 
 
-def read(arguments):
-    """What the module returns."""
+def report(arguments):
+    """Return the result of the module."""
     if arguments.kept:
         prefix = place_of(arguments.scope).prefix
         plans = {place: kept_plans.read_plan(prefix, place) for place in kept_plans.PLACES}
-        return {"kept": {place: kept(plan) if plan else None for place, plan in plans.items()}}
-    planned = arguments.plan
-    if planned is None:
+        return {"kept": {place: compare_kept(plan) if plan else None for place, plan in plans.items()}}
+    host_plan = arguments.plan
+    if host_plan is None:
         return {"facts": host.facts(arguments.scope, arguments.packages)}
-    drift = compare(planned)
+    drift = find_drift(host_plan)
     result = {"drift": typed_json.dump(drift)}
-    taken = state.port_conflicts(planned.services, drift.services)
-    return {**result, "msg": taken} if taken else result
+    port_problem = state.port_conflicts(host_plan.services, drift.services)
+    return {**result, "msg": port_problem} if port_problem else result
 
 
 def main():
     module = AnsibleModule(
-        argument_spec=typed_json.specification(Arguments),
-        supports_check_mode=True,
-        no_log=True,
+        argument_spec=typed_json.specification(HostInfoArguments), supports_check_mode=True, no_log=True
     )
     with errors.reported(module):
-        result = read(typed_json.parse(Arguments, module.params))
+        result = report(typed_json.parse(HostInfoArguments, module.params))
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(changed=False, **result)

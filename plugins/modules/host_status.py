@@ -5,23 +5,23 @@
 
 DOCUMENTATION = r"""
 module: host_status
-short_description: Reports how a host and its services are at this moment
+short_description: Reports the current state of a host and its services
 description:
-  - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds what changes with time. That is uptimes, restarts,
-    free memory and disk space, and on the head what its launcher, llama-server and the last verification say.
+  - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds values that change with time. These are uptimes, restarts,
+    free memory and disk space, and on the head the reports of its launcher, of llama-server and of the last verification.
   - It connects to no worker. Clients of workers are read from the sockets of their own host.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   plan:
-    description: The host's part of the plan. Without it, nothing is compared, and O(scope) says which installation is looked at.
+    description: The host's part of the plan. Without it, nothing is compared, and O(scope) selects the installation.
     type: dict
   head:
-    description: Of the plan, what it says of the head. Only given on the head.
+    description: C(head) of the plan, on the head only.
     type: dict
   report:
     description:
-      - Whether to report also what a bug bundle has of a host, which is logs, kernel and drivers. API keys of O(head), and what looks like a
-        secret, are taken out of that.
+      - Whether to report logs, kernel and drivers for a bug bundle as well. API keys of O(head), and everything that looks like a
+        secret, are removed.
     type: bool
     default: false
 seealso:
@@ -30,7 +30,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Find out how the host is
+- name: Read the state of the host
   llamacpp.cluster.host_status:
     plan: "{{ __llama_host_plan }}"
     head: "{{ __llama_plan.head if inventory_hostname == __llama_plan.head.host else omit }}"
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 drift:
-  description: As M(llamacpp.cluster.host_info) returns it, without C(port_probes).
+  description: Differences as M(llamacpp.cluster.host_info) returns them, without C(port_probes).
   returned: when O(plan) is given
   type: dict
 report:
@@ -47,7 +47,7 @@ report:
   returned: when O(report) is true
   type: dict
 condition:
-  description: What changes with time. Sizes are in MiB, times in seconds. What the host does not show is null.
+  description: Values that change with time. Sizes are in MiB, times in seconds. Unknown values are null.
   returned: success
   type: dict
 """
@@ -57,24 +57,26 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report, host_status
-from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Arguments
+from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import HostStatusArguments
 
 
-def read(arguments):
-    """What the module returns."""
-    found: dict[str, Any] = {}
-    drift, condition = host_status.read(arguments.scope, arguments.plan, arguments.head)
+def report_status(arguments):
+    """Return the result of the module."""
+    texts: dict[str, Any] = {}
+    drift, condition = host_status.read_status(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
-        found["report"] = host_report.read(arguments.scope, key_file)
-    return {**found, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
+        texts["report"] = host_report.read_report(arguments.scope, key_file)
+    return {**texts, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True, no_log=True)
+    module = AnsibleModule(
+        argument_spec=typed_json.specification(HostStatusArguments), supports_check_mode=True, no_log=True
+    )
     with errors.reported(module):
-        found = read(typed_json.parse(Arguments, module.params))
-    module.exit_json(changed=False, **found)
+        result = report_status(typed_json.parse(HostStatusArguments, module.params))
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kept_plan
-short_description: Keeps a host's own part of a plan, with which it can go back
+short_description: Keeps a host's own part of a plan for a rollback
 description:
-  - Keeps the plan that serves, the one that served before, and while services change the one that is applied. It writes them below the installation.
+  - Keeps the current plan, the previous plan, and while services change the new plan, in the folder of the installation.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
@@ -20,7 +20,7 @@ options:
     description: The whole plan, which is applied now. An action plugin takes the host's part of it.
     type: dict
   begun:
-    description: What is kept of O(plan). The action plugin makes it.
+    description: Record of O(plan). The action plugin makes it.
     type: dict
   served:
     description: Id of a kept plan that serves now.
@@ -57,13 +57,13 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    prefix, begun = module.params["prefix"], module.params["begun"]
+    prefix, record = module.params["prefix"], module.params["begun"]
     with errors.reported(module):
-        if begun:
-            changed = kept_plans.keep_plan(prefix, typed_json.parse(KeptPlan, begun), module.check_mode)
+        if record:
+            is_changed = kept_plans.keep_plan(prefix, typed_json.parse(KeptPlan, record), module.check_mode)
         else:
-            changed = kept_plans.mark_served(prefix, module.params["served"], module.check_mode)
-    module.exit_json(changed=changed)
+            is_changed = kept_plans.mark_served(prefix, module.params["served"], module.check_mode)
+    module.exit_json(changed=is_changed)
 
 
 if __name__ == "__main__":

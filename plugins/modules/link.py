@@ -10,9 +10,9 @@ description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
-  - It removes what it has configured before and no link names any more, so an empty list leaves nothing behind.
+  - It removes its own configuration that no link needs any more, so an empty list removes all of it.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
-    or if the address is in the network of another interface. Files of others are left alone.
+    or if the address is in the network of another interface. Foreign files are not changed.
 notes:
   - Needs root on the host as soon as a link is to be managed.
   - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
@@ -21,7 +21,7 @@ options:
   links:
     description:
       - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured.
-        Each needs a network of its own. Without C(mtu), the interface keeps what it has.
+        Each needs a network of its own. Without C(mtu), the interface keeps its MTU.
     type: list
     elements: dict
     required: true
@@ -39,7 +39,7 @@ EXAMPLES = r"""
         peer: strix0
         manage: true
 
-- name: Remove what was configured
+- name: Remove the configuration of all links
   llamacpp.cluster.link:
     links: []
 """
@@ -61,22 +61,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 
-class Arguments(NamedTuple):
+class LinkArguments(NamedTuple):
     links: tuple[LinkPlan, ...]
     prefix: Optional[str] = None
 
 
 def main():
-    module = AnsibleModule(argument_spec=typed_json.specification(Arguments), supports_check_mode=True)
-    arguments = typed_json.parse(Arguments, module.params)
+    module = AnsibleModule(argument_spec=typed_json.specification(LinkArguments), supports_check_mode=True)
+    arguments = typed_json.parse(LinkArguments, module.params)
     system, check = System(), module.check_mode
     lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.reported(module), lock:
-        before, after = applying.apply_links(arguments.links, check, system)
+        old_text, new_text = applying.apply_links(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
     module.exit_json(
-        changed=before != after,
-        diff={"before": before, "after": after},
+        changed=old_text != new_text,
+        diff={"before": old_text, "after": new_text},
         msg=" ".join(texts) or "There is no link to configure.",
     )
 

@@ -10,7 +10,7 @@ module: model
 short_description: Brings the files of a model onto a host
 description:
   - Downloads files, one after the other. A connection that breaks is made again, and continues where it stopped, also in the next run. A file
-    takes its place when its size and its sha256 are right. One that is whole and recorded is not read again, and no server is asked for it.
+    gets its name when its size and its SHA-256 are right. A complete and recorded file is not read again, and no server is asked for it.
   - curl downloads in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues,
     and the next run waits for it.
   - The action plugin copies files of the controller as M(ansible.builtin.copy) does.
@@ -29,7 +29,7 @@ options:
     default: ""
   known_answer:
     description:
-      - The known-answer model, in place of O(files), which is written where it is missing, or was changed since. C(layers), C(width), a multiple of
+      - The known-answer model, in place of O(files), which is written if it is missing or was changed. C(layers), C(width), a multiple of
         64, and C(type), V(f32), V(f16) or V(q8_0).
     type: dict
   path:
@@ -37,7 +37,7 @@ options:
     type: path
     default: ""
   token_file:
-    description: File on the controller with a token, which is sent to the server of the first file, not to others, and not to where it redirects.
+    description: File on the controller with a token, which is sent only to the server of the first file, never to a server that it redirects to.
     type: str
   token:
     description: The token; the action plugin reads it from O(token_file).
@@ -66,7 +66,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetch:
-  description: Files that were missing or not yet checked, with how much of each was there, and where it comes from.
+  description: Files that were missing or not yet checked, with the present bytes and the origin of each.
   returned: with O(files)
   type: list
   elements: dict
@@ -76,7 +76,7 @@ fetch:
       have: 0
       from: https://models.example.org/some-model.gguf
 bytes:
-  description: How much was missing of all files.
+  description: Number of missing bytes of all files.
   returned: with O(files)
   type: int
 """
@@ -96,12 +96,12 @@ DOWNLOAD_SECONDS = 14 * 86400.0
 
 
 def run(arguments, check_mode):
-    """What the module returns.
+    """Return the result of the module.
 
     :raises Refusal: it cannot be done.
     """
     if arguments.known_answer:
-        return write(Path(arguments.path), arguments.known_answer, check_mode)
+        return write_known_answer(Path(arguments.path), arguments.known_answer, check_mode)
     folder, pending = Path(arguments.folder), model_files.pending_files(arguments.files)
     rows = [
         {"path": file.path, "bytes": file.bytes, "have": present, "from": web.printable_url(str(file.url))}
@@ -119,13 +119,13 @@ def run(arguments, check_mode):
     }
 
 
-def write(path, size, check_mode):
-    """Writes a known-answer model that is missing, or is not as it was written."""
+def write_known_answer(path, size, check_mode):
+    """Write a known-answer model that is missing or was changed."""
     problem = known_answer.problem(*size)
     if problem:
         raise Refusal(f"The known-answer model cannot be made: {problem}")
-    changed = not model_files.is_known_answer(path, known_answer_file.file_bytes(*size))
-    if changed and not check_mode:
+    is_missing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*size))
+    if is_missing and not check_mode:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         part = Path(f"{path}.part")
         try:
@@ -135,7 +135,7 @@ def write(path, size, check_mode):
             part.unlink(missing_ok=True)
             raise
         part.replace(path)
-    return {"changed": changed}
+    return {"changed": is_missing}
 
 
 def main():
@@ -151,8 +151,8 @@ def main():
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        kept = "" if arguments.known_answer else " What was downloaded is kept, and the next run continues there."
-        module.fail_json(msg=errors.sentence(error, folder) + kept)
+        remark = "" if arguments.known_answer else " What was downloaded is kept, and the next run continues there."
+        module.fail_json(msg=errors.sentence(error, folder) + remark)
     module.exit_json(**result)
 
 

@@ -10,22 +10,22 @@ module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
   - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
-    they are, by HTTP range requests where that is a server.
-  - The action plugin does that on the controller. What the host has already is looked up there, and then no server is asked.
+    they are, by HTTP range requests if that is a server.
+  - The action plugin does that on the controller. Models that the host already has are read there, and no server is asked.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
-    description: Where the collection is installed on the host. Without it, the host is not asked what it has of a model that can be downloaded.
+    description: Where the collection is installed on the host. Without it, the host is not asked for models that can be downloaded.
     type: path
   account:
-    description: Account that is to read the model when it is served. Without it, that is the one that connects.
+    description: Account that reads the model when it is served. Default is the connecting account.
     type: str
   timeout:
     description: Seconds that finding and reading may take.
     type: int
     default: 120
   summary_is_enough:
-    description: Whether nothing is asked for and read of a model whose C(gguf_summary) the variables have.
+    description: Whether to skip a model whose C(gguf_summary) is in the variables.
     type: bool
     default: false
   folders:
@@ -57,15 +57,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: Name of each model of C(llama_models), and in place of the other values what they are of that model.
+  description: The other values for each model of C(llama_models), by name.
   returned: with C(llama_models)
   type: dict
 summary:
   description:
-    - What planning needs of the model. Sizes are in bytes.
-    - C(quantisation) is what the file names, else the type of most of its bytes. C(parameters) is the number of elements
+    - Summary of the model for planning. Sizes are in bytes.
+    - C(quantisation) is the one that the file names, or else the type of most of its bytes. C(parameters) is the number of elements
       of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
-  returned: when the model can be planned with, as the values below
+  returned: when the model can be planned, as the values below
   type: dict
   sample:
     architecture: llama
@@ -78,7 +78,7 @@ summary:
     files: [{"name": "some-model.gguf", "bytes": 4920734272}]
     bytes: 4920734272
 refused:
-  description: Why the model cannot be planned with. M(llamacpp.cluster.plan) refuses it with this sentence.
+  description: Why the model cannot be planned. M(llamacpp.cluster.plan) refuses it with this sentence.
   returned: when there is a reason
   type: str
 closed:
@@ -91,11 +91,11 @@ files:
   type: list
   elements: dict
 auxiliary:
-  description: Role → what planning needs of the projector and of the draft model, where their headers could be read.
+  description: Summaries of the projector and of the draft model by role, if their headers could be read.
   returned: success
   type: dict
 offered:
-  description: Quantisations that the repository of the model has, with their sizes in bytes, where it was asked.
+  description: Quantisations that the repository of the model has, with their sizes in bytes, if it was asked.
   returned: success
   type: list
   elements: dict

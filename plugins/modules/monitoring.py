@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: monitoring
-short_description: Writes what Prometheus and Grafana need to watch a cluster
+short_description: Writes files with which Prometheus and Grafana monitor a cluster
 description:
   - Takes a plan, and makes targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
@@ -16,15 +16,15 @@ attributes:
     details: Writes O(path) in either mode.
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails where it is refused, or where a host writes no metrics.
+    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if it is refused, or if a host writes no metrics.
     type: dict
     required: true
   facts:
-    description: Host of the cluster, and what P(llamacpp.cluster.host_info#module) returned there.
+    description: Result of P(llamacpp.cluster.host_info#module) by host of the cluster.
     type: dict
     required: true
   path:
-    description: Folder on the controller that gets the files. It is made where it is missing.
+    description: Folder on the controller that gets the files. It is created if it is missing.
     type: path
     required: true
 seealso:
@@ -32,7 +32,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Write what a Prometheus needs
+- name: Write the monitoring files
   llamacpp.cluster.monitoring:
     plan: "{{ __llama_plan }}"
     facts: "{{ ansible_play_hosts_all | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"

@@ -20,12 +20,12 @@ attributes:
 options:
   facts:
     description:
-      - Host, and what P(llamacpp.cluster.host_info#module) returned there.
-      - For a host that is not in it, it uses the facts that the last run left on the head, beside what C(llama_hardware) declares.
+      - Result of P(llamacpp.cluster.host_info#module) by host.
+      - For any other host, it uses the facts that the last run cached on the head, and C(llama_hardware).
     type: dict
     default: {}
   model:
-    description: What P(llamacpp.cluster.model_info#module) returned. Without it, C(llama_model_gguf_summary) is used.
+    description: Result of P(llamacpp.cluster.model_info#module). Without it, C(llama_model_gguf_summary) is used.
     type: dict
     default: {}
   path:
@@ -38,7 +38,7 @@ options:
     type: bool
     default: false
   what_fits:
-    description: Whether to show instead what the cluster could serve, as C(llama_what_fits) asks.
+    description: Whether to show the models that the cluster could serve instead, as C(llama_what_fits) requests.
     type: bool
     default: false
   page:
@@ -48,13 +48,13 @@ options:
     type: bool
     default: false
   show:
-    description: Whether to show the plan and its advisories, and to fail where it is refused.
+    description: Whether to show the plan and its advisories, and to fail if it is refused.
     type: bool
     default: true
   report:
     description:
       - File on the controller for the page of a refused plan as HTML, with O(page). It needs no other file.
-      - P(llamacpp.cluster.plan_diff#module) writes that of another plan, to which M(llamacpp.cluster.verify) adds its checks.
+      - P(llamacpp.cluster.plan_diff#module) writes the page of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
 seealso:
   - module: llamacpp.cluster.host_info
@@ -68,12 +68,12 @@ EXAMPLES = r"""
     facts: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_facts') }}"
     path: plan.json
   run_once: true
-  register: __llama_planned
+  register: __llama_plan_result
 """
 
 RETURN = r"""
 models:
-  description: A row of each model, the most wanted first. O(path) gets them, too.
+  description: A row for each model, the most popular first; also written to O(path).
   returned: with O(what_fits)
   type: list
   elements: dict

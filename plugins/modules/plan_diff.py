@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: plan_diff
 short_description: Decides from a plan and the hosts' answers what an apply has to do
 description:
-  - Takes the plan and what P(llamacpp.cluster.host_info#module) returned on each host for its part of the plan, and changes nothing.
+  - Takes the plan and the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan, and changes nothing.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
   - Where several hosts of one kind lack a release, one of them builds it.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
@@ -23,18 +23,18 @@ options:
     required: true
   answers:
     description:
-      - Host, and what P(llamacpp.cluster.host_info#module) returned there, given the host's part of the plan.
+      - Result of P(llamacpp.cluster.host_info#module) by host, for the host's part of the plan.
       - A host that is not in it did not answer.
     type: dict
     default: {}
   facts:
     description:
-      - Host, and what P(llamacpp.cluster.host_info#module) returned there without a plan.
+      - Result of P(llamacpp.cluster.host_info#module) by host, without a plan.
       - RV(lacking) is returned for these hosts.
     type: dict
     default: {}
   parts:
-    description: V(build) and V(services), as far as the run carries them out. It is refused where that cannot be done as a whole.
+    description: V(build) and V(services), as far as the run carries them out. It fails if they cannot be carried out as a whole.
     type: list
     elements: str
     default: []
@@ -67,12 +67,12 @@ EXAMPLES = r"""
 RETURN = r"""
 kinds:
   description:
-    - Host that answered, and the kinds of what differs there (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
+    - Kinds of differences by host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
       V(firewall), V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
   returned: success
   type: dict
 restarts:
-  description: Host that answered, and the services that have to be restarted there.
+  description: Services that have to be restarted, by host that answered.
   returned: success
   type: dict
 behind:
@@ -81,7 +81,7 @@ behind:
   type: list
   elements: str
 while_away:
-  description: Host, and what serves while it is away, a sentence.
+  description: A sentence by host on what serves while it is away.
   returned: success
   type: dict
 unreached:
@@ -90,12 +90,12 @@ unreached:
   type: list
   elements: str
 builders:
-  description: Hosts that compile something. Which host compiles a build stands in the plan.
+  description: Hosts that compile a build. The plan names the host that compiles each build.
   returned: success
   type: list
   elements: str
 shared:
-  description: Build that a host lacks and does not compile itself, and the host that it gets the build from.
+  description: Host that compiles a build, by build that another host gets from it.
   returned: success
   type: dict
 fetches:
@@ -109,7 +109,7 @@ needs_key:
   type: list
   elements: str
 lacking:
-  description: Host of O(facts) that lacks tools, and these with their packages. C(required), and C(optional) where it builds.
+  description: Missing tools with their packages by host of O(facts). C(required), and C(optional) if it builds.
   returned: success
   type: dict
 """

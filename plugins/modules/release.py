@@ -9,9 +9,9 @@ DOCUMENTATION = r"""
 module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
-  - Fetches the source to the controller and builds it on the host. What one host has built is kept on the controller and installed on the others of
+  - Fetches the source to the controller and builds it on the host. A build of one host is cached on the controller and installed on the others of
     its kind. Compiled programs are unpacked, and those of a distribution's package linked.
-  - Before a release is installed, its programs are tried on the host's processor. Where one does not work, no running service is touched.
+  - Before a release is installed, its programs are tried on the host's processor. If one does not work, no running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   state:
@@ -38,28 +38,28 @@ options:
     type: str
     required: true
   brought:
-    description: What the action plugin has fetched and copied to the host.
+    description: Files that the action plugin has fetched and copied to the host.
     type: dict
   received:
     description: A release that another host of its kind has packed.
     type: dict
   share:
-    description: Whether other hosts are to get this host's release. It is then packed and kept in the controller's cache.
+    description: Whether other hosts get this host's release. It is then packed and kept in the controller's cache.
     type: bool
     default: false
   pack:
-    description: Whether the installed release is packed for other hosts, and nothing else done. The action plugin gives it.
+    description: Whether to only pack the installed release for other hosts. The action plugin sets it.
     type: bool
     default: false
   cluster:
-    description: Name of the cluster. The controller keeps built releases for each cluster by itself.
+    description: Name of the cluster. The controller caches builds separately for each cluster.
     type: str
   account:
     description: Account that builds. Without it the connecting user builds.
     type: str
   services:
     description:
-      - The host's services as planned. An option that their programs do not list in their help ends the run, before any running service is touched.
+      - The host's services as planned. If the help of their programs lacks an option, the task fails before any running service is touched.
     type: list
     elements: dict
     default: []
@@ -82,14 +82,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: What was installed, with a hash for each file.
+  description: Manifest of the installed release, with a hash for each file.
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
 said_otherwise:
   description:
-    - Sentences on planned options of llama-server that the build does not know, and that the launcher says by another name, or leaves out since they only
-      tune. The action warns of them.
+    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for them, or omits them if they only affect
+      speed.
   returned: when the release is installed
   type: list
   elements: str
@@ -117,7 +117,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options 
 
 
 def install(target, arguments):
-    """The manifest of what was installed, or None where the controller still has to copy what is needed."""
+    """Return the manifest of the installed release, or None if the controller still has to copy its files."""
     build, release, source = arguments.build, arguments.release, arguments.brought
     if release.source == "package":
         return target.link(release)
@@ -161,9 +161,9 @@ def main():
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
-        why = errors.sentence(error, arguments.prefix, arguments.cache)
+        reason = errors.sentence(error, arguments.prefix, arguments.cache)
         resumed = " The build continues where it stopped." if arguments.brought and is_compiled else ""
-        module.fail_json(msg=f"Installing {build.id}: {why}{resumed}")
+        module.fail_json(msg=f"Installing {build.id}: {reason}{resumed}")
     module.exit_json(changed=True, diff=diff)
 
 

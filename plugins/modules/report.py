@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: report
 short_description: Writes a page of a plan, its verification and its benchmark, or a bug bundle
 description:
-  - Reads what other playbooks left on the controller, and writes one HTML file that needs no other.
-  - With O(bundle) it writes an archive of what other tasks found, with a text for an issue of llama.cpp. Secrets are taken out, and it shows how
+  - Reads files that other playbooks left on the controller, and writes one self-contained HTML file.
+  - With O(bundle) it writes an archive of other tasks' results for an issue. Secrets are replaced by markers, and it shows how
     many of each kind.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
@@ -18,7 +18,7 @@ attributes:
     details: Writes O(path) in either mode, but no bundle in check mode.
 options:
   path:
-    description: File on the controller for the page, or for the bundle, which its owner alone can read then.
+    description: File on the controller for the page, or for the bundle, which only its owner can read.
     type: path
     required: true
   plan:
@@ -32,7 +32,7 @@ options:
     type: path
   bundle:
     description:
-      - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) what M(llamacpp.cluster.host_status) returned on each host with
+      - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) the result of M(llamacpp.cluster.host_status) by host with
         O(llamacpp.cluster.host_status#module:report).
       - C(facts) of each host.
     type: dict

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollback
-short_description: Decides how a cluster goes back to the plan that served before
+short_description: Decides how a cluster goes back to the previous plan
 description:
-  - Decides from what the hosts keep, and changes nothing. The playbooks of this collection carry it out.
+  - Decides from the plans that the hosts keep, and changes nothing. The playbooks of this collection carry it out.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   answers:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there.
+    description: Result of M(llamacpp.cluster.host_info) by host.
     type: dict
     required: true
   heads:
@@ -38,27 +38,27 @@ seealso:
 EXAMPLES = r"""
 - name: Decide how to go back
   llamacpp.cluster.rollback:
-    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_kept') }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_kept_plans') }}"
     heads: [strix0]
   run_once: true
 """
 
 RETURN = r"""
 target:
-  description: The plan to go back to, its head and its release. C(uninvolved) are hosts that have no part in it, and where nothing changes. C(differing)
-    are variables, with their values in the plan that is left and in this one.
+  description: The plan to go back to, its head and its release. C(uninvolved) are hosts without a part in it, on which nothing changes. C(differing)
+    are variables, with their values in the current plan and in this one.
   returned: success
   type: dict
 plan:
-  description: What proves that it serves.
+  description: Part of the plan with which to verify that it serves.
   returned: success
   type: dict
 hosts:
-  description: Host, its part of the plan, and the services to stop, to restart and to remove.
+  description: Part of the plan by host, and the services to stop, to restart and to remove.
   returned: success
   type: dict
 heads:
-  description: Host that has no part in that plan and has a head, its part of its own plan, and the services to remove.
+  description: Part of its own plan by host with a head but without a part in that plan, and the services to remove.
   returned: success
   type: dict
 """

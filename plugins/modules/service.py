@@ -63,7 +63,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: Services that were changed, or would be in check mode, and how each stands before and after.
+  description: Services that were changed, or would be in check mode, with their states before and after.
   returned: success
   type: list
   elements: dict
@@ -80,7 +80,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 
 
 def difference(changes):
-    """Of states and definitions, as Ansible shows it."""
+    """Return the difference of states and definitions, as Ansible shows it."""
     return {
         side: "".join(
             f"{change.service}: {getattr(change, side)}\n{getattr(change, f'text_{side}')}" for change in changes
@@ -102,21 +102,21 @@ def main():
         supports_check_mode=True,
     )
     host, state = module.params["host"], module.params["state"]
-    planned = [typed_json.parse(services.Service, service) for service in module.params["services"]]
+    services_planned = [typed_json.parse(services.Service, service) for service in module.params["services"]]
     verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
-    run = planned if state == "started" else []
-    wanted = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
+    run = services_planned if state == "started" else []
+    steps = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.reported(module):
         place = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(place)
-        touched = [*(service.name for service in run), *module.params["names"]]
+        service_names = [*(service.name for service in run), *module.params["names"]]
         with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
-            read = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned}
-            changes = job.cancel_benchmark(place, touched, module.check_mode)
-            changes += services.apply_request(manager, wanted, module.check_mode)
+            digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in services_planned}
+            changes = job.cancel_benchmark(place, service_names, module.check_mode)
+            changes += services.apply_request(manager, steps, module.check_mode)
             if not module.check_mode:
                 started = services.started_services(changes)
-                start_records.write_digests(place.prefix, {name: read[name] for name in read if name in started})
+                start_records.write_digests(place.prefix, {name: digests[name] for name in digests if name in started})
     module.exit_json(
         changed=bool(changes),
         diff=difference(changes),

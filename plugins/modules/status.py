@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: status
-short_description: Shows how a cluster is, and fails where it is not healthy
+short_description: Shows the status of a cluster, and fails if it is not healthy
 description:
-  - Takes the plan and what M(llamacpp.cluster.host_status) returned on each host, and changes nothing.
+  - Takes the plan and the result of M(llamacpp.cluster.host_status) for each host, and changes nothing.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -20,23 +20,23 @@ options:
     type: dict
     required: true
   heads:
-    description: Hosts of the group llama_head. The first one is the head where there is no plan.
+    description: Hosts of the group llama_head. The first one is the head if there is no plan.
     type: list
     elements: str
     required: true
   answers:
-    description: Host, and what M(llamacpp.cluster.host_status) returned there. Every host of the cluster is in it.
+    description: Result of M(llamacpp.cluster.host_status) by host, for every host of the cluster.
     type: dict
     required: true
   facts:
-    description: Host, and what M(llamacpp.cluster.host_info) returned there without a plan. It says why a host could not be asked.
+    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason why a host could not be asked.
     type: dict
     default: {}
   path:
     description: File on the controller for the status as JSON, see C(docs/status.schema.json).
     type: path
   fail:
-    description: Whether to fail where the cluster is not healthy.
+    description: Whether to fail if the cluster is not healthy.
     type: bool
     default: true
 seealso:
@@ -45,7 +45,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Show how the cluster is
+- name: Show the status of the cluster
   llamacpp.cluster.status:
     plan: "{{ __llama_plan }}"
     heads: "{{ groups.llama_head }}"
@@ -55,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: The same as in O(path).
+  description: Status of the cluster, as in O(path).
   returned: when the cluster is healthy, or O(fail) is false
   type: dict
   sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}

@@ -9,14 +9,14 @@ DOCUMENTATION = r"""
 module: tunnel_key
 short_description: Gives one end of a tunnel a key
 description:
-  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there has stunnel read it
-    again, which ends no connection.
+  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there makes stunnel read it
+    again without closing a connection.
   - "To renew a key without a moment of wrong keys: give it to the workers' host with O(keep), then to the head, then to the workers' host without."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
     support: none
-    details: A key is shown to nobody.
+    details: Keys are never shown.
 options:
   path:
     description: File of the key, one of C(tunnel_keys) in the host's part of the plan.
@@ -27,18 +27,18 @@ options:
     type: str
     required: true
   keep:
-    description: Whether the keys that were taken before are taken too. A run that ended early leaves several, and the head may use any of them.
+    description: Whether the old keys stay valid too. An interrupted run leaves several, and the head may use any of them.
     type: bool
     default: false
   account:
-    description: As which services run, to which alone the file belongs. Default is the account of the module.
+    description: Account that runs the services and owns the file. Default is the account of the module.
     type: str
 seealso:
   - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""
-- name: Let the workers of the host take a new key too
+- name: Add a new key on the host of the workers
   llamacpp.cluster.tunnel_key:
     path: "{{ __llama_host_plan.tunnel_keys | first }}"
     key: "{{ __llama_tunnel_key }}"
@@ -58,7 +58,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
 
 READ_SECONDS = 3
-"""After which stunnel has read a file that it had read before: the launcher looks at it every second."""
+"""Seconds after which stunnel has read a file again: the launcher looks at it every second."""
 
 
 def main():
@@ -76,10 +76,10 @@ def main():
         module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
     was_read = os.path.lexists(path)
     with errors.reported(module):
-        changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
-    if changed and was_read and not module.check_mode:
+        is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
+    if is_changed and was_read and not module.check_mode:
         time.sleep(READ_SECONDS)
-    module.exit_json(changed=changed)
+    module.exit_json(changed=is_changed)
 
 
 if __name__ == "__main__":

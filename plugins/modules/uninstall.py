@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: uninstall
-short_description: Removes the installation of a host, or what it needs no longer
+short_description: Removes the installation of a host, or its unneeded releases
 description:
-  - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and anything others put beside
+  - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and foreign files next to
     the installation, stays; RV(left) lists it.
   - With O(unneeded), removes releases beyond two of each backend, and builds that never ended, with their logs. One that is planned, that a service's
     definition names or that a process runs is never removed.
@@ -20,11 +20,11 @@ options:
     type: dict
     required: true
   unneeded:
-    description: Whether only releases are removed that the host keeps no longer.
+    description: Whether to remove only releases that the host no longer needs.
     type: bool
     default: false
   account:
-    description: Account that built. What it has in the cache becomes root's, so that the account can be removed.
+    description: Account that built. Its files in the cache become root's, so that the account can be removed.
     type: str
   host_name:
     description: Name of the host in messages.
@@ -59,7 +59,7 @@ abandoned:
   type: list
   elements: str
 left:
-  description: What stays under the collection's names, a sentence each.
+  description: A sentence for each leftover under the collection's names.
   returned: success
   type: list
   elements: str
@@ -79,37 +79,45 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def uninstall(place, account, host_name, check):
-    """Removes the mark of the installation last: until then a run that is killed is completed by the next one."""
+    """Remove the mark of the installation last: until then, the next run completes a run that was killed."""
     cache = place.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.shown_holders(store.lock_path(cache))} on {host_name}, which a killed run left, still builds: end it, and run the playbook again"
+            f"{locks.shown_holders(store.lock_path(cache))} on {host_name} still builds, although its run was killed: stop it, and run the playbook again"
         )
-    given = removal.return_to_root(account, cache, check) if account else []
+    chowned = removal.return_to_root(account, cache, check) if account else []
     abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         for identity in abandoned:
             store.clear_build(cache, identity)
-    removed, left = removal.remove_installation(place, host_name, check)
-    before = [*removed, *(f"builds/{identity}" for identity in abandoned), *(f"{path}: {account}" for path in given)]
-    diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{path}: root\n" for path in given)}
-    return {"changed": bool(before), "removed": removed, "left": left, "abandoned": abandoned, "diff": diff}
+    removed, remaining = removal.remove_installation(place, host_name, check)
+    removed_lines = [
+        *removed,
+        *(f"builds/{identity}" for identity in abandoned),
+        *(f"{path}: {account}" for path in chowned),
+    ]
+    diff = {
+        "before": "".join(f"{line}\n" for line in removed_lines),
+        "after": "".join(f"{path}: root\n" for path in chowned),
+    }
+    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": abandoned, "diff": diff}
 
 
 def prune(host, check):
-    unneeded = state.unneeded_releases(host)
+    """Remove releases that the host no longer keeps."""
+    releases = state.unneeded_releases(host)
     installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
     abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
     if not check:
         for build in host.builds:  # so that what served until now is kept before what was built later
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
-        for identity in unneeded:
+        for identity in releases:
             store.remove_release(host.prefix, host.cache, identity)
         for identity in abandoned:
             store.clear_build(host.cache, identity)
-    gone = [*unneeded, *(f"builds/{identity}" for identity in abandoned)]
-    diff = {"before": "".join(f"{name}\n" for name in gone), "after": ""}
-    return {"changed": bool(gone), "removed": unneeded, "left": [], "abandoned": abandoned, "diff": diff}
+    removed_lines = [*releases, *(f"builds/{identity}" for identity in abandoned)]
+    diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
+    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": abandoned, "diff": diff}
 
 
 def main():

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Definitions of services, written from the templates of the role llama_host as each service manager reads them."""
+"""Definitions of services, from the templates of the role llama_host for each service manager."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 MARKUP = ("plist.j2",)
 """Endings of templates that write XML."""
 PROOF_SECONDS = 900
-"""After which a service that only proves a release is ended."""
+"""Seconds after which a service that only proves a release is stopped."""
 COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
-"""Where supervisor reads the rest of a value as a comment, and what an environment of it cannot hold, since it knows no escapes there."""
+"""Texts that start a comment in a value for supervisor, and characters that an environment for it cannot contain, since it knows no escapes there."""
 
 
-def _check(values: Iterable[str], impossible: Sequence[str] = ()) -> None:
-    """:param impossible: texts that no value may hold for supervisor."""
+def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
+    """Check that a service manager can express the words."""
     for value in values:
-        found = next((text for text in impossible if text in value), None)
-        if validation.is_plain(value) and not found:
+        text_found = next((text for text in forbidden if text in value), None)
+        if validation.is_plain(value) and not text_found:
             continue
-        wrong = "has a line break or another control character, which no service manager can express: remove it"
-        if found:
-            wrong = f"supervisor reads {found!r} in it as something else: remove it"
+        problem = "contains a line break or another control character, which no service manager can express: remove it"
+        if text_found:
+            problem = f"supervisor reads {text_found!r} in it as a control character: remove it"
         raise Refusal(
-            f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {wrong}"
+            f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {problem}"
         )
 
 
 def _escaped(text: str) -> str:
+    """Return text with the escapes of systemd."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def systemd_command(words: Sequence[str]) -> str:
-    """One line that systemd splits again into the same words."""
-    _check(words)
+    """Return one line that systemd splits into the same words."""
+    _check_words(words)
     return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_line(text: str) -> str:
-    """The rest of a line that systemd takes as it is."""
-    _check([text])
+    """Return the rest of a line that systemd takes as it is."""
+    _check_words([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
             f"{validation.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
@@ -58,20 +59,22 @@ def systemd_line(text: str) -> str:
 
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
-    _check(variables.values())
+    """Return variables for systemd."""
+    _check_words(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: Sequence[str]) -> str:
-    """One line that supervisor splits again into the same words."""
-    _check(words, COMMENTS)
+    """Return one line that supervisor splits into the same words."""
+    _check_words(words, COMMENTS)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    _check(variables.values(), (*COMMENTS, *QUOTES))
-    plain = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
-    return ",".join(f'{name}="{value}"' for name, value in plain.items())
+    """Return variables for supervisor."""
+    _check_words(variables.values(), (*COMMENTS, *QUOTES))
+    escaped = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 @functools.cache
@@ -94,10 +97,9 @@ def _templates() -> Environment:
 
 
 def definition(host: HostPlan, service: ServicePlan, seconds: int = PROOF_SECONDS) -> str:
-    """The definition of a service.
+    """Return the definition of a service.
 
-    :param service: one of this host.
-    :param seconds: after which a temporary one is ended.
+    :param seconds: time limit of a temporary service.
     :raises Refusal: the service manager cannot express a word of it.
     """
     template = service_managers.MANAGERS[host.service_manager].template

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what hosts report to the inventory that is proposed for them: who sees whom, which one is the head, and what it serves."""
+"""Proposal of an inventory from the hosts' reports: links between hosts, the head, and the model."""
 
 from __future__ import annotations
 
@@ -21,57 +21,58 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
-ALIKE = 0.9
-"""Hosts whose memory is at least so much of the most are as good as that one."""
-OWN_NAME = r"(?!llama_)[A-Za-z][A-Za-z0-9_-]{0,62}"
-"""Of a host that says it itself: no port, no pattern, no group of a cluster."""
-WORDS = ("all", "ungrouped", "localhost", "y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""That Ansible or YAML read as something else than a host."""
-LOCAL = ("localhost", "127.0.0.1")
+SIMILAR_MEMORY = 0.9
+"""Share of the largest memory from which another host is as good."""
+HOST_NAME = r"(?!llama_)[A-Za-z][A-Za-z0-9_-]{0,62}"
+"""Pattern of a name that a host reports itself: no port, no pattern, no group of a cluster."""
+RESERVED_NAMES = ("all", "ungrouped", "localhost", "y", "n", "yes", "no", "on", "off", "true", "false", "null")
+"""Names that Ansible or YAML do not read as a host."""
+LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 class Machine(NamedTuple):
     """A host that answered, or is declared."""
 
     name: str
-    """In the inventory."""
+    """Name in the inventory."""
     variables: Mapping[str, Any]
-    """That the operator gave, with those of its connection."""
+    """Variables that the operator set, with those of its connection."""
     facts: Facts
-    found: Discovered = Discovered()
+    discovered: Discovered = Discovered()
 
     @property
     def devices_mib(self) -> int:
         return sum(device.memory_mib for device in same_device.devices(self.facts))
 
 
-def named(machines: Sequence[Machine], asked: Collection[str]) -> list[Machine]:
-    """The hosts with names for an inventory: one that was asked by its address, or is the controller, by the name that it has itself, where nobody else
-    has it. The controller gets the address at which others reach it.
+def name_machines(machines: Sequence[Machine], asked_names: Collection[str]) -> list[Machine]:
+    """Return the hosts with names for an inventory: a host reached by its address, and the controller, gets its own host name if that is unique.
+    The controller gets the address at which others reach it.
 
-    :param machines: by the names by which they were asked.
-    :param asked: all such names.
+    :param machines: hosts under the names that they were reached by.
+    :param asked_names: all such names.
     """
-    said = [machine.found.hostname.partition(".")[0] for machine in machines]
-    result: list[Machine] = []
-    for machine, itself in zip(machines, said):
+    hostnames = [machine.discovered.hostname.partition(".")[0] for machine in machines]
+    renamed: list[Machine] = []
+    for machine, hostname in zip(machines, hostnames):
         name, variables = machine.name, dict(machine.variables)
-        numeric, local = cluster_inputs.is_numeric(name), name in LOCAL
-        alone = said.count(itself) == 1 and itself not in asked and itself.lower() not in WORDS
-        own = [end.addresses[0] for end in machine.found.interfaces if end.main and end.addresses]
-        if local and own and len(machines) > 1:
-            variables.setdefault("ansible_host", own[0].partition("/")[0])
-        if (numeric or local) and alone and re.fullmatch(OWN_NAME, itself):
+        numeric, local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
+        unique = (
+            hostnames.count(hostname) == 1 and hostname not in asked_names and hostname.lower() not in RESERVED_NAMES
+        )
+        addresses = [end.addresses[0] for end in machine.discovered.interfaces if end.main and end.addresses]
+        if local and addresses and len(machines) > 1:
+            variables.setdefault("ansible_host", addresses[0].partition("/")[0])
+        if (numeric or local) and unique and re.fullmatch(HOST_NAME, hostname):
             if numeric:
                 variables.setdefault("ansible_host", name)
-            name = itself
-        result.append(machine._replace(name=name, variables=variables))
-    return result
+            name = hostname
+        renamed.append(machine._replace(name=name, variables=variables))
+    return renamed
 
 
-class Link(NamedTuple):
-    """A network between two hosts that is no slower than the one that reaches them: each interface sees the other's hardware address, which
-    no third one claims to have."""
+class DirectLink(NamedTuple):
+    """A network between two hosts, at least as fast as the one that reaches them: each interface sees the other's hardware address, which is unique."""
 
     ends: Mapping[str, tuple[str, str]]
     """Host → interface, and address with the length of its prefix."""
@@ -79,50 +80,54 @@ class Link(NamedTuple):
     gbit: float
 
 
-def links(machines: Sequence[Machine]) -> list[Link]:
-    """The fastest first."""
-    found, macs = [], [end.mac for machine in machines for end in machine.found.interfaces]
-    for one, other in combinations(machines, 2):
+def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
+    """Return the links between hosts, the fastest first."""
+    result, macs = [], [end.mac for machine in machines for end in machine.discovered.interfaces]
+    for machine, neighbour in combinations(machines, 2):
         pairs = [
-            (mine, theirs)
-            for mine in one.found.interfaces
-            for theirs in other.found.interfaces
-            if theirs.mac in mine.sees
-            and mine.mac in theirs.sees
-            and macs.count(mine.mac) == macs.count(theirs.mac) == 1
+            (near_end, far_end)
+            for near_end in machine.discovered.interfaces
+            for far_end in neighbour.discovered.interfaces
+            if far_end.mac in near_end.sees
+            and near_end.mac in far_end.sees
+            and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
         common = {end for pair in pairs if pair[0].main and pair[1].main for end in pair}
-        for mine, theirs in pairs:
-            addresses, gbit = _in_one_network(mine, theirs), min(_gbit(mine), _gbit(theirs))
-            if addresses and not common.intersection((mine, theirs)) and gbit >= min(map(_gbit, common), default=0):
-                ends = {one.name: (mine.name, addresses[0]), other.name: (theirs.name, addresses[1])}
-                found.append(Link(ends, mine.kind, gbit))
-    return sorted(found, key=lambda link: -link.gbit)
+        for near_end, far_end in pairs:
+            addresses, gbit = _in_one_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
+            if (
+                addresses
+                and not common.intersection((near_end, far_end))
+                and gbit >= min(map(_gbit, common), default=0)
+            ):
+                ends = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
+                result.append(DirectLink(ends, near_end.kind, gbit))
+    return sorted(result, key=lambda link: -link.gbit)
 
 
 def _gbit(end: LinkInterface) -> float:
     return end.mbit / 1000 if end.mbit else cost_model.LINKS[end.kind].gbit
 
 
-def _in_one_network(mine: LinkInterface, theirs: LinkInterface) -> tuple[str, str] | None:
-    for own in map(ipaddress.IPv4Interface, mine.addresses):
-        for other in map(ipaddress.IPv4Interface, theirs.addresses):
-            if own.network == other.network and own != other:
-                return str(own), str(other)
+def _in_one_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[str, str] | None:
+    for near_address in map(ipaddress.IPv4Interface, near_end.addresses):
+        for far_address in map(ipaddress.IPv4Interface, far_end.addresses):
+            if near_address.network == far_address.network and near_address != far_address:
+                return str(near_address), str(far_address)
     return None
 
 
 class Proposal(NamedTuple):
-    """The hosts of an inventory with their parts, and why."""
+    """The hosts of an inventory with their roles, and the reason."""
 
     machines: Sequence[Machine]
-    """The head first."""
-    links: Mapping[str, Link]
+    """Hosts, the head first."""
+    links: Mapping[str, DirectLink]
     """Worker → the fastest one between it and the head."""
     model: FoundModel | None
-    """None for the known-answer model."""
-    why: str
-    """It is the head."""
+    """Model; None for the known-answer model."""
+    reason: str
+    """Reason for the choice of the head."""
     spare: Sequence[Machine] = ()
     """Hosts that the plan would not use, outside the cluster."""
 
@@ -132,27 +137,31 @@ class Proposal(NamedTuple):
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """The head is a worker, too, where it has no accelerator: beside workers, its llama-server drives accelerators only."""
+        """Return group → hosts. A head without an accelerator is a worker too: next to workers, its llama-server drives accelerators only."""
         names = [machine.name for machine in self.machines]
-        lends = len(names) > 1 and not self.head.devices_mib
-        groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if lends else names[1:]}
+        is_worker = len(names) > 1 and not self.head.devices_mib
+        groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if is_worker else names[1:]}
         return {**groups, **({"spare": [machine.name for machine in self.spare]} if self.spare else {})}
 
     @property
     def hosts(self) -> dict[str, dict[str, Any]]:
-        """Host → its variables. An interface of ``llama_links`` that leads to several hosts has no peer."""
+        """Return host → its variables. An interface of ``llama_links`` that leads to several hosts has no peer."""
         machines = (*self.machines, *self.spare)
         peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
         for worker, link in self.links.items():
-            for host, other in ((worker, self.head.name), (self.head.name, worker)):
-                peers[host].setdefault(link.ends[host], []).append(other)
+            for host, peer in ((worker, self.head.name), (self.head.name, worker)):
+                peers[host].setdefault(link.ends[host], []).append(peer)
         hosts = {}
         for machine in machines:
-            own = [
-                {"interface": interface, "address": address, **({"peer": others[0]} if len(others) == 1 else {})}
-                for (interface, address), others in peers[machine.name].items()
+            link_variables = [
+                {
+                    "interface": interface,
+                    "address": address,
+                    **({"peer": peer_names[0]} if len(peer_names) == 1 else {}),
+                }
+                for (interface, address), peer_names in peers[machine.name].items()
             ]
-            hosts[machine.name] = {**machine.variables, **({"llama_links": own} if own else {})}
+            hosts[machine.name] = {**machine.variables, **({"llama_links": link_variables} if link_variables else {})}
         return hosts
 
     @property
@@ -161,56 +170,69 @@ class Proposal(NamedTuple):
 
     @property
     def task_vars(self) -> dict[str, Any]:
-        """What a task sees of the inventory."""
+        """Return the inventory as a task sees it."""
         hostvars = {name: {**self.model_variable, **variables} for name, variables in self.hosts.items()}
         return {"groups": self.groups, "hostvars": hostvars, "inventory_hostname": self.head.name}
 
 
-def choose(machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]) -> tuple[Proposal, Plan | Refused]:
-    """The proposal, and its plan: the largest model that lies on a host and that the plan accepts, where the host with the most memory of those that have
-    it is the head, and the hosts are those that the plan uses. Without one, the known-answer model on all of them."""
-    found = links(machines)
+def choose_proposal(
+    machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]
+) -> tuple[Proposal, Plan | Refused]:
+    """Return the proposal, and its plan: the largest model on a host that the plan accepts, or else the known-answer model on all hosts.
 
-    def propose(owners: Sequence[Machine], model: FoundModel | None, why: str) -> tuple[Proposal, Plan | Refused]:
-        head = _with_most(owners, found)
-        others = [each for each in machines if each is not head]
-        own = {each.name: link for each in others for link in reversed(found) if {head.name, each.name} == {*link.ends}}
-        proposal = Proposal([head, *others], own, model, why)
+    The head is the host with the most memory of those that have the model, and the plan decides which hosts are used.
+    """
+    links = direct_links(machines)
+
+    def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
+        head = _with_most(owners, links)
+        workers = [machine for machine in machines if machine is not head]
+        worker_links = {
+            machine.name: link
+            for machine in workers
+            for link in reversed(links)
+            if {head.name, machine.name} == {*link.ends}
+        }
+        proposal = Proposal([head, *workers], worker_links, model, reason)
         return proposal, plan(proposal)
 
-    models = {(model.kind, model.name): model for machine in machines for model in machine.found.models}
+    models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
-        owners = [each for each in machines if any((one.kind, one.name) == key for one in each.found.models)]
-        why = f"{model.name} lies there, the largest model that lies on a host and fits"
-        proposal, planned = propose(owners, model, why)
-        if _serves(planned):
-            less = _without_spare(proposal, planned, [machine.name for machine in owners])
-            planned_less = plan(less) if less else None
-            return (less, planned_less) if less and planned_less and _serves(planned_less) else (proposal, planned)
+        owners = [each for each in machines if any((one.kind, one.name) == key for one in each.discovered.models)]
+        why = f"it has {model.name}, the largest model on any host that fits"
+        proposal, full_plan = propose(owners, model, why)
+        if _serves(full_plan):
+            smaller = _without_spare(proposal, full_plan, [machine.name for machine in owners])
+            smaller_plan = plan(smaller) if smaller else None
+            return (
+                (smaller, smaller_plan) if smaller and smaller_plan and _serves(smaller_plan) else (proposal, full_plan)
+            )
     return propose(machines, None, "no other host has more memory")
 
 
-def _serves(planned: Plan | Refused) -> TypeGuard[Plan]:
-    return isinstance(planned, Plan) and planned.fits and not planned.refused
+def _serves(result: Plan | Refused) -> TypeGuard[Plan]:
+    return isinstance(result, Plan) and result.fits and not result.refused
 
 
-def _without_spare(proposal: Proposal, planned: Plan, owners: Collection[str]) -> Proposal | None:
-    """The hosts that a plan uses: one alone that has the model and is faster, or those with layers and the head; None where that is all of them."""
-    best = planned.estimate.best_single_host
-    alone = best.faster and best.host in owners
-    used = {best.host} if alone else {proposal.head.name, *(entry.host for entry in planned.placement)}
-    if not used.issuperset(proposal.groups["llama_cluster"]):
+def _without_spare(proposal: Proposal, full_plan: Plan, owners: Collection[str]) -> Proposal | None:
+    """Return the hosts that a plan uses: a single faster host with the model, or the head and hosts with layers; None if those are all hosts."""
+    best_host = full_plan.estimate.best_single_host
+    runs_on_one = best_host.faster and best_host.host in owners
+    used_hosts = (
+        {best_host.host} if runs_on_one else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
+    )
+    if not used_hosts.issuperset(proposal.groups["llama_cluster"]):
         return proposal._replace(
-            machines=[machine for machine in proposal.machines if machine.name in used],
-            links={name: link for name, link in proposal.links.items() if used.issuperset(link.ends)},
-            spare=[machine for machine in proposal.machines if machine.name not in used],
+            machines=[machine for machine in proposal.machines if machine.name in used_hosts],
+            links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.ends)},
+            spare=[machine for machine in proposal.machines if machine.name not in used_hosts],
         )
     return None
 
 
-def _with_most(machines: Sequence[Machine], found: Sequence[Link]) -> Machine:
-    """The host with the most memory, that of devices where there are some; of those that have as much, the one with the most links, or the first."""
+def _with_most(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
+    """Return the host with the most memory, device memory if there is any; among similar hosts that with the most links, or the first."""
     by_device = any(machine.devices_mib for machine in machines)
     sizes = [machine.devices_mib if by_device else machine.facts.memory_mib for machine in machines]
-    near = [machine for machine, size in zip(machines, sizes) if size >= ALIKE * max(sizes)]
-    return max(near, key=lambda machine: sum(machine.name in link.ends for link in found))
+    candidates = [machine for machine, size in zip(machines, sizes) if size >= SIMILAR_MEMORY * max(sizes)]
+    return max(candidates, key=lambda machine: sum(machine.name in link.ends for link in links))

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposed inventory as YAML, below the reasons for it. What hosts say stands in comments as one line each; what a reader of YAML or Ansible would read
-as something else than the proposal is never written."""
+"""A proposed inventory as YAML, below the reasons for it. Text from hosts is only written as one-line comments; whatever YAML or Ansible would read
+differently is never written.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ WIDTH = 120
 
 
 class _Name(str):
-    """Of a host, which stands in quotes."""
+    """Name of a host, which is written in quotes."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists as people do, further in than their name."""
+    """Dumper that indents lists further than their name."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         return super().increase_indent(flow, False)
@@ -39,10 +40,9 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag:yaml.org,2002:str", name, style='"'))
 
 
-def inventory(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) -> str:
-    """The text of the inventory, as Ansible reads it.
+def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> str:
+    """Return the text of the inventory, as Ansible reads it.
 
-    :param lost: host that is left out → why.
     :raises Refusal: Ansible would read another cluster.
     """
     head, hosts = proposal.head.name, proposal.hosts
@@ -52,17 +52,17 @@ def inventory(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused)
     content = {"llama_cluster": cluster}
     if "spare" in proposal.groups:
         content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
-    written = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
-    comments = [line for text in _reasons(proposal, lost, plan) for line in _comment(text)]
-    text = "\n".join(["---", *comments, written])
-    if _read(text) != (proposal.groups, proposal.model_variable, hosts):
+    yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
+    comments = [line for text in _reasons(proposal, left_out, plan) for line in _comment(text)]
+    text = "\n".join(["---", *comments, yaml_text])
+    if _read_inventory(text) != (proposal.groups, proposal.model_variable, hosts):
         names = ", ".join(map(validation.show, hosts))
-        raise Refusal(f"Ansible would read other hosts than {names} from the inventory: name them by plain names")
+        raise Refusal(f"Ansible would not read {names} from the inventory as written: use plain host names")
     return text
 
 
-def _read(text: str) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, dict[str, Any]]] | None:
-    """Groups, variables of the cluster and those of hosts of an inventory; None where Ansible cannot read it."""
+def _read_inventory(text: str) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, dict[str, Any]]] | None:
+    """Return groups, variables of the cluster and variables of hosts; None if Ansible cannot read the inventory."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hosts.yml"
         path.write_text(text)
@@ -78,28 +78,28 @@ def _read(text: str) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, di
     return groups, manager.groups["llama_cluster"].vars if groups else {}, hosts
 
 
-def _reasons(proposal: Proposal, lost: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
-    yield "Written by playbooks/discover.yml from what the hosts said. It is yours now: nothing writes it again."
+def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
+    yield "Written by playbooks/discover.yml from the hosts' reports. Edit it as you like: nothing overwrites it."
     head = proposal.head.name
-    yield f"{head} is the head: {proposal.why}."
+    yield f"{head} is the head: {proposal.reason}."
     if head in proposal.groups["llama_workers"]:
-        yield f"{head} has no accelerator, and lends its processor."
+        yield f"{head} has no accelerator, so its processor is a worker."
     yield from (
         f"{machine.name}: {_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory"
         for machine in (*proposal.machines, *proposal.spare)
     )
     for link in proposal.links.values():
         ends = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
-        yield f"{ends} see each other, {link.kind}, {link.gbit:g} Gbit/s: the head uses it."
-    yield from (f"{name} is left out: {why}" for name, why in lost.items())
+        yield f"{ends} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
+    yield from (f"{name} is left out: {reason}" for name, reason in left_out.items())
     if not proposal.model:
-        yield "No model that fits lies there. This generated one proves the cluster; then take yours in its place."
+        yield "No host has a model that fits. The generated known-answer model proves the cluster; then replace it with yours."
     elif isinstance(plan, Plan):
         speed = plan.estimate.generation_range
-        yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; {speed} tokens per second are predicted"
+        yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; predicted: {speed} tokens per second"
         if proposal.spare:
             names = ", ".join(machine.name for machine in proposal.spare)
-            yield f"{names}: spare: the cluster is not faster with them. In llama_workers they serve larger models, or this one with llama_placement: all."
+            yield f"{names}: spare, because the cluster is not faster with them. Move them to llama_workers for larger models, or set llama_placement: all."
 
 
 def _comment(text: str) -> list[str]:

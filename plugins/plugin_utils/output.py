@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run shows its operator, and the files that it leaves on the controller."""
+"""Output of a run for its operator, and the files that it writes on the controller."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import htm
 
 
 def write(variable: str, path: str, content: str, mode: int | None = None) -> None:
-    """Writes what the operator asked for at the path that a variable names. A file there has the old text or the new one, whole.
+    """Write the content that the operator asked for to the path in a variable. The file has either the old text or the new one, never a part.
 
-    :param mode: of the file; None for that which it has, or as this account makes files.
-    :raises AnsibleActionFail: it cannot be written there.
+    :param mode: mode of the file; None keeps its mode, or uses the account's default.
     """
     try:
         target = Path(os.path.expanduser(path))
@@ -41,10 +40,9 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
 
 
 def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
-    """Writes files into the folder that a variable names, which is made.
+    """Write files into the folder that a variable names, and create it if necessary.
 
     :param texts: name of a file, perhaps in a folder below → its content.
-    :raises AnsibleActionFail: they cannot be written there.
     """
     folder = Path(os.path.expanduser(path))
     try:
@@ -52,37 +50,29 @@ def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AnsibleActionFail(
-            f"{variable} is {path!r}, which cannot be made on the controller: {error.strerror}. Use a folder that is writable."
+            f"{variable} is {path!r}, which cannot be created on the controller: {error.strerror}. Use a folder that is writable."
         ) from None
     for name, text in texts.items():
         write(variable, str(folder / name), text)
 
 
 def _mode(target: Path) -> int:
-    """Of a file as it is, or as this account makes files."""
+    """Return the mode of an existing file, or the mode in which this account creates files."""
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     os.umask(mask := os.umask(0o077))
     return 0o666 & ~mask
 
 
-def show_plan(
-    plan: Plan | Refused,
-    changes: Sequence[str],
-    report_path: str | None,
-) -> None:
-    """Shows the page of a plan, and writes it where a path is given.
-
-    :param changes: what site.yml would change.
-    """
+def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | None) -> None:
+    """Show the page of a plan, and write it if a path is given."""
     Display().display(plan_text.plan_page(plan, changes))
     if report_path:
         write("llama_report_path", report_path, html_page.page(plan, changes))
 
 
-def write_report(path: str, plan: Plan | Refused | None, verified: Report | None, measured: Benchmark | None) -> None:
-    """Writes the page of what is served, how it was verified and what was measured of it.
-
-    :raises AnsibleActionFail: the page cannot be written.
-    """
-    write("llama_report_path", path, html_page.page(plan, (), verified, measured))
+def write_report(
+    path: str, plan: Plan | Refused | None, verification: Report | None, benchmark: Benchmark | None
+) -> None:
+    """Write the page of the plan that serves, its verification and its benchmark."""
+    write("llama_report_path", path, html_page.page(plan, (), verification, benchmark))

@@ -47,7 +47,7 @@ def install(tmp_path):
                 "ansible_become": False,
                 "ansible_package_use": "ansible.legacy.manager",
                 "__llama_host_facts": {"distribution": {"family": family}, "prefix": str(tmp_path / "prefix")},
-                "__llama_host_lacking": lacking,
+                "__llama_host_missing_packages": lacking,
                 "__llama_host_optional": optional,
             },
             "tasks": [
@@ -73,7 +73,7 @@ def test_what_is_lacking_is_installed(install, tmp_path, optional):
     result = install(optional, **{"c++": "g++", "cmake": "cmake"})
     assert result.returncode == 0, result.stdout
     assert sorted(json.loads((tmp_path / "installed").read_text())) == ["cmake", "g++"]
-    assert "goes on without" not in result.stdout
+    assert "continues without" not in result.stdout
     assert sorted((tmp_path / "prefix" / names.PACKAGES).read_text().split()) == ["cmake", "g++"], "for a teardown"
     assert (tmp_path / "prefix" / names.FOLDER_MARK).is_dir()
 
@@ -88,7 +88,7 @@ def test_a_manager_without_a_module_is_called_itself(install, tmp_path, optional
     program.chmod(0o755)
     result = install(optional, family, cmake="cmake", ninja="ninja")
     assert result.returncode == 0, result.stdout
-    assert "goes on without" not in result.stdout
+    assert "continues without" not in result.stdout
     said = (tmp_path / "installed").read_text()
     assert said.startswith(command)
     assert said.endswith("cmake ninja\n")
@@ -100,7 +100,7 @@ def test_without_a_network_what_is_needed_is_told_in_one_sentence(install, tmp_p
     assert result.returncode == 2
     told = " ".join(result.stdout.split() + result.stderr.split())
     assert (
-        "localhost lacks c++, cmake, and installing g++, cmake failed: let the host reach its distribution's packages"
+        "localhost lacks c++, cmake, and installing g++, cmake failed: give the host access to its distribution's packages"
         in told
     )
     assert "Could not resolve deb.example" in told, told
@@ -115,7 +115,7 @@ def test_without_a_network_what_is_optional_is_gone_on_without_a_scare(install, 
     result = install(True, family, ccache="ccache")
     assert result.returncode == 0, result.stdout
     assert (
-        f"localhost goes on without ccache, which only makes builds faster and could not be installed: {reason}"
+        f"localhost continues without ccache, which only makes builds faster and could not be installed: {reason}"
         in result.stdout
     )
     assert '"msg": "and goes on"' in result.stdout

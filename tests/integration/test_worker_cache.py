@@ -49,7 +49,7 @@ def connection(program, folder, *words):
     with subprocess.Popen(argv, env={**os.environ, "LLAMA_CACHE": str(folder)}) as process:
         try:
             cache_prefill.wait_for_worker(port, process)
-            with rpc_upload.Worker("127.0.0.1", port, len(DATA), 60) as worker:
+            with rpc_upload.UploadConnection("127.0.0.1", port, len(DATA), 60) as worker:
                 yield worker
         finally:
             process.kill()

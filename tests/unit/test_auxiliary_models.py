@@ -5,7 +5,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, known_answer, projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, memory_text, plan_text
 from conftest import typed
 from support.clusters import FORK, GIB, TREE, advisories_of, cards_of, head_with_cards
 
@@ -175,21 +175,21 @@ def test_too_little_is_said_of_a_device_that_does_not_hold_what_is_beside_the_mo
     plan = with_both(head_with_cards(2, 20, llama_placement="all"), draft=draft()).plan()
     first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
     first["capacity_mib"] = first["weights_mib"] + first["kv_mib"]
-    said = [line for line in plan_text._memory(typed(plan)) if ", too little" in line]
+    said = [line for line in memory_text.memory_lines(typed(plan)) if ", too little" in line]
     assert [line.split()[0] for line in said] == ["CUDA0"]
 
 
 def test_the_pages_have_rows_beside_the_device():
     plan = with_both(head_with_cards(2, 20), draft=draft(), mmproj=PROJECTOR).plan()
-    lines = plan_text._memory(typed(plan))
+    lines = memory_text.memory_lines(typed(plan))
     assert [line.split()[0] for line in lines[1:5]] == ["CUDA1", "CUDA0", "draft", "projector"]
     assert "compute assumed" in lines[4]
-    assert "░ beside the model" in "\n".join(lines)
+    assert "░ auxiliary models" in "\n".join(lines)
     assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(typed(plan))
-    assert '<span class="key auxiliary"></span>beside the model' in html_page.page(typed(plan))
+    assert '<span class="key auxiliary"></span>auxiliary models' in html_page.page(typed(plan))
     assert "key auxiliary" not in html_page.page(typed(head_with_cards(2, 20).plan()))
     plan = with_both(cards_of(10), draft=draft()).plan()
-    assert "processor of head" in "\n".join(plan_text._memory(typed(plan)))
+    assert "processor of head" in "\n".join(memory_text.memory_lines(typed(plan)))
 
 
 @pytest.mark.parametrize(

@@ -387,13 +387,15 @@ class Measuring:
         self.host, self.said, self.left, self.model = Host(), [], {}, model or {}
         self.plan = typed_json.dump(served_by(found, model))
         monkeypatch.setattr(action, "POLL_SECONDS", 0)
-        monkeypatch.setattr(action.inventory, "hosts", lambda *_arguments: ("llama_cluster", found.hosts))
-        monkeypatch.setattr(action.inventory, "of_play", lambda _vars: set())
+        monkeypatch.setattr(action.inventory, "cluster_hosts", lambda *_arguments: ("llama_cluster", found.hosts))
+        monkeypatch.setattr(action.inventory, "play_variables", lambda _vars: set())
         monkeypatch.setattr(action.sources, "look_up", lambda _find, cluster, _catalogue: cluster)
         monkeypatch.setattr(action.display, "display", self.said.append)
         monkeypatch.setattr(action.display, "warning", self.said.append)
         monkeypatch.setattr(
-            action.Action, "leave", lambda _self, _prefix, name, value: self.left.update({name: value} if value else {})
+            action.Action,
+            "write_record",
+            lambda _self, _prefix, name, value: self.left.update({name: value} if value else {}),
         )
         monkeypatch.setattr(
             action.ActionModule, "module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
@@ -424,7 +426,7 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     assert measuring.host.calls == ["started", *["looked"] * 2, "absent"]
     assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record
     assert (tmp_path / "new" / "folder" / "benchmark.md").read_text().count("11.00 ± 1.41") == 8
-    assert f"RuntimeMaxSec={2 * (command_line.LOAD_SECONDS + action.END_SECONDS)}" in measuring.host.definition
+    assert f"RuntimeMaxSec={2 * (command_line.LOAD_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
     assert measuring.left == {}, "the known-answer model corrects no plan"
 
 
@@ -456,7 +458,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="ended while llama-bench measured: somebody stopped it"):
+    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench measured: somebody stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]
@@ -493,7 +495,7 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measur
     failed = {"results": [], "status": 1, "said": "error: unable to load model"}
     measuring.host.answer = lambda given: {**answer(given), "programs": [failed, *measuring.host.programs[1:]]}
     cells = [cell for cell in measuring.run()["record"]["cells"] if cell["skipped"]]
-    assert {cell["skipped"] for cell in cells} == {"llama-bench ended with status 1: error: unable to load model"}
+    assert {cell["skipped"] for cell in cells} == {"llama-bench exited with status 1: error: unable to load model"}
     assert [len(cell["hosts"]) for cell in cells] == [1] * 4
 
 
@@ -504,7 +506,7 @@ def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
         Measuring(monkeypatch, cluster_of(**MEASURED, llama_release=FORK)).run()
     launchd = Measuring(monkeypatch, cluster_of(**MEASURED))
     launchd.plan["hosts"]["head"]["service_manager"] = "launchd"
-    with pytest.raises(AnsibleActionFail, match="by launchd, and a benchmark needs systemd or supervisor"):
+    with pytest.raises(AnsibleActionFail, match="by launchd, but a benchmark needs systemd or supervisor"):
         launchd.run()
 
 
@@ -519,5 +521,5 @@ def test_check_mode_and_a_matrix_without_anything_to_measure_stop_nothing(measur
 
 def test_a_folder_that_cannot_be_made_is_named(measuring, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_path is .* which cannot be made"):
+    with pytest.raises(AnsibleActionFail, match=r"llama_benchmark_path is .* which cannot be created"):
         measuring.run(path=tmp_path / "file" / "x")

@@ -57,7 +57,7 @@ def install(tmp_path, call, monkeypatch):
 
         monkeypatch.setattr(plugin, "_execute_module", on_the_host)
         monkeypatch.setattr(plugin, "_build", compile_there)
-        monkeypatch.setattr(plugin, "_bring", lambda *_arguments: None)
+        monkeypatch.setattr(plugin, "_transfer_source", lambda *_arguments: None)
         return plugin.run(task_vars={"inventory_hostname": name})
 
     run.compiled = compiled
@@ -114,7 +114,7 @@ def test_a_host_gets_what_its_builder_compiled(install, tmp_path):
 
 
 def test_a_host_does_not_build_where_its_builder_did_not(install):
-    with pytest.raises(AnsibleActionFail, match="and did not: see the error of that host, or run without --limit"):
+    with pytest.raises(AnsibleActionFail, match="but did not: see the error of that host, or run without --limit"):
         install("worker1")
     assert install.compiled == []
 

@@ -128,7 +128,7 @@ def reported(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text(f"\n{KEY}\n")
     monkeypatch.setattr(host_report.places, "place_of", lambda *_scope: place)
     monkeypatch.setattr(host_report, "system", lambda: LOG)
-    return host_report.read("user", str(tmp_path / "keys"))
+    return host_report.read_report("user", str(tmp_path / "keys"))
 
 
 def test_a_host_reports_no_secret(reported):

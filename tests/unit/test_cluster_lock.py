@@ -93,7 +93,7 @@ def test_the_module_takes_and_releases(tmp_path, capsys):
 
 def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypatch):
     sleeper = popen(["sleep", "60"])
-    other = action.this_run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
+    other = action.describe_run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
     assert other.playbook == "site.yml, llamacpp.cluster.verify"
     assert not action.has_ended(other)
     assert not action.has_ended(other._replace(process=1)), "a process of another account"

@@ -38,7 +38,7 @@ def head_of(port, **others):
 
 
 def read(place, head=None):
-    found = json.loads(json.dumps(typed_json.dump(host_status.read("user", None, head)[1])))
+    found = json.loads(json.dumps(typed_json.dump(host_status.read_status("user", None, head)[1])))
     assert typed_json.parse(types.Condition, found)
     return found
 
@@ -134,7 +134,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
     monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
-    _drift, condition = host_status.read("system", planned._replace(**place._asdict()), None)
+    _drift, condition = host_status.read_status("system", planned._replace(**place._asdict()), None)
     assert compared[0].port_probes == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
 
@@ -145,7 +145,7 @@ def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, pl
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
     monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
-        host_status.read("system", planned, None)
+        host_status.read_status("system", planned, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):

@@ -268,7 +268,7 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
         (definitions.systemd_line, "/etc/keys ", "systemd does not read a space or"),
         (definitions.systemd_line, "/etc/keys\\", "systemd does not read a space or"),
-        (definitions.supervisor_command, ["--alias", "a #b"], "reads ' #' in it as something else"),
+        (definitions.supervisor_command, ["--alias", "a #b"], "reads ' #' in it as a control character"),
         (definitions.supervisor_environment, {"A": "a ;b"}, "reads ' ;' in it"),
         (definitions.supervisor_environment, {"A": "it's"}, 'reads "\'" in it'),
     ],

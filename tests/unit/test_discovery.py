@@ -118,7 +118,7 @@ def discovered(tmp_path, found, hosts=None, facts=None, check=False):
     action.variables = {"hostvars": {**own, **(hosts or {})}, "groups": {}}
     facts = {name: {"facts": FACTS} for name in found} if facts is None else facts
     with mock.patch.object(discover.output, "show_plan"):
-        result = action.perform(discover.Arguments(str(path), facts=facts, found=found))
+        result = action.perform(discover.DiscoverArguments(str(path), facts=facts, found=found))
     text = "" if check else path.read_text().replace("\n#  ", "")
     return types.SimpleNamespace(path=path, text=text, result=result)
 
@@ -140,7 +140,7 @@ def test_a_direct_link_and_a_head_with_most_links(tmp_path):
     endpoints = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"]]
     assert endpoints == ["127.0.0.1:50052", "10.0.0.1:50052", "10.99.0.2:50052"]
     assert "b is the head: no other host has more memory." in done.text
-    assert "eth1 of b and eth1 of c see each other, ethernet, 10 Gbit/s: the head uses it." in done.text
+    assert "eth1 of b and eth1 of c are connected (ethernet, 10 Gbit/s): the head uses this link." in done.text
     assert "eth3" not in done.text, "the network that reaches both is faster"
     assert (plan["refused"], done.result["plan"]["head"]) == (False, {**done.result["plan"]["head"], "host": "b"})
 
@@ -159,8 +159,8 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     done = discovered(tmp_path, found)
     groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])
     assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
-    assert "/models/right.gguf lies there, the largest model that lies on a host and fits." in done.text
-    assert "tokens per second are predicted" in done.text
+    assert "it has /models/right.gguf, the largest model on any host that fits." in done.text
+    assert "predicted: " in done.text
     assert "huge.gguf" not in done.text + str(done.result["plan"]["model"])
     assert "closed.gguf" not in done.text
 
@@ -174,7 +174,10 @@ def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
     assert [groups[name] for name in ("llama_cluster", "llama_workers", "spare")] == [["b"], [], ["a", "c"]]
     assert [advisory["id"] for advisory in plan["advisories"]] == []
     assert plan["hosts"]["b"]["links"] == []
-    assert "a, c: spare: the cluster is not faster with them. In llama_workers they serve larger models" in done.text
+    assert (
+        "a, c: spare, because the cluster is not faster with them. Move them to llama_workers for larger models"
+        in done.text
+    )
     assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
 
 
@@ -205,7 +208,7 @@ def test_a_host_takes_no_place_of_another_by_its_name(tmp_path, itself):
 def test_what_ansible_would_read_as_another_cluster_is_not_written(tmp_path, models):
     found = network("a", "b:22")
     found["a"]["discovered"]["models"] = models
-    with pytest.raises(Refusal, match="Ansible would read other hosts than 'a', 'b:22' from the inventory"):
+    with pytest.raises(Refusal, match="Ansible would not read 'a', 'b:22' from the inventory"):
         discovered(tmp_path, found)
     assert not (tmp_path / "new").exists()
 
@@ -240,7 +243,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, mo
     monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
-    assert "It leaves out d, and says why." in " ".join(capsys.readouterr().out.split())
+    assert "It leaves out d, and gives the reasons." in " ".join(capsys.readouterr().out.split())
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     key = {"ansible_ssh_private_key_file": "/k"}
     reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}
@@ -262,7 +265,7 @@ def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     with pytest.raises(Refusal, match="which exists: move it away, or give another path"):
         discovered(tmp_path, network("a"))
     path.unlink()
-    with pytest.raises(Refusal, match=r"no host could be asked, so there is no inventory \(a: it said nothing\)"):
+    with pytest.raises(Refusal, match=r"no host answered, so there is no inventory \(a: no answer\)"):
         discovered(tmp_path, network("a"), facts={"a": {}})
 
 
@@ -279,11 +282,11 @@ END = LinkInterface("{{ x }}", "ethernet", "02:00:00:00:00:01", None, (), False,
     ],
 )
 def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
-    discover._discovered(
+    discover._read_discovered(
         "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
     )
-    with pytest.raises(Refusal, match="about links and models does not match"):
-        discover._discovered("a", {"discovered": said})
+    with pytest.raises(Refusal, match="reports of links and models is not as"):
+        discover._read_discovered("a", {"discovered": said})
 
 
 SAID = ("llama_hardware", "llama_host_scope")

@@ -24,7 +24,7 @@ def test_the_server_s_port_is_opened_for_its_networks(pair):
     sources = ["198.51.100.0/24", "203.0.113.7"]
     assert plan["hosts"]["head"]["firewall"] == [{"port": 8080, "sources": sources, "address": "192.0.2.10"}]
     assert (
-        "  head  192.0.2.10: 8080 for 198.51.100.0/24, 203.0.113.7; closed to others by nftables"
+        "  head  192.0.2.10: 8080 for 198.51.100.0/24, 203.0.113.7; blocked for everyone else by nftables"
         in plan_text.plan_page(typed(plan))
     )
     page = plan_text.plan_page(typed(opened(pair, "0.0.0.0/0").plan()))

@@ -51,7 +51,7 @@ def test_what_a_text_becomes_is_looked_at_too():
     own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
     task_vars = {"groups": ALONE, "hostvars": {"a": own}}
     with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
-        cluster_inputs.read(*inventory.hosts(task_vars))
+        cluster_inputs.read(*inventory.cluster_hosts(task_vars))
 
 
 def test_names_of_hosts(pair):
@@ -67,14 +67,14 @@ def test_the_name_of_a_cluster(local):
         cluster_inputs.checked_hosts("a\x1bb", local.hosts)
     assert refused("a\x1bb", raised.value).cluster == r"a\x1bb"
     with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
-        inventory.hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
+        inventory.cluster_hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
 
 
 def test_ansibles_messages_repeat_no_control_character():
     own = {"llama_server_flash_attention": "on\x1b[2J"}
     task_vars = {"groups": ALONE, "hostvars": {"a": own}}
     with pytest.raises(Refusal) as raised:
-        inventory.hosts(task_vars)
+        inventory.cluster_hosts(task_vars)
     assert "llama_server_flash_attention is 'on\\x1b[2J', which has a line break" in str(raised.value)
     assert "\x1b" not in str(raised.value)
 
@@ -284,7 +284,7 @@ def test_facts_in_which_null_stands_for_nothing(pair):
 
 def hosts_of(answer):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_workers": ["b"]}
-    return inventory.hosts({"groups": groups, "hostvars": {"a": {}, "b": {}}}, {"a": answer})[1]
+    return inventory.cluster_hosts({"groups": groups, "hostvars": {"a": {}, "b": {}}}, {"a": answer})[1]
 
 
 @pytest.mark.parametrize("junk", [["facts"], "x", 3])
@@ -301,7 +301,7 @@ def test_a_number_as_the_name_of_a_setting():
     """Ansible's own validation fails with a TypeError there."""
     own = {"llama_links": {0: "x"}}
     with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
-        inventory.hosts({"groups": ALONE, "hostvars": {"a": own}})
+        inventory.cluster_hosts({"groups": ALONE, "hostvars": {"a": own}})
 
 
 @pytest.mark.parametrize("variable, value", [("llama_server_port", 0), ("llama_server_host", "a\x1b")])

@@ -200,7 +200,9 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     assert part[0] == f"  without worker1:cpu:  fits, {speed['low']:g} to {speed['high']:g} tokens per second"
     assert "llama_server_fallback is false" in part[-1]
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert "is served after 60 seconds" in " ".join(plan_text.plan_parts(typed(pair.plan()))["While a worker is away"])
+    assert "the head serves without the worker after 60" in " ".join(
+        plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
+    )
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     part = plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
     assert part[0] == "  without worker1:cpu:  cannot be planned: llama_server_tensor_split says what each device gets"

@@ -181,7 +181,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{repository.path}", str(shallow)], check=True)
     request = {"source": "git", "repository": str(shallow), "ref": "main"}
     with pytest.raises(
-        Refusal, match=r"'main', whose commits could not be counted .*its history is not complete there.*add build"
+        Refusal, match=r"'main', whose commits could not be counted .*its history is incomplete there.*add build"
     ):
         resolve(request, nowhere)
     release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})

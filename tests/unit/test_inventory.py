@@ -18,7 +18,7 @@ GROUPS = {"llama_cluster": ["a", "b", "c"], "llama_head": ["a", "other"], "llama
 
 
 def test_hosts_of_one_cluster_with_defaults():
-    cluster, hosts = inventory.hosts(task_vars(GROUPS))
+    cluster, hosts = inventory.cluster_hosts(task_vars(GROUPS))
     assert cluster == "llama_cluster"
     assert {name: host["groups"] for name, host in hosts.items()} == {"a": ["head", "worker"], "b": ["worker"]}
     assert hosts["a"]["variables"]["llama_server_port"] == 8080
@@ -30,12 +30,12 @@ def test_hosts_of_one_cluster_with_defaults():
 def test_another_cluster_of_the_same_inventory():
     variables = task_vars({**GROUPS, "second": ["other"]})
     variables["llama_cluster_group"] = "second"
-    cluster, hosts = inventory.hosts(variables)
+    cluster, hosts = inventory.cluster_hosts(variables)
     assert (cluster, list(hosts)) == ("second", ["other"])
 
 
 def test_the_known_answer_model_has_a_default_size():
-    _cluster, hosts = inventory.hosts(task_vars(GROUPS, llama_model_known_answer={}))
+    _cluster, hosts = inventory.cluster_hosts(task_vars(GROUPS, llama_model_known_answer={}))
     assert hosts["a"]["variables"]["llama_model_known_answer"] == {"layers": 16, "width": 128, "type": "f32"}
 
 
@@ -61,7 +61,7 @@ def test_the_known_answer_model_has_a_default_size():
 )
 def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said):
     with pytest.raises(Refusal, match=said) as raised:
-        inventory.hosts(task_vars(GROUPS, **variables))
+        inventory.cluster_hosts(task_vars(GROUPS, **variables))
     assert "host a" in str(raised.value)
 
 
@@ -75,7 +75,7 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
     ],
 )
 def test_a_variable_that_is_unknown(variable, meant):
-    _cluster, hosts = inventory.hosts(task_vars(GROUPS, **{variable: 1}))
+    _cluster, hosts = inventory.cluster_hosts(task_vars(GROUPS, **{variable: 1}))
     assert hosts["a"]["unknown_variables"] == {variable: meant}
 
 
@@ -83,7 +83,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
     variables = {**task_vars(GROUPS), "llama_ngl": 99, "other": 1, "inventory_hostname": "b"}
     variables["hostvars"]["b"]["llama_servers"] = 1
     variables.update(variables["hostvars"]["b"])
-    _cluster, hosts = inventory.hosts(variables, None, inventory.of_play(variables))
+    _cluster, hosts = inventory.cluster_hosts(variables, None, inventory.play_variables(variables))
     assert {name: set(host["unknown_variables"]) for name, host in hosts.items()} == {
         "a": {"llama_ngl"},
         "b": {"llama_ngl", "llama_servers"},
@@ -93,9 +93,9 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
 def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
     with pytest.raises(Refusal, match="llama_server_port is set in vars of a play"):
-        inventory.of_play(variables)
+        inventory.play_variables(variables)
     variables["hostvars"]["a"]["llama_server_port"] = 9000
-    assert inventory.of_play(variables) == set()
+    assert inventory.play_variables(variables) == set()
 
 
 def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
@@ -108,20 +108,22 @@ def test_what_playbooks_and_roles_set_is_no_variable_of_operators():
 
 def test_no_variable_of_a_run_is_unknown():
     spec = inventory.specification()
-    assert inventory.unknown({*spec, *inventory.run_variables(), "__llama_facts", "ansible_host"}) == {}
+    assert inventory.unknown_variables({*spec, *inventory.run_variables(), "__llama_facts", "ansible_host"}) == {}
 
 
 def test_a_cluster_without_head_and_workers():
     with pytest.raises(Refusal, match="llama_workers"):
-        inventory.hosts(task_vars({"llama_cluster": ["a"]}))
+        inventory.cluster_hosts(task_vars({"llama_cluster": ["a"]}))
 
 
 def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
-    with pytest.raises(Refusal, match=r"The group llama_worker of b is none that .* name it llama_workers, or keep"):
-        inventory.hosts(task_vars(groups))
+    with pytest.raises(
+        Refusal, match=r"The group llama_worker of b is not a group of .* rename it to llama_workers, or remove"
+    ):
+        inventory.cluster_hosts(task_vars(groups))
     groups["llama_workers_off"] = groups.pop("llama_worker")
-    _cluster, hosts = inventory.hosts(task_vars(groups))
+    _cluster, hosts = inventory.cluster_hosts(task_vars(groups))
     assert list(hosts) == ["a"]
     assert "b of group llama_cluster are in neither llama_head nor llama_workers" in " ".join(
         capsys.readouterr().err.split()
@@ -131,11 +133,11 @@ def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
 @pytest.mark.parametrize(
     "retired, kept, refused",
     [
-        ([], {"a": {}, "gone": {}}, "None of the cluster's groups has gone, with a part in its last plan"),
+        ([], {"a": {}, "gone": {}}, "Hosts of the last plan are missing from the inventory: gone"),
         (["gone"], {"a": {}, "gone": {}}, ""),
         ([], {"a": {}}, ""),
         ([], ["gone"], ""),
-        ([], {"a\x1b[2J": {}}, r"a\x1b[2J, with a part"),
+        ([], {"a\x1b[2J": {}}, r"a\x1b[2J. Check"),
     ],
 )
 @pytest.mark.parametrize("cluster, group", [("llama_cluster", "llama_retired"), ("night", "llama_retired_night")])
@@ -144,7 +146,7 @@ def test_a_host_that_left_without_llama_retired_is_refused(cluster, group, retir
     task_vars = {"groups": groups, "hostvars": {name: {} for name in ("a", *retired)}, "llama_cluster_group": cluster}
     answers = {"a": {"facts": {**FACTS, "cached": kept}}}
     if not refused:
-        assert inventory.hosts(task_vars, answers)
+        assert inventory.cluster_hosts(task_vars, answers)
     else:
         with pytest.raises(Refusal, match=f"{re.escape(refused)}.* the group {group}, "):
-            inventory.hosts(task_vars, answers)
+            inventory.cluster_hosts(task_vars, answers)

@@ -53,7 +53,7 @@ def test_check_mode_then_a_download_then_no_change(server, models, playbook):
     part.write_bytes(DATA[:1_000_000])
     files = [planned(server, models)]
     output = playbook.run(files, "--check", "--diff")
-    assert f"[localhost] m.gguf: 2.0 MB to download from {server.url}/m.gguf, 1.0 MB of it are there" in output
+    assert f"[localhost] m.gguf: 2.0 MB to download from {server.url}/m.gguf, 1.0 MB of it already present" in output
     assert f"+{models}/source/m.gguf ({SIZE} bytes)" in output
     assert "changed=1" in output
     assert not server.asked
@@ -179,7 +179,7 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     ],
 )
 def test_progress_in_words(done, rate, sentence):
-    assert delivery.sentence(["m.gguf", "n.gguf"], done, 60.1e9, rate) == sentence
+    assert delivery.progress_text(["m.gguf", "n.gguf"], done, 60.1e9, rate) == sentence
 
 
 def test_a_line_every_ten_seconds(server, models, monkeypatch):
@@ -193,7 +193,7 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
         return {"stdout": done.stdout}
 
     files = parsed(planned(server, models), planned(server, models, "n.gguf"))
-    progress = delivery.Progress(types.SimpleNamespace(host="head", command=command), files)
+    progress = delivery.DownloadProgress(types.SimpleNamespace(host="head", command=command), files)
     assert progress.show(0) == "0"
     Path(files[0].path).parent.mkdir(parents=True)
     Path(files[0].path).write_bytes(bytes(SIZE))

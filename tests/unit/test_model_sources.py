@@ -116,9 +116,7 @@ def test_a_repository_without_a_model_names_what_it_has(server):
     for part in "ba":
         (server.folder / REPO / f"m.gguf-split-{part}").write_bytes(b"x")
     message = refusal(looked_up, on_huggingface())
-    assert (
-        "has no GGUF file, but parts of one that was cut, m.gguf-split-a, m.gguf-split-b: fetch them, join" in message
-    )
+    assert "has no GGUF file, but parts of a split file, m.gguf-split-a, m.gguf-split-b: download them, join" in message
 
 
 def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
@@ -127,11 +125,11 @@ def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
     gated = on_huggingface(quantisation="Q4_K_M")
     for request, name in ((nothing, "nobody/nothing"), (gated, REPO)):
         for token, account in (
-            (None, "whose token llama_model_token_file has"),
+            (None, "an account, and put its token into llama_model_token_file"),
             ("hf_other", "of the token in llama_m"),
         ):
             message = refusal(looked_up, request, token)
-            assert re.search(rf"{name}, which is not given \(HTTP 40[134]\): correct the name, or accept its", message)
+            assert re.search(rf"{name}, which was refused \(HTTP 40[134]\): correct the name, or accept its", message)
             assert f"conditions on {server.url}/{name} with " in message
             assert account in message
             assert "hf_other" not in message
@@ -183,7 +181,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
     answer_listing(server, json.dumps(listing).encode())
     message = refusal(looked_up, on_huggingface())
-    assert "a file of a model cannot have: use another file" in message or "(files[0].name is" in message
+    assert "is not allowed: use another file" in message or "(files[0].name is" in message
     assert "\n" not in message
 
 
@@ -191,7 +189,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name):
 def test_a_mirror_whose_address_cannot_be_used(monkeypatch, address):
     monkeypatch.setenv("HF_ENDPOINT", address)
     message = refusal(looked_up, on_huggingface())
-    assert "which is not the address of a server without password and token" in message
+    assert "which is not a server's address, or contains a password or token" in message
     assert "secret" not in message
 
 
@@ -238,7 +236,7 @@ def test_a_model_on_a_web_server(server):
     assert [file.bytes for file in found] == [path.stat().st_size for path in paths]
     assert [file.sha256 for file in found] == ["a" * 64, "b" * 64]
     message = refusal(looked_up, request_of(llama_model_url=urls[0], llama_model_checksum=sums[:1]))
-    assert "a model of 2 parts, and has 1 checksums: give one for each part" in message
+    assert "a model with 2 parts, but has 1 checksums: give one for each part" in message
 
 
 def test_a_model_of_the_controller(tmp_path):
@@ -252,7 +250,7 @@ def test_a_model_of_the_controller(tmp_path):
     given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
     assert [file.sha256 for file in looked_up(request_of(**given)).files] == sums
     given["llama_model_checksum"].pop()
-    assert "of the controller, a model of 2 parts, and has 1 checksums" in refusal(looked_up, request_of(**given))
+    assert "of the controller, a model with 2 parts, but has 1 checksums" in refusal(looked_up, request_of(**given))
     (tmp_path / "text.gguf").write_text("text")
     for name, said in (("none.gguf", "which cannot be read"), ("text.gguf", "which is not a GGUF file")):
         message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / name)))

@@ -30,7 +30,7 @@ def expressions():
     """Where each query stands, and the query."""
     for group in RULES["groups"]:
         yield from ((rule.get("alert") or rule["record"], rule["expr"]) for rule in group["rules"])
-    for name, dashboard in dashboards.described().items():
+    for name, dashboard in dashboards.read_dashboards().items():
         yield from ((f"{name}: {label}", metric) for label, metric in dashboard.variables.items())
         for row in dashboard.rows:
             yield from ((f"{name}: {panel.title}", query) for panel in row for query in panel.queries.values())
@@ -54,7 +54,7 @@ def test_of_what_a_head_alone_knows_no_worker_is_believed():
     own = "service_info|updated_timestamp|started_timestamp|restarts|device_memory"
     of_head = re.compile(rf'{metrics.PREFIX}(?!{own})\w+(?!\w|\{{[^}}]*role="head"|\{{\}})')
     assert {place: found for place, query in expressions() if (found := of_head.findall(query))} == {}
-    assert 'role="head"' in dashboards.described()["cluster"].where
+    assert 'role="head"' in dashboards.read_dashboards()["cluster"].selector
 
 
 def test_each_metric_is_shown_or_judged():
@@ -65,8 +65,8 @@ def test_each_metric_is_shown_or_judged():
 
 
 def test_panels_lie_side_by_side_and_select_what_the_dashboard_s_variables_say():
-    for name, dashboard in dashboards.described().items():
-        panels = dashboards.page(name, dashboard)["panels"]
+    for name, dashboard in dashboards.read_dashboards().items():
+        panels = dashboards.dashboard_json(name, dashboard)["panels"]
         places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
         assert len({*places}) == len(places)
         queries = [target["expr"] for panel in panels for target in panel["targets"]]
@@ -77,7 +77,7 @@ def test_panels_lie_side_by_side_and_select_what_the_dashboard_s_variables_say()
 @needs_promtool
 @pytest.mark.programs
 def test_prometheus_takes_the_queries_of_dashboards(tmp_path):
-    pages = [dashboards.page(name, dashboard) for name, dashboard in dashboards.described().items()]
+    pages = [dashboards.dashboard_json(name, dashboard) for name, dashboard in dashboards.read_dashboards().items()]
     queries = {target["expr"] for page in pages for panel in page["panels"] for target in panel["targets"]}
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(sorted(queries))]
     path = tmp_path / "rules.yml"
@@ -99,10 +99,10 @@ GREEN, RED = 0, 1
         ("State", {**states("waiting"), "head answers": 0}, [{'{cluster="c", state="waiting"}': RED}, {}]),
         ("Alerts", {}, [{}, {"{}": GREEN}]),
         ("Alerts", {"w1 up": 0}, [{'{alertname="LlamaHostUnreached", host="w1"}': RED}, {}]),
-        ("Verified ago", {}, [{'{cluster="c"}': 3600 + 2400}, {}]),
-        ("Verified ago", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
-        ("In memory", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
-        ("In memory", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
+        ("Time since verification", {}, [{'{cluster="c"}': 3600 + 2400}, {}]),
+        ("Time since verification", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
+        ("Loaded models", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
+        ("Loaded models", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
         ("Reached", {"w1 up": 0}, [{'{host="head"}': GREEN, '{host="w2"}': GREEN}, {'{host="w1"}': RED}]),
         (
             "Services",
@@ -112,7 +112,7 @@ GREEN, RED = 0, 1
     ],
 )
 def test_panels_of_names_say_what_is_well_in_green_and_what_is_wrong_in_red(tmp_path, title, changes, shown):
-    pages = [dashboards.page(name, dashboard) for name, dashboard in dashboards.described().items()]
+    pages = [dashboards.dashboard_json(name, dashboard) for name, dashboard in dashboards.read_dashboards().items()]
     (panel,) = (panel for page in pages for panel in page["panels"] if panel["title"] == title)
     asked = [
         {
@@ -133,7 +133,7 @@ def plan(pair):
 
 
 def watch(cluster, addresses=ADDRESSES):
-    return files.watch(typed(cluster.plan()), addresses)
+    return files.monitoring_files(typed(cluster.plan()), addresses)
 
 
 def test_each_host_is_a_target_and_its_labels_come_from_there(plan):
@@ -159,13 +159,13 @@ def test_prometheus_takes_the_configuration(plan, tmp_path):
 
 
 def test_whose_monitoring_is_refused(plan, pair):
-    with pytest.raises(Refusal, match=r"^Other hosts do not reach worker1 at 127\.0\.0\.1: set its ansible_host"):
+    with pytest.raises(Refusal, match=r"^Other hosts cannot reach worker1 at 127\.0\.0\.1: set its ansible_host"):
         watch(plan, {**ADDRESSES, "worker1": "127.0.0.1"})
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)
-    with pytest.raises(Refusal, match=r"so there is nothing to watch: it is too small"):
-        action.ActionModule.perform(None, action.Arguments(refused("c", Refusal("it is too small")), {}, "x"))
+    with pytest.raises(Refusal, match=r"so there is nothing to monitor: it is too small"):
+        action.ActionModule.perform(None, action.MonitoringArguments(refused("c", Refusal("it is too small")), {}, "x"))
 
 
 def test_at_which_address_others_reach_a_host():

@@ -71,22 +71,22 @@ def plan():
 
 
 def test_a_page_has_nothing_from_elsewhere_and_is_the_same_each_time(example):
-    text = html_page.page(None, measured=example)
-    assert text == html_page.page(None, measured=example)
+    text = html_page.page(None, benchmark=example)
+    assert text == html_page.page(None, benchmark=example)
     for part in ("<script", "<!--", "http:", "https:", "src="):
         assert part not in text
 
 
 def test_the_page_says_what_was_not_measured_and_why(example):
-    text = " ".join(html_page.page(None, measured=example).split())
+    text = " ".join(html_page.page(None, benchmark=example).split())
     reasons = {cell.skipped for cell in example.cells if cell.skipped}
     assert reasons
     for reason in reasons:
         assert html_page._printable(reason) in text
     cut = benchmarks.example()
     cut["cells"][0].update(measured=None, skipped=None)
-    text = " ".join(html_page.page(None, measured=benchmarks.read(cut)).split())
-    assert "it was not its turn yet" in text
+    text = " ".join(html_page.page(None, benchmark=benchmarks.read(cut)).split())
+    assert "not measured yet" in text
 
 
 @pytest.mark.parametrize("cells", [0, 5])
@@ -95,9 +95,9 @@ def test_a_benchmark_without_a_measurement_has_a_page(cells):
     data.update(cells=data["cells"][:cells])
     for cell in data["cells"]:
         cell.update(measured=None, predicted=None, skipped=None)
-    text = html_page.page(None, measured=benchmarks.read(data))
+    text = html_page.page(None, benchmark=benchmarks.read(data))
     assert f"0 of {cells} cells were measured." in text
-    assert ("it was not its turn yet" in text) == bool(cells)
+    assert ("not measured yet" in text) == bool(cells)
 
 
 def test_the_page_of_a_verified_plan_has_each_check(plan):
@@ -237,10 +237,10 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
         ({"benchmark": "nowhere"}, ", which cannot be read on the controller: No such file or directory"),
         ({"verified": "list.json"}, ", which cannot be read on the controller: it is not a JSON object"),
         ({"verified": "large.json"}, ", which cannot be read on the controller: it has more than 300000 bytes"),
-        ({"verified": "plan.json"}, "and the file has not the form that it has in this version: passed is missing"),
-        ({"benchmark": "verified.json"}, "the form that it has in this version: time is missing"),
-        ({"benchmark": "other.json"}, "the form that it has in this version: cells[3].measured.mean is 5e-324"),
-        ({"plan": "control.json"}, "in this version: hosts is '\\x1b'"),
+        ({"verified": "plan.json"}, "which does not have this version's format: passed is missing"),
+        ({"benchmark": "verified.json"}, "this version's format: time is missing"),
+        ({"benchmark": "other.json"}, "this version's format: cells[3].measured.mean is 5e-324"),
+        ({"plan": "control.json"}, "this version's format: hosts is '\\x1b'"),
     ],
 )
 def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):

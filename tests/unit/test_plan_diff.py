@@ -64,16 +64,16 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    read = changes.read(typed(plan).hosts, found)
-    assert list(changes.compared(read)) == ["head", "worker2"]
-    assert read["worker1"].why.startswith(reason)
-    assert len(read["worker1"].why) <= 500
+    read = changes.read_answers(typed(plan).hosts, found)
+    assert list(changes.comparable_drifts(read)) == ["head", "worker2"]
+    assert read["worker1"].reason.startswith(reason)
+    assert len(read["worker1"].reason) <= 500
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
 
 
 LACKING = "worker1 needs what --tags build installs (folder, model) before services change"
 AWAY = "worker2 could not be reached or failed above, and worker1 would be changed: no service was touched"
-UFW = "worker1 has ufw, which the collection community.general drives"
+UFW = "worker1 uses ufw, which needs the collection community.general"
 
 
 @pytest.mark.parametrize(

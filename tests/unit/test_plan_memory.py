@@ -5,7 +5,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import server
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text, speed_text
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 
@@ -41,7 +41,7 @@ def test_a_host_that_the_plan_uses_alone_is_not_said_not_to_hold_the_model():
     plan = typed(cluster.accepted())
     best = plan.estimate.best_single_host._replace(host=plan.placement[0].host, fits=False)
     placement = tuple(entry for entry in plan.placement if entry.host == best.host)
-    notes = plan_text.speed_notes
+    notes = speed_text.speed_notes
     alone = plan._replace(estimate=plan.estimate._replace(best_single_host=best), placement=placement)
     assert "does not hold the model" not in " ".join(notes(alone))
     other = best._replace(host="another")
@@ -150,5 +150,5 @@ def test_a_share_says_what_it_does_not_count(variables, expected):
         assert entry["without"] == expected
     lines = " ".join(" ".join(plan_text.plan_parts(typed(plan))["Memory"]).split())
     assert all(name in lines for name in expected)
-    assert ("without" in lines) is bool(expected)
+    assert ("not counted" in lines) is bool(expected)
     assert all(name in html_page.page(typed(plan)) for name in expected)

@@ -947,7 +947,7 @@ def test_a_model_for_embeddings_is_served_as_one_without_a_speed_of_generation(
     assert plan["fallbacks"]
     assert not plan["head"]["checkpoints_mib"]
     page = plan_text.plan_page(typed(plan))
-    assert "none: this model makes no text" in page
+    assert "none: this model generates no text" in page
     assert "conversation" not in page.partition("Predicted speed")[2].lower().replace("no conversations are", "")
     assert "proof" not in page
     path = "/v1/embeddings" if "--embeddings" in words else "/v1/rerank"

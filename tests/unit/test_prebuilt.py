@@ -136,7 +136,7 @@ def test_a_checksum_that_is_not_that_of_what_is_installed_is_refused(local):
     found = typed_drifts({"here": {**drifts(plans["a"])["here"], "archives": {identity: "a" * 64}}})
     assert changes.decide(typed(plans["a"]), found).behind == []
     assert changes.decide(typed(asking(local, llama_release=ASKED).plan()), found).behind == []
-    said = rf"sha256:b{{64}} of {NAME}, but the programs on here are of one with sha256:a{{64}}: correct .*/releases/{identity} there"
+    said = rf"sha256:b{{64}} for {NAME}, but the programs on here come from sha256:a{{64}}: correct .*/releases/{identity} there"
     with pytest.raises(Refusal, match=said):
         changes.decide(typed(plans["b"]), found)
 
@@ -198,8 +198,8 @@ def test_pairs_of_types_that_only_compiling_gives(local):
 
 def chosen(cluster, **variables):
     plan = asking(cluster, **{"llama_release": "auto", **variables}).accepted()
-    assert f"auto is {plan['release']['source']}: " in plan_text.plan_table(typed(plan)).replace("\n    ", " ")
-    assert plan_text.plan_page(typed(plan)).replace("\n    ", " ").count("auto is") == 1
+    assert f"auto picks {plan['release']['source']}: " in plan_text.plan_table(typed(plan)).replace("\n    ", " ")
+    assert plan_text.plan_page(typed(plan)).replace("\n    ", " ").count("auto picks") == 1
     return plan["release"]["source"], plan["release"]["why"]
 
 
@@ -321,7 +321,7 @@ def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts
     (first,) = sources.fetch(release, [NAME])
     first.path.unlink()
     other = server.files[f"/assets/{NAME}"] = packed(b"other")
-    replaced = f"{NAME} .*sha256:{digest(other)}, and had sha256:{first.sha256} when .* first"
+    replaced = f"{NAME} .*sha256:{digest(other)}, but had sha256:{first.sha256} when .* first"
     with pytest.raises(AnsibleError, match=replaced):
         sources.fetch(release, [NAME])
     assert kept(cache) == [NAME.replace(".tar.gz", ".json")]
@@ -330,7 +330,7 @@ def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts
 
 
 CUT = answer(200, CONTENT[:1000], Content_Length=len(CONTENT))
-NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* does not give \(HTTP {}\): upstream tags a build before its archives are there, so try again"
+NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refuses \(HTTP {}\): upstream tags a build before its archives exist, so try again"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* does not give \(HTTP {}\
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: its server sent less than it"),
-        (answer(200, b"<html>sign in</html>"), 1, 1, r"\.tar\.gz: its server may send something else; give"),
+        (answer(200, b"<html>sign in</html>"), 1, 1, r"\.tar\.gz: its server may send other content; give"),
     ],
 )
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):

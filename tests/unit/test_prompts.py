@@ -1,7 +1,7 @@
 """What a plan says of prompts and conversations: what is kept of them, how fast they are when the context fills, and in which pieces."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import known_answer_of, typed
 from support import models
@@ -45,7 +45,7 @@ def test_conversations_are_kept_in_half_of_what_is_free_and_8192_mib_at_most():
         sizes[memory] = plan["head"]["prompt_cache_mib"]
         assert argument(plan, "--cache-ram") == str(sizes[memory])
     assert sizes == {8192: 3072, 16384: 7168, 65536: 8192}
-    assert "kept in 8192 MiB of the memory of head." in pages(plan)
+    assert "cached in 8192 MiB of head's memory." in pages(plan)
 
 
 def test_what_a_worker_beside_the_head_holds_is_not_free(local):
@@ -64,7 +64,7 @@ def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
         cluster.hosts["head"]["facts"]["measured"] = {"gpu1": {"round_trip_ms": 0.2, "mbit_per_second": mbit}}
         plans[mbit] = cluster.plan()
     assert [argument(plan, "--cache-ram") for plan in plans.values()] == ["8192", "0"]
-    assert "Conversations that left their slot are not kept." in pages(plans[50])
+    assert "Conversations that left their slot are not cached." in pages(plans[50])
     cluster.hosts["head"]["facts"]["measured"]["gpu1"].update(mbit_per_second=100000, requested=False)
     assert argument(cluster.plan(), "--cache-ram") == "0"
 
@@ -90,7 +90,10 @@ def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
 def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     plan = head_with_cards(llama_server_idle_seconds=600).plan()
     assert (argument(plan, "--sleep-idle-seconds"), plan["head"]["idle_seconds"]) == ("600", 600)
-    assert "After 600 seconds without a request llama-server frees its model and the memory of workers" in pages(plan)
+    assert (
+        "After 600 seconds without a request, llama-server unloads its model and frees the memory of workers"
+        in pages(plan)
+    )
     kept = head_with_cards().plan()
     assert (argument(kept, "--sleep-idle-seconds"), "idle_seconds" in kept["head"]) == (None, False)
     other = head_with_cards(llama_server_idle_seconds=600, llama_release=FORK)
@@ -104,7 +107,7 @@ def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():
     assert 1 < int(argument(plan, "--ctx-checkpoints")) < 32
     assert kept <= 8192
     assert plan["head"]["prompt_cache_mib"] == 8192
-    assert f"Checkpoints of context take up to {kept} MiB of the memory of head." in pages(plan)
+    assert f"Checkpoints of the context take up to {kept} MiB of head's memory." in pages(plan)
     cluster = head_with_cards(4, summary=WINDOWS, llama_server_parallel=2)
     cluster.hosts["head"]["facts"]["memory_mib"] = 22528
     head = cluster.plan()["head"]

@@ -91,7 +91,7 @@ def test_on_the_controller_itself_it_is_the_connection_of_somebody_else(connecti
         "groups": {"llama_cluster": ["a"], "llama_head": ["a"]},
         "hostvars": {"a": {"ansible_connection": connection, "llama_model_known_answer": known_answer_of()}},
     }
-    _name, hosts = inventory.hosts(told, {"a": {"facts": {**FACTS, "cached": {}, "reached_at": "192.0.2.11"}}})
+    _name, hosts = inventory.cluster_hosts(told, {"a": {"facts": {**FACTS, "cached": {}, "reached_at": "192.0.2.11"}}})
     assert hosts["a"]["facts"]["reached_at"] == address
 
 

@@ -30,24 +30,25 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
 OTHER_READS = """
-llamacpp/words.said_to_build
+llamacpp/words.command_line_of_build
 builds/archives.members builds/archives.extract_members builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.holders
 common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of
 drift/processes.account_processes drift/processes.started_at drift/state._is_unchanged drift/state._redefined_services
 facts/amx.compiled_wrongly facts/connection._of_ancestors
-facts/firewall.of_host facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools
+facts/firewall.active_manager facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
-facts/resources._amd_memory facts/resources.amd facts/resources.read facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
+facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
 links/inspection._protected model/first_layers.write model/gguf.File.__init__
-model/known_answer_file.write models/download._fetch_file models/download._difference
-models/download._write_record models/web.open_url proof/run._served status/host_report.read verify/evidence._asked_again verify/server_client.Client.__init__
+model/known_answer_file.write models/download._complete models/download._problem_of
+models/download._write_record models/web.open_url proof/run._served status/host_report.read_report verify/evidence._asked_again
+verify/server_client.Client.__init__
 verify/server_client.first_key
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account

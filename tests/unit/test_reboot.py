@@ -56,10 +56,10 @@ def play(path, tasks, variables, *arguments):
 @pytest.mark.parametrize(
     "fallbacks, after, host, said",
     [
-        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "The head goes on without one:cpu after a while"),
-        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "The head goes on without two after a while"),
-        (["one:cpu", "two"], None, "one", "the head has no fallback without it"),
-        (["two:cpu", "two:hip"], 60, "two", "the head has no fallback without it"),
+        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "The head serves without one:cpu after a while"),
+        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "The head serves without two after a while"),
+        (["one:cpu", "two"], None, "one", "there is no fallback without it"),
+        (["two:cpu", "two:hip"], 60, "two", "there is no fallback without it"),
     ],
 )
 def test_a_host_is_spared_where_a_fallback_goes_without_all_that_it_lends(fallbacks, after, host, said):
@@ -71,8 +71,8 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
-    assert "one reboots. The head goes on without one:cpu" in said
-    assert "two reboots. The cluster does not answer until it is back: the head has no fallback" in said
+    assert "one reboots. The head serves without one:cpu" in said
+    assert "two reboots. The cluster does not answer until it is back: there is no fallback" in said
     assert "spare reboots. Nothing of the cluster is used there." in said
     assert "top reboots. The cluster does not answer until it is back: it is the head." in said
 
@@ -83,7 +83,7 @@ ALL = object()
 
 def deciding(plan):
     """The tasks of a play that decide which hosts reboot, and say so."""
-    names = ("Decide whether the host is rebooted", "Name what is rebooted, and why")
+    names = ("Decide whether to reboot the host", "Report which hosts reboot, and why")
     return [task for task in plan["tasks"] if task["name"] in names]
 
 
@@ -113,15 +113,15 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
     """The operator gives them with -e, and what is empty is not what is missing."""
     shown = hosts_of(tmp_path, "one, top")
     for name in ("one", "top"):
-        assert f"{name}: reboots (it was asked for)" in shown
+        assert f"{name}: reboots (requested)" in shown
     for name in ("two", "spare"):
         assert f"{name}: is not among llama_reboot_hosts" in shown
     assert hosts_of(tmp_path, ALL).count("needs no reboot") == 4
     refusals = {
         "llama_reboot_hosts names strix9, which the cluster does not have": ("one,strix9",),
-        "llama_reboot_hosts names no host": ("",),
-        "--limit leaves out top, spare": (ALL, "--limit", "one,two"),
-        "like -e llama_reboot_hosts=top,one; --limit leaves out top, spare": ("strix9", "--limit", "one,two"),
+        "llama_reboot_hosts is empty": ("",),
+        "--limit excludes top, spare": (ALL, "--limit", "one,two"),
+        "for example -e llama_reboot_hosts=top,one; --limit excludes top, spare": ("strix9", "--limit", "one,two"),
     }
     for refusal, arguments in refusals.items():
         shown = hosts_of(tmp_path, *arguments)
@@ -137,9 +137,9 @@ def test_hosts_that_need_it_reboot_where_none_is_named(tmp_path):
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
     waits = "{{ 'a reboot is due for ttm.pages_limit=1' if inventory_hostname == 'two' else '' }}"
     variables = {
-        "__llama_reboot_named": [*WORKERS, "top"],
+        "__llama_reboot_requested": [*WORKERS, "top"],
         "__llama_reboot_marks": marks,
-        "__llama_host_waits": waits,
+        "__llama_host_reboot_reason": waits,
     }
     said = play(tmp_path, deciding(plan), variables)
     assert "one: reboots (/run/reboot-required)" in said
@@ -190,7 +190,7 @@ def reboots(path, answers):
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(content)
     planned = plan(["one:cpu", "two"], 60)
-    given = {"__llama_changes": changed(planned), "__llama_reboot_causes": ["it was asked for"]}
+    given = {"__llama_changes": changed(planned), "__llama_reboot_causes": ["requested"]}
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": {"one": {}, "two": {}}}}
     inventory = {"llama_cluster": {"children": groups, "vars": playbook_runs.LOCAL}}
     library = str(path / "library")
@@ -203,7 +203,7 @@ def test_each_host_is_verified_before_the_next_reboots(tmp_path):
     done, status, printed = reboots(tmp_path, [])
     assert status == 0, printed
     assert done == [[host, does] for host in ("one", "two", "top") for does in ("reboots", "starts", "verifies")]
-    assert "one reboots. The head goes on without one:cpu after a while" in printed
+    assert "one reboots. The head serves without one:cpu after a while" in printed
 
 
 @pytest.mark.programs

@@ -142,7 +142,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(
-        f"process {os.getpid()} on this host, which a killed run left, still builds: end it"
+        f"process {os.getpid()} on this host still builds, although its run was killed: stop it"
     )
     assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
     assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]
@@ -182,7 +182,7 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, l
     monkeypatch.setattr(action, "LIMIT_SECONDS", limit)
     monkeypatch.setattr(base.time, "monotonic", lambda: 60.0 * len(looks))
     monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
-    not_built(plugin, r"^strix1 has not ended the build \(job j1.2\), .* for 70 minutes or ")
+    not_built(plugin, r"^strix1: the build \(job j1.2\) .* for 70 minutes, or ")
 
 
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):

@@ -4,8 +4,14 @@ import copy
 from html.parser import HTMLParser
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
+    html_page,
+    memory_text,
+    plan_text,
+    speed_text,
+)
 from conftest import Cluster, known_answer_of, typed
 from support.clusters import serving, strix_halos
 from support.drift import drifts, typed_drifts
@@ -38,7 +44,7 @@ def device(weights, kv, compute, capacity):
     ],
 )
 def test_a_bar_shows_what_a_device_holds(entry, drawn):
-    assert plan_text.memory_bar(entry, 10) == drawn
+    assert memory_text.memory_bar(entry, 10) == drawn
 
 
 def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
@@ -46,7 +52,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
     plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
     rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [plan_text.FREE in row for row in rows] == [False, False]
+    assert [memory_text.FREE in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
@@ -58,7 +64,7 @@ def test_a_command_can_be_pasted_into_a_shell():
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
-    assert max(map(len, lines)) <= plan_text.WIDTH
+    assert max(map(len, lines)) <= tables.WIDTH
     assert not any(line.strip().startswith("value") for line in lines)
 
 
@@ -74,21 +80,21 @@ def test_the_page_of_a_cluster():
     for part in (
         "llama_cluster serves on paper",
         "RPC protocol 7.0.0",
-        "which comes from /tmp/x.tar.gz and is compiled on strix0, for minutes",
+        "source: /tmp/x.tar.gz; compiled on strix0 (takes minutes the first time)",
         "strix1  ROCm0  192.168.128.12:50052  layers",
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
-        "Rates of devices are",
+        "Device rates",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
         "--load-mode dio",
-        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; closed to others by systemd's unit",
+        "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",
     ):
         assert part in text
     assert "What site.yml would change" not in text
-    assert max(map(len, text.splitlines())) <= plan_text.WIDTH
+    assert max(map(len, text.splitlines())) <= tables.WIDTH
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_the_page_of_a_cluster():
         (None, ["layers 0 to 7", "layers 8 to 15, output"]),
         (7, ["head CPU layers 0 to 9", "layers 10 to 12", "layers 13 to 15, output"]),
         (16, ["head CPU layer 0", "layers 1 to 8", "layers 9 to 15, output"]),
-        (1, ["head CPU layers 0 to 15", "output", "declared and not used: worker2"]),
+        (1, ["head CPU layers 0 to 15", "output", "declared but unused: worker2"]),
     ],
 )
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
@@ -108,7 +114,7 @@ def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     for row, line in zip(rows, found):
         assert row in " ".join(line.split())
     page = " ".join(html_page.page(typed(plan)).split())
-    for row in plan_text.topology(typed(plan)):
+    for row in plan_text.topology_rows(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
     assert "\n".join(plan_text.plan_parts(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
 
@@ -120,7 +126,7 @@ def test_a_device_with_single_tensors_says_so(pair, big_model):
     plan = serving(pair, big_model, **own).plan()
     found = plan_text.plan_parts(typed(plan))["Topology"]
     assert "layers 0 to 79, output" in found[1]
-    assert "tensors that llama_server_override_tensor names" in found[2]
+    assert "tensors from llama_server_override_tensor" in found[2]
 
 
 def test_the_page_says_which_sizes_are_bounds(pair):
@@ -143,7 +149,7 @@ def test_the_page_says_which_sizes_are_bounds(pair):
 def test_the_page_of_a_head_alone():
     text = plan_text.plan_page(typed(Cluster().add("alone", "head", llama_model_known_answer=known_answer_of()).plan()))
     assert "the processor of alone, all layers" in text
-    assert "nothing: no worker is used" in text
+    assert "none: no worker is used" in text
     assert "Memory" not in text
 
 
@@ -154,7 +160,7 @@ def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
     text = " ".join(plan_text.plan_page(typed(plan)).split())
     assert "error: open-server on head" in text
     assert f"Remedy: {plan['advisories'][0]['remedy']}" in text
-    assert "declared and not used: worker2 CPU 192.0.2.12:50052" in text
+    assert "declared but unused: worker2 CPU 192.0.2.12:50052" in text
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["open-server"]
     assert "error, accepted: open-server" in plan_text.plan_page(typed(pair.plan()))
 
@@ -225,9 +231,9 @@ def test_the_page_as_html(pair):
     found = Tags(text)
     assert found.references
     assert all(reference.startswith("#") for reference in found.references)
-    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(plan_text.speed_rows(typed(plan)))
+    assert found.opened.count("tr") == 1 + len(plan["placement"]) + len(speed_text.speed_rows(typed(plan)))
     assert "&lt;was not&gt; compared" in text
-    for part in ("RPC0[192.0.2.11:50052]", "What the network adds", "llama-server", "Advisories"):
+    for part in ("RPC0[192.0.2.11:50052]", "Network overhead", "llama-server", "Advisories"):
         assert part in text
     assert "Refused" not in text
 

@@ -36,13 +36,13 @@ def kept(pair):
 
 
 def choose(answers, heads=("head",), **others):
-    head, plan = rollback.choose(rollback.kept(answers), heads, **others)
+    head, plan = rollback.choose(rollback.read_kept_plans(answers), heads, **others)
     return head, int(plan.id, 16)
 
 
 def steps(answers, **others):
-    hosts = rollback.kept(answers)
-    return rollback.steps(hosts, *rollback.choose(hosts, ["head"]), **others)
+    hosts = rollback.read_kept_plans(answers)
+    return rollback.host_steps(hosts, *rollback.choose(hosts, ["head"]), **others)
 
 
 def test_the_plan_that_served_before_is_the_one_to_go_back_to(kept):
@@ -195,7 +195,7 @@ BEFORE = {
     ],
 )
 def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):
-    assert rollback.differing(BEFORE, after) == said
+    assert rollback.differences(BEFORE, after) == said
 
 
 @pytest.mark.parametrize("places", [{"now": 2, "before": 1}, {"next": 2, "now": 1}])
@@ -223,12 +223,12 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     message = other_plan(head=planned, worker1=old)
     assert f"plans {plan['id']} with release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
-    assert message.endswith("To stay, set what differs: llama_release: b2 → b1.")
+    assert message.endswith("To keep that plan, set: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
-    assert same.endswith("No variable differs; hardware, software or the collection do.")
+    assert same.endswith("No variable differs, but hardware, software or the collection does.")
     unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
     assert (
-        "was begun and never served: site.yml goes to what the inventory says. To go on with that one, set"
+        "was begun but never served: site.yml applies the inventory's plan. To continue with that plan, set"
         in unfinished
     )
     assert "release pypi" not in unfinished

@@ -60,7 +60,7 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
         llama_server_extra_args=[],
     ).plan()
     assert not plan["refused"], plan["reasons"]
-    one = typed_json.dump(typed(plan).each()[1])
+    one = typed_json.dump(typed(plan).per_model()[1])
     assert one["head"].pop("argv") == list(presets.model_argv(alone["head"]["argv"]))
     for key in ("placement", "estimate", "model", "auxiliary_models"):
         assert one[key] == alone[key]
@@ -310,7 +310,7 @@ def test_a_person_reads_what_each_model_takes():
     plan = typed(of_two_sizes().plan())
     table = plan_text.plan_table(plan)
     assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
-    assert "They take turns: a request for another one waits until that is loaded." in " ".join(table.split())
+    assert "One is loaded at a time: a request for another model waits while it loads." in " ".join(table.split())
     for own in plan.head.models:
         assert f"{own.estimate.load_s:g} s" in table
     page = plan_text.plan_page(plan)
@@ -320,7 +320,7 @@ def test_a_person_reads_what_each_model_takes():
     assert last.split()[1].startswith("gpu")
     html = html_page.page(plan)
     assert '<h2 id="models">Models</h2>' in html
-    assert ">They take turns: a request" in html
+    assert ">One is loaded at a time: a request" in html
     assert html.count('<table class="stack">') == len(plan.head.models)
     assert "head, two</h3>" in html
     first, *others = plan.head.models

@@ -92,7 +92,7 @@ TORN = [
 def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(
-        AnsibleError, match=r"llama_release has an archive that cannot be read, .*/a.tar: .* a whole tar archive"
+        AnsibleError, match=r"llama_release has an archive that cannot be read, .*/a.tar: .* a complete tar archive"
     ):
         sources.fetch(release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}"))
     assert kept(cache) == []

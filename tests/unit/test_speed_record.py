@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import speed_text
 from conftest import complete, typed
 from support.clusters import cards_of
 from support.drift import drifts
@@ -31,7 +31,7 @@ def plan():
 
 
 def measured(plan, factor):
-    return speed_record.of_plan(plan, plan.estimate.generation_tokens_per_s * factor)
+    return speed_record.new_record(plan, plan.estimate.generation_tokens_per_s * factor)
 
 
 def width(bounds):
@@ -39,7 +39,7 @@ def width(bounds):
 
 
 def test_speeds_of_generation_are_corrected_and_nothing_else(plan):
-    after = speed_record.corrected(plan, measured(plan, 0.8))
+    after = speed_record.correct_plan(plan, measured(plan, 0.8))
     before, now = plan.estimate, after.estimate
     assert after._replace(estimate=before) == plan
     assert now.generation_tokens_per_s == pytest.approx(0.8 * before.generation_tokens_per_s, rel=0.01)
@@ -56,29 +56,29 @@ def test_speeds_of_generation_are_corrected_and_nothing_else(plan):
 
 
 def test_the_page_says_it(plan):
-    after = speed_record.corrected(plan, measured(plan, 0.86)._replace(date="2026-11-25"))
+    after = speed_record.correct_plan(plan, measured(plan, 0.86)._replace(date="2026-11-25"))
     assert f"corrected by 0.86, measured on 2026-11-25 with {plan.model.name} and " in " ".join(
-        plan_text.speed_notes(after)
+        speed_text.speed_notes(after)
     )
-    assert "corrected" not in " ".join(plan_text.speed_notes(plan))
+    assert "corrected" not in " ".join(speed_text.speed_notes(plan))
 
 
 def test_of_another_model_less_is_known(plan):
     record = measured(plan, 1.5)
-    same, other = (speed_record.corrected(plan, one) for one in (record, record._replace(model="other")))
+    same, other = (speed_record.correct_plan(plan, one) for one in (record, record._replace(model="other")))
     assert other.estimate.generation_tokens_per_s == same.estimate.generation_tokens_per_s
     assert width(same.estimate.generation_range) < width(other.estimate.generation_range)
 
 
 def test_other_devices_are_not_corrected(plan):
     record = measured(plan, 1.5)
-    assert speed_record.corrected(plan, record._replace(devices=record.devices[1:])) == plan
+    assert speed_record.correct_plan(plan, record._replace(devices=record.devices[1:])) == plan
 
 
 @pytest.mark.parametrize("factor, again", [(0.95, False), (1.05, False), (0.7, True), (1.3, True)])
 def test_a_measurement_that_says_nothing_new_leaves_the_record(plan, factor, again):
     """A second run finds the same plan, whatever the noise."""
-    after = speed_record.corrected(plan, measured(plan, 0.8))
+    after = speed_record.correct_plan(plan, measured(plan, 0.8))
     found = measured(after, factor)
     assert bool(found) == again
     if found:
@@ -91,7 +91,7 @@ def test_what_says_nothing_of_the_devices_is_not_kept(plan, local):
     guessed = cards_of(20, llama_server_speculation="ngram").plan()
     assert measured(typed(guessed), 0.8) is None
     assert [measured(plan, factor) for factor in (0, 0.1, 10)] == [None] * 3
-    assert speed_record.of_plan(plan, None) is None
+    assert speed_record.new_record(plan, None) is None
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_what_says_nothing_of_the_devices_is_not_kept(plan, local):
     ids=str,
 )
 def test_a_record_that_cannot_be_read_is_left_out(broken):
-    assert speed_record.readable(RECORD)
-    assert speed_record.readable({**RECORD, **broken}) is None
+    assert speed_record.read_record(RECORD)
+    assert speed_record.read_record({**RECORD, **broken}) is None
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_verify_leaves_it_on_the_head(plan):
     evidence = evidence._replace(server=evidence.server._replace(completion=RIGHT._replace(tokens_per_second=speed)))
     verify(described, evidence, recorded=record, answers=answers)
     assert [name for name, _value in left] == ["verified.json", "speed.json"]
-    assert speed_record.readable(left[1][1]).measured == pytest.approx(speed)
-    after = speed_record.corrected(plan, speed_record.readable(left[1][1]))
+    assert speed_record.read_record(left[1][1]).measured == pytest.approx(speed)
+    after = speed_record.correct_plan(plan, speed_record.read_record(left[1][1]))
     left.clear()
     verify(typed_json.dump(after), evidence, recorded=record, answers=answers)
     verify(described, evidence, recorded=record, answers=answers, check_mode=True)
@@ -146,12 +146,12 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     cluster = cards_of(20)
     monkeypatch.setattr(
         plan_action.inventory,
-        "hosts",
+        "cluster_hosts",
         lambda *_arguments: ("llama_cluster", cluster_inputs.checked_hosts("llama_cluster", cluster.hosts)),
     )
-    monkeypatch.setattr(plan_action.inventory, "of_play", lambda _vars: set())
+    monkeypatch.setattr(plan_action.inventory, "play_variables", lambda _vars: set())
     monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)
     answers = {"head": {"facts": {"measured_speed": typed_json.dump(measured(plan, 0.8))}}}
-    first, again = (plan_action.make(str, {}, facts, cluster.model) for facts in ({}, answers))
+    first, again = (plan_action.make_plan(str, {}, facts, cluster.model) for facts in ({}, answers))
     assert (first.estimate.correction, again.estimate.correction.factor) == (None, 0.8)
     assert again._replace(estimate=first.estimate) == first

@@ -31,7 +31,7 @@ def run(facts):
         for name, address in ADDRESSES.items()
     }
     answers = {name: {"facts": copy.deepcopy(found)} for name, found in facts.items()}
-    name, hosts = inventory.hosts({"groups": GROUPS, "hostvars": hostvars}, answers)
+    name, hosts = inventory.cluster_hosts({"groups": GROUPS, "hostvars": hostvars}, answers)
     try:
         cluster = cluster_inputs.read(name, hosts)
         plan = make(cluster, {}, CATALOGUE, "runtime-id")

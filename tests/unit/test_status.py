@@ -9,8 +9,9 @@ import jsonschema_rs
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
 from conftest import typed
 from support import actions, playbook_runs
 from support.drift import drifts
@@ -100,7 +101,7 @@ def written(plan, answers, tmp_path, **others):
     result, shown = run(plan, answers, path=str(path), **others)
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
-    assert all(len(line) <= plan_text.WIDTH for line in shown.splitlines())
+    assert all(len(line) <= tables.WIDTH for line in shown.splitlines())
     return told, result.get("msg", ""), shown
 
 
@@ -144,9 +145,9 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
         ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
         ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
         ("waiting", "running", SILENT, WAITS, "waiting", "it is waiting, it waits for 192.0.2.11:50052"),
-        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server ended by signal 9"),
+        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server exited by signal 9"),
         ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server ended by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server exited by signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
@@ -207,7 +208,7 @@ def test_a_cluster_that_sleeps_is_healthy(plan, answers, tmp_path):
     told, error, shown = written(plan, answers, tmp_path)
     assert (told["cluster"]["state"], told["cluster"]["asleep_s"], error, told["problems"]) == ("asleep", 600, "", [])
     assert "asleep (a request wakes it) for 10 min" in shown
-    assert "passed, but it slept and was asked nothing" in " ".join(shown.split())
+    assert "passed, but the model was asleep and not tested" in " ".join(shown.split())
 
 
 def test_what_an_earlier_launcher_left_or_none_does_not_count(plan, answers, tmp_path):
@@ -234,7 +235,7 @@ def test_the_head_does_not_answer(plan, answers, tmp_path):
     answers["head"] = {"skipped": True}
     told, error, _shown = written(plan, answers, tmp_path, facts=facts)
     assert (told["cluster"]["state"], told["cluster"]["verified"]) == ("unknown", None)
-    assert "its head did not answer, so it is not known whether it serves; head does not answer: timed out" in error
+    assert "its head did not answer, so its state is unknown; head does not answer: timed out" in error
     assert [host["reachable"] for host in told["hosts"]] == [False, True, True]
 
 
@@ -306,7 +307,7 @@ def test_the_last_verification_failed(plan, answers, tmp_path):
     assert "1 h ago with pypi-0.3.36, failed" in shown
     assert "problem   the last verification failed: known answer" in shown
     of_head(answers, verified=None)
-    assert "no verification known to the head" in written(plan, answers, tmp_path)[2]
+    assert "never: the head has no record" in written(plan, answers, tmp_path)[2]
 
 
 def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
@@ -317,7 +318,7 @@ def test_devices_and_what_is_not_shown(plan, answers, tmp_path):
     worker["resources"] = resources_of(devices=[device, bare], memory_free_mib=None, disks=[])
     worker["restarts"] = {"llamacpp-worker-cpu": 2}
     shown = written(plan, answers, tmp_path)[2]
-    for text in ("0.3 of 0.5", "of the host's (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
+    for text in ("0.3 of 0.5", "host memory (GTT) 50.0 of 110.0", "? of 64.0", "running, 2 restarts", "x…"):
         assert text in " ".join(shown.split()), text
 
 

@@ -12,6 +12,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
@@ -67,7 +68,7 @@ def plan_of(source, **extra):
 
 
 def planned_of(task_vars, answers=None):
-    cluster, hosts = inventory.hosts(task_vars, answers)
+    cluster, hosts = inventory.cluster_hosts(task_vars, answers)
     try:
         read = sources.look_up(str, entry.read(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")
@@ -88,7 +89,7 @@ def planned_of(task_vars, answers=None):
     ],
 )
 def test_a_model_that_is_named_for_the_demo_takes_the_place_of_the_known_answer(extra):
-    _cluster, hosts = inventory.hosts(variables_of("local", extra))
+    _cluster, hosts = inventory.cluster_hosts(variables_of("local", extra))
     assert (hosts["localhost"]["variables"]["llama_model_known_answer"] is None) == bool(extra)
 
 
@@ -511,7 +512,7 @@ def record_of(planned):
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_plan_is_as_it_was_recorded(name, monkeypatch, request):
     """`make plans` records them again: look at each line of the difference."""
-    monkeypatch.setattr(plan_text, "WIDTH", 240)
+    monkeypatch.setattr(tables, "WIDTH", 240)
     source, extra = RECORDED[name]
     path = Path(__file__).parent / "data" / "plans" / f"{name}.txt"
     record = f"{record_of(plan(source, **extra))}\n"

@@ -41,7 +41,7 @@ def test_what_others_say_is_shown_without_control_characters():
     known = {
         "ansible_failed_result": {"msg": "E: \x1b]0;x\x07\x9b2J\nno space"},
         "llama_cluster_group": "\x1b[2J\x9b",
-        "__llama_host_lacking": {"cmake": "cmake"},
+        "__llama_host_missing_packages": {"cmake": "cmake"},
         "inventory_hostname": "here",
     }
     messages = [
@@ -50,7 +50,7 @@ def test_what_others_say_is_shown_without_control_characters():
         for task in tasks_of(path)
         for module, key in (("fail", "msg"), ("debug", "msg"), ("assert", "fail_msg"))
     ]
-    causes = (task.get("vars", {}).get("__llama_causes", ()) for path in FILES for task in tasks_of(path))
+    causes = (task.get("vars", {}).get("__llama_checks", ()) for path in FILES for task in tasks_of(path))
     messages += [cause["message"] for each in causes for cause in each]
     templar = Templar(DataLoader(), known)
     templar.environment.filters["llamacpp.cluster.failure_reason"] = failure_reason
@@ -177,8 +177,8 @@ def test_the_unit_that_comes_with_stunnel_is_not_left_enabled():
 
     def is_run(installed, lacking, family):
         known = {
-            "__llama_host_by_module": {"changed": installed},
-            "__llama_host_lacking": {lacking: lacking},
+            "__llama_host_module_result": {"changed": installed},
+            "__llama_host_missing_packages": {lacking: lacking},
             "__llama_host_facts": {"distribution": {"family": family}, "service_manager": "systemd"},
         }
         return holds(task["when"], {**known, "ansible_check_mode": False})
@@ -208,10 +208,10 @@ def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
     text = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())
     known = {name: trust_as_template(value) for name, value in text.items() if isinstance(value, str)}
     found = {"results": [{"item": name, "rc": 2} for name in lacking]}
-    known.update(__llama_link_iperf3=found, __llama_link_sent=sent, __llama_link_pinged=pinged)
+    known.update(__llama_link_iperf3=found, __llama_link_transfer=sent, __llama_link_ping=pinged)
     known.update(__llama_link_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
     known.update({"llama_link_measure": "true"} if measured[-1] else {})
-    kept = {key: trust_as_template(value) for key, value in text["__llama_link_measured"].items()}
+    kept = {key: trust_as_template(value) for key, value in text["__llama_link_measurement"].items()}
     assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
 
 
@@ -242,22 +242,22 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
 
 
 START = [
-    "Open ports to those who are planned to connect",
+    "Open ports for planned clients",
     "Run the workers",
     "Run the head",
-    "Wait until the cluster is healthy and has answered",
-    "Keep the plan as the one that serves",
-    "Close the ports of what ran before",
+    "Wait until the cluster is healthy and answers",
+    "Mark the plan as serving",
+    "Close ports that are no longer used",
 ]
 CHANGE = [
     "Build",
     "Write the files of the plan",
     "Keep the plan on each host",
-    "Stop a head that is retired, before its workers change",
+    "Stop a retired head before its workers change",
     "Stop the head before its model or its workers change",
     *START,
     "Verify the cluster, unless this is check mode",
-    "Remove what is left there, once the cluster does without it",
+    "Remove the installation once the cluster no longer uses the host",
 ]
 RETURN = ["Stop the head", *START]
 REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove the rules of the firewall"]
@@ -278,10 +278,10 @@ def test_all_is_ready_before_the_head_stops_and_a_port_is_open_only_while_somebo
 def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
     record = record_of(completed(pair), "head")
     (task,) = [one for one in tasks_of(ROOT / "playbooks/start.yml") if "llamacpp.cluster.verify" in one]
-    asked = {"ansible_check_mode": False, "__llama_kept": {"kept": {"now": {"plan": record}}}}
+    asked = {"ansible_check_mode": False, "__llama_kept_plans": {"kept": {"now": {"plan": record}}}}
     assert holds(task["when"], asked)
-    assert not holds(task["when"], {**asked, "__llama_kept": {"skipped": True}})
-    templar = Templar(DataLoader(), {"inventory_hostname": "head", "__llama_now": record})
+    assert not holds(task["when"], {**asked, "__llama_kept_plans": {"skipped": True}})
+    templar = Templar(DataLoader(), {"inventory_hostname": "head", "__llama_current_plan": record})
     found = templar.template(trust_as_template(task["llamacpp.cluster.verify"]["plan"]))
     assert typed_json.parse(Subject, found).head.url == record["head"]["url"]
 
@@ -290,8 +290,8 @@ def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
     "hosts, serves, said",
     [
         (["head", "w"], True, "serve: head: no. The cluster went back by itself: plan b (release r) serves again."),
-        (["head"], True, "serve: w was lost in the middle; head: no. The cluster went back by itself"),
-        (["head"], False, "NOT go back: gone. Fix what failed and run site.yml again, or rollback.yml where"),
+        (["head"], True, "serve: w was lost during the change; head: no. The cluster went back by itself"),
+        (["head"], False, "NOT go back: gone. Fix the failure and run site.yml again, or rollback.yml if"),
     ],
     ids=["back", "a host lost", "not back"],
 )
@@ -328,8 +328,8 @@ USED = {"hosts": {"box": playbook_runs.LOCAL}}
             (),
             "box is in llama_retired, and in llama_head or llama_workers as well: remove it from",
         ),
-        ("stop.yml", {}, ("--tags", "plan"), "has plan, and this playbook has no tags: it does one thing, as a whole"),
-        ("site.yml", {}, ("--skip-tags", "x"), "has x, and this playbook has the tags plan, build, services, verify."),
+        ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
+        ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
     ],
     ids=["no host", "retired and used", "no tags", "unknown tag"],
 )

@@ -217,4 +217,4 @@ def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
     first, *_others = checks(judged(plan, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")
     assert first == ("closed", "192.0.2.11:50052", "not tested", "open to the network: its key alone lets in")
     ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
-    assert "not closed to others by this collection beside the key of its tunnel" in ports
+    assert "not blocked for others by this collection (the tunnel key is required as well)" in ports

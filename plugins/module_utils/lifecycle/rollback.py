@@ -1,10 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rollback to the plan that served before, which the hosts keep: which one that is, and what is done on each host.
+"""Rollback to the previous plan that served: which plan that is, and the steps on each host.
 
-What a host keeps is used on that host alone.
-"""
+A host's record is used on that host only."""
 
 from __future__ import annotations
 
@@ -20,110 +19,114 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
-SHOWN, LEADING = 120, 40
-"""Characters of a variable's value, and of those before two long values differ."""
+VALUE_LENGTH, LEADING_LENGTH = 120, 40
+"""Characters of a variable's value, and of the common part before two long values differ."""
 UNTOUCHED = "No service was touched"
-"""Ends a refusal before anything was changed."""
+"""End of a refusal before anything was changed."""
 
 
-class Compared(NamedTuple):
+class ComparedPlan(NamedTuple):
     """A plan that a host keeps, and how the host differs from it."""
 
     plan: KeptPlan
     drift: Drift
     missing: tuple[str, ...]
-    """files that its services read and that are missing"""
+    """missing files that its services read"""
 
 
-class Kept(NamedTuple):
-    """What a host reports of the plans that it keeps."""
+class KeptPlans(NamedTuple):
+    """Plans that a host keeps."""
 
-    next: Compared | None = None
-    now: Compared | None = None
-    before: Compared | None = None
+    next: ComparedPlan | None = None
+    now: ComparedPlan | None = None
+    before: ComparedPlan | None = None
 
     @property
-    def newest(self) -> Compared | None:
+    def newest(self) -> ComparedPlan | None:
         return self.next or self.now or self.before
 
-    def of(self, identity: str) -> Compared | None:
-        return next((one for one in self if one and one.plan.id == identity), None)
+    def find(self, identity: str) -> ComparedPlan | None:
+        return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == identity), None)
 
 
-def kept(answers: Mapping[str, Any]) -> dict[str, Kept]:
-    """What hosts report of the plans that they keep.
-
-    :raises Refusal: one has another form.
-    """
-    of = "the plans that it keeps"
-    found = {name: typed_json.reported(name, of, Kept, answer) for name, answer in answers.items()}
-    for name, own in found.items():
-        for plan in [one.plan for one in own if one]:
-            typed_json.reported(name, of, ModelPlan, plan.model)
+def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
+    """Return host → plans that it keeps, from the hosts' reports."""
+    subject = "the plans that it keeps"
+    reports = {name: typed_json.reported(name, subject, KeptPlans, answer) for name, answer in answers.items()}
+    for name, kept_plans in reports.items():
+        for plan in [kept_plan.plan for kept_plan in kept_plans if kept_plan]:
+            typed_json.reported(name, subject, ModelPlan, plan.model)
             if plan.head is not None:
-                typed_json.reported(name, of, HeadPlan, plan.head)
-    return found
+                typed_json.reported(name, subject, HeadPlan, plan.head)
+    return reports
 
 
-def choose(hosts: Mapping[str, Kept], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:
-    """The plan to go back to, and its head: the plan that served before, or, while a change is not finished on all hosts, the one that serves.
+def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:
+    """Return the plan to go back to, and its head: the previous plan that served, or the current one while a change is unfinished on a host.
 
-    :param hosts: host that answered → what it keeps.
-    :param heads: hosts that the inventory has as heads.
     :param failed: id of the plan that was applied just now and does not serve.
-    :raises Refusal: there is none.
     """
     ordered = sorted(hosts, key=lambda name: name not in heads)
-    head = next((name for name in ordered if (own := hosts[name].now) and own.plan.head), None)
-    if head is None and failed and not any(own.now for own in hosts.values()):
+    head = next((name for name in ordered if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
+    if head is None and failed and not any(kept_plan.now for kept_plan in hosts.values()):
         raise Refusal("no plan served here before it, so there is nothing to go back to")
     if head is None:
         raise Refusal(
             f"No head among the hosts that answered keeps a plan that served: bring the head back, or set llama_release and run site.yml. {UNTOUCHED}."
         )
-    serving = _plan(hosts[head].now)
-    others = [hosts[name] for name in serving.hosts if name in hosts]
-    if failed or any(own.next or not own.now or own.now.plan.id != serving.id for own in others):
-        if failed == serving.id:
+    current = _plan(hosts[head].now)
+    kept_plans = [hosts[name] for name in current.hosts if name in hosts]
+    if failed or any(
+        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current.id for kept_plan in kept_plans
+    ):
+        if failed == current.id:
             raise Refusal(f"Plan {failed} is the last one that served, so there is nothing to go back to.")
-        return head, serving
-    before = hosts[head].before
-    heads_before = [name for name in ordered if before and (own := hosts[name].of(before.plan.id)) and own.plan.head]
+        return head, current
+    previous = hosts[head].before
+    heads_before = [
+        name
+        for name in ordered
+        if previous and (kept_plan := hosts[name].find(previous.plan.id)) and kept_plan.plan.head
+    ]
     if not heads_before:
-        raise Refusal(f"No plan served before plan {serving.id}: set llama_release and run site.yml. {UNTOUCHED}.")
-    return heads_before[0], _plan(hosts[heads_before[0]].of(_plan(before).id))
+        raise Refusal(f"No plan served before plan {current.id}: set llama_release and run site.yml. {UNTOUCHED}.")
+    return heads_before[0], _plan(hosts[heads_before[0]].find(_plan(previous).id))
 
 
-def _plan(compared: Compared | None) -> KeptPlan:
-    if compared is None:
+def _plan(kept_plan: ComparedPlan | None) -> KeptPlan:
+    if kept_plan is None:
         raise AssertionError("a host has the plan that it was chosen for")
-    return compared.plan
+    return kept_plan.plan
 
 
-def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collection[str] = ()) -> dict[str, Any]:
-    """What is done on each host.
+def host_steps(
+    hosts: Mapping[str, KeptPlans], head: str, target: KeptPlan, lost: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the steps on each host.
 
     :param lost: hosts that this run lost: the others go back without them.
     :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
-    :raises Refusal: a host does not keep the plan, or its builds are not there any more.
+    :raises Refusal: a host does not keep the plan, or its builds are gone.
     """
-    own = {name: found for name in target.hosts if name in hosts and (found := hosts[name].of(target.id))}
-    absent = [name for name in target.hosts if name not in own and name not in lost]
-    if absent:
+    kept_plans = {
+        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
+    }
+    missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost]
+    if missing_hosts:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) needs {', '.join(absent)}, which did not answer or does not keep it: bring the host back and "
+            f"Plan {target.id} (release {target.release}) needs {', '.join(missing_hosts)}, which did not answer or does not keep it: bring the host back and "
             f"run the playbook again. If it stays away, move it to the group {changes.retired_group(target.cluster)}, set llama_release: {target.declared} and "
             f"run site.yml. {UNTOUCHED}."
         )
-    gone = [
-        f"{name} lacks {', '.join([*found.drift.missing_builds, *found.missing])}"
-        for name, found in own.items()
-        if found.drift.missing_builds or found.missing
+    missing_files = [
+        f"{name} lacks {', '.join([*kept_plan.drift.missing_builds, *kept_plan.missing])}"
+        for name, kept_plan in kept_plans.items()
+        if kept_plan.drift.missing_builds or kept_plan.missing
     ]
-    if gone:
+    if missing_files:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) cannot serve any more: {'; '.join(gone)}. Put files back, or set llama_release: "
+            f"Plan {target.id} (release {target.release}) cannot serve any more: {'; '.join(missing_files)}. Restore the files, or set llama_release: "
             f"{target.declared} and run site.yml, which builds again. {UNTOUCHED}."
         )
     return {
@@ -135,93 +138,100 @@ def steps(hosts: Mapping[str, Kept], head: str, target: KeptPlan, lost: Collecti
             "external_workers": [],
             "fallbacks": [],
         },
-        "hosts": {name: _steps(found, name == head) for name, found in own.items()},
+        "hosts": {name: _steps(kept_plan, name == head) for name, kept_plan in kept_plans.items()},
         "heads": {
-            name: {"part": typed_json.dump(found.plan.host._replace(files=())), "remove": heads}
+            name: {"part": typed_json.dump(kept_plan.plan.host._replace(files=())), "remove": heads}
             for name in hosts
             if name not in target.hosts
-            and (found := hosts[name].newest)
-            and (heads := [service for service in found.drift.defined if names.is_head(service)])
+            and (kept_plan := hosts[name].newest)
+            and (heads := [service for service in kept_plan.drift.defined if names.is_head(service)])
         },
     }
 
 
-def _steps(own: Compared, is_head: bool) -> dict[str, Any]:
-    """The head stops first wherever one is defined, since it does not reconnect; of the workers those start again that do not run as kept."""
-    part, drift = own.plan.host, own.drift
-    heads = [service.name for service in part.services if service.kind == "head" and is_head]
-    wrong = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
+def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
+    """Return the steps on a host. The head stops first wherever one is defined, since it does not reconnect; of the workers, those that do not run as
+    kept start again."""
+    host_plan, drift = kept_plan.plan.host, kept_plan.drift
+    heads = [service.name for service in host_plan.services if service.kind == "head" and is_head]
+    stopped = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
     return {
         "part": typed_json.dump(
-            part._replace(files=tuple(_without_source(file) for file in part.files if file.path in drift.changed_files))
+            host_plan._replace(
+                files=tuple(_without_source(file) for file in host_plan.files if file.path in drift.changed_files)
+            )
         ),
         "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
-        "restart": sorted({*wrong, *drift.redefined, *heads}),
+        "restart": sorted({*stopped, *drift.redefined, *heads}),
         "remove": sorted(drift.unplanned),
     }
 
 
 def _without_source(file: FilePlan) -> FilePlan:
-    """A file as a host reports it never names one of the controller. What has no content is not written, as the known-answer model."""
+    """Return a file that names no file of the controller. One without content, as the known-answer model, is not written."""
     return file._replace(source=None, mode=None if file.content is None else file.mode)
 
 
-def differing(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Variables that differ between two plans, like «llama_server_context: 4096 → 8192», with the hosts where it is not so on all.
+def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the variables that differ between two plans, like «llama_server_context: 4096 → 8192», with their hosts unless all differ.
 
-    :param before: host → its variables in the plan that is left, as a KeptPlan has them.
-    :param after: the same in the other plan. Hosts that are in one of them alone are left out.
+    :param old_plans: host → its variables in the current plan, as in a KeptPlan.
+    :param new_plans: host → its variables in the other plan. Hosts that are in only one of them are ignored.
     """
     hosts: dict[str, list[str]] = {}
-    both = [name for name in after if name in before]
-    for name in both:
-        old, new = before[name], after[name]
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                values = _shown(old.get(key, "not set"), new.get(key, "not set"))
+    common_hosts = [name for name in new_plans if name in old_plans]
+    for name in common_hosts:
+        old_values, new_values = old_plans[name], new_plans[name]
+        for key in sorted({*old_values, *new_values}):
+            if old_values.get(key) != new_values.get(key):
+                values = _shortened(old_values.get(key, "not set"), new_values.get(key, "not set"))
                 hosts.setdefault(f"{validation.printable(key)}: {' → '.join(values)}", []).append(name)
-    return [text + f" on {', '.join(names)}" * (names != both) for text, names in hosts.items()]
+    return [text + f" on {', '.join(names)}" * (names != common_hosts) for text, names in hosts.items()]
 
 
-def _shown(*values: str) -> list[str]:
-    """Values that differ. Of long ones what they begin with alike is left out."""
-    alike = len([*takewhile(lambda one: len({*one}) == 1, zip(*values))])
-    start = max(0, alike - LEADING) if max(map(len, values)) > SHOWN else 0
-    return ["…" * (start > 0) + validation.printable(value[start:], SHOWN) for value in values]
+def _shortened(*values: str) -> list[str]:
+    """Return values that differ, without the long beginning that they have in common."""
+    common = len([*takewhile(lambda characters: len({*characters}) == 1, zip(*values))])
+    start = max(0, common - LEADING_LENGTH) if max(map(len, values)) > VALUE_LENGTH else 0
+    return ["…" * (start > 0) + validation.printable(value[start:], VALUE_LENGTH) for value in values]
 
 
-def left_behind(hosts: Mapping[str, Kept], target: KeptPlan) -> list[str]:
-    """Variables that differ between the plan that is left and the one to go back to."""
+def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> list[str]:
+    """Return the variables that differ between the current plan and the one to go back to."""
     plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
-    before = {name: one.plan.variables for name, one in plans.items() if one and one.plan.id != target.id}
-    same = {name: _plan(hosts[name].of(target.id)).variables for name in before if hosts[name].of(target.id)}
-    return differing(before, same)
+    old_plans = {
+        name: kept_plan.plan.variables
+        for name, kept_plan in plans.items()
+        if kept_plan and kept_plan.plan.id != target.id
+    }
+    new_plans = {
+        name: _plan(hosts[name].find(target.id)).variables for name in old_plans if hosts[name].find(target.id)
+    }
+    return differences(old_plans, new_plans)
 
 
 def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
-    """A sentence where the cluster runs another plan than the inventory's; None where it runs that one, or no host keeps a plan.
+    """Return a sentence if the cluster runs another plan than the inventory's; None if it does not, or no host keeps a plan.
 
-    :param plan: completed, with ``id``.
-    :param drifts: hosts that answered → how they differ.
-    :param inventory: returns the variables of a host as they are set now, as a KeptPlan has them.
+    :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
-    others = {
+    last_plans = {
         name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id
     }
-    if not others:
+    if not last_plans:
         return None
-    other = others.get(plan.head.host) or others[min(others)]
-    state = "serves" if other.served else "was begun and never served"
-    found = differing(
-        {name: inventory(name) for name in others}, {name: last.variables for name, last in others.items()}
+    last_plan = last_plans.get(plan.head.host) or last_plans[min(last_plans)]
+    state = "serves" if last_plan.served else "was begun but never served"
+    variables = differences(
+        {name: inventory(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
     )
-    ways = (
-        f"To {'stay' if other.served else 'go on with that one'}, set what differs: {'; '.join(found)}."
-        if found
-        else "No variable differs; hardware, software or the collection do."
+    advice = (
+        f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, set: {'; '.join(variables)}."
+        if variables
+        else "No variable differs, but hardware, software or the collection does."
     )
-    release = "" if other.release == plan.release.ref else " with release {}"
+    release = "" if last_plan.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory plans {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(others))} plan {other.id}"
-        f"{release.format(other.release)} {state}: site.yml goes to what the inventory says. {ways}"
+        f"The inventory plans {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
+        f"{release.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
     )

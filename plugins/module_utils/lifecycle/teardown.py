@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The empty plan, which a teardown applies: no service, build, link, rule or kernel parameter, and what is to be removed after that."""
+"""The empty plan, which a teardown applies: no service, build, link, rule or kernel parameter; and the leftovers to remove after that."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Path
 
-NOTHING: dict[str, Any] = {
+EMPTY_PART: dict[str, Any] = {
     "services": [],
     "builds": [],
     "links": [],
@@ -20,7 +20,7 @@ NOTHING: dict[str, Any] = {
 
 
 class Installed(NamedTuple):
-    """Facts of which the empty plan is made, as facts/host.py returns them."""
+    """Facts that the empty plan is made of, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
     prefix: Path
@@ -34,9 +34,9 @@ class Installed(NamedTuple):
 
 
 def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
-    """The empty plan for the hosts that answered; the roles take of it what they take of any other plan.
+    """Return the empty plan for the hosts that answered; the roles use it like any other plan.
 
-    :param answers: host → what host_info returned there, empty where it did not answer.
+    :param answers: host → result of host_info, empty for a host that did not answer.
     :raises Refusal: a host reports facts of another form, or belongs to another cluster.
     """
     return {
@@ -45,22 +45,25 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_
 
 
 def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    known = typed_json.reported(name, "itself", Installed, facts)
-    if known.cluster not in (None, cluster):
+    installed = typed_json.reported(name, "itself", Installed, facts)
+    if installed.cluster not in (None, cluster):
         raise Refusal(
-            f"{name} belongs to the cluster {known.cluster}, and not to {cluster}: leave it out of the groups of {cluster}"
+            f"{name} belongs to the cluster {installed.cluster}, not to {cluster}: remove it from the groups of {cluster}"
         )
-    system, homes = known.scope == "system", {names.ACCOUNT: known.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
+    system, homes = (
+        installed.scope == "system",
+        {names.ACCOUNT: installed.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME},
+    )
     accounts = [
-        name for name, home in known.accounts.items() if homes.get(name) == home and name in known.made_accounts
+        name for name, home in installed.accounts.items() if homes.get(name) == home and name in installed.made_accounts
     ]
     return {
         **facts,
-        **NOTHING,
+        **EMPTY_PART,
         "account": names.ACCOUNT if system else None,
-        "firewall_manager": known.firewall if system else None,
-        "unplanned": list(known.defined),
+        "firewall_manager": installed.firewall if system else None,
+        "unplanned": list(installed.defined),
         "accounts": accounts if system else [],
-        "to_remove": bool(known.defined or known.installed is not False or (accounts and system)),
+        "to_remove": bool(installed.defined or installed.installed is not False or (accounts and system)),
         "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
     }

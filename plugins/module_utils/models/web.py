@@ -165,7 +165,7 @@ def status_error(status: int, reason: str) -> RemoteError:
 
 
 class RemoteFile:
-    """A file on a web server for :func:`gguf.read`."""
+    """A file on a web server for :func:`gguf.read_headers`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """:raises RemoteError: the server does not send parts of the file."""

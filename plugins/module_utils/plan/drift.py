@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host differs from its part of the plan, as host_info reports it."""
+"""Differences between a host and its part of the plan, as host_info reports them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Optional
@@ -11,31 +11,31 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import LastPlan
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
-"""Of a planned service: its program runs as planned; its launcher does and waits for workers; neither does; something else has its port; it runs with
-another command line or environment."""
+"""States of a planned service: running as planned; its launcher waits for workers; stopped; another program has its port; running with another command
+line or environment."""
 Name = Annotated[str, Text()]
 Path = Annotated[str, Text(longest=4096)]
 
 
 class ServiceState(NamedTuple):
-    """A planned service."""
+    """State of a planned service."""
 
     state: Annotated[str, STATES]
     pid: Optional[Annotated[int, Number()]]
     addresses: tuple[Name, ...]
-    """on which its port is listened to"""
+    """addresses that listen on its port"""
     clients: tuple[Name, ...]
-    """addresses that are connected to its port"""
+    """addresses connected to its port"""
     fallback: Absent[Name] = None
     """name of the fallback that runs"""
 
 
 class PortProbe(NamedTuple):
-    """An attempt to connect to a port that is to be closed."""
+    """An attempt to connect to a port that should be closed."""
 
     endpoint: Name
     source: Name
-    """address that tried"""
+    """address that tried to connect"""
     open: bool
 
 
@@ -63,38 +63,38 @@ class Difference(NamedTuple):
     """A difference from the plan."""
 
     kind: Kind
-    """by which programs decide"""
+    """kind for programs to decide by"""
     subject: Annotated[str, Text(longest=4096)]
-    """name or path of what differs"""
+    """name or path of the object that differs"""
     text: Annotated[str, Text(longest=8192)]
-    """for people: a sentence without its full stop"""
+    """sentence for people, without its full stop"""
 
 
 class Drift(NamedTuple):
-    """What differs on a host from its part of the plan."""
+    """Differences between a host and its part of the plan."""
 
     services: Mapping[str, ServiceState]
-    """planned services"""
+    """planned service → its state"""
     defined: tuple[Path, ...]
     """names of services that have a definition"""
     unplanned: tuple[Path, ...]
-    """those of them that are not planned"""
+    """names of those that are not planned"""
     missing_builds: tuple[Path, ...]
-    """ids of planned builds that are not installed, not intact or of another builder"""
+    """ids of planned builds that are missing, damaged or made by another builder"""
     running_releases: tuple[Path, ...]
     """ids of the releases whose programs run"""
     changed_files: tuple[Path, ...]
     changed_models: tuple[Path, ...]
     """files of the model that are missing or have other content"""
     redefined: tuple[Name, ...]
-    """services that do not run by the planned definition and files"""
+    """services that do not run as defined by the plan"""
     port_probes: tuple[PortProbe, ...]
     """attempts that had a result"""
     last: Optional[LastPlan]
-    """that the host took"""
+    """last plan that the host took"""
     differences: tuple[Difference, ...]
-    """all that an apply would change"""
+    """all changes of an apply"""
     archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
-    """id of each installed build of upstream's programs → sha256 of their archive"""
+    """id of each installed build of upstream's programs → SHA-256 of their archive"""
     tunnel_keys: Absent[Mapping[Path, tuple[Name, ...]]] = None
-    """file of keys of a tunnel → identities in it, none where others could read it; missing where no tunnel ends"""
+    """key file of a tunnel → ids of its keys, none if others can read it; missing without tunnels"""

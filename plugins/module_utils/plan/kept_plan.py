@@ -14,7 +14,7 @@ HostName = Annotated[str, Text()]
 
 
 class KeptPlan(NamedTuple):
-    """What a host keeps of a plan."""
+    """Record of a plan on a host."""
 
     schema: Annotated[int, Number(SCHEMA, SCHEMA)]
     id: PlanId
@@ -22,24 +22,24 @@ class KeptPlan(NamedTuple):
     hosts: tuple[HostName, ...]
     release: Line
     declared: Line
-    """what llama_release has to be for it"""
+    """value of llama_release that selects its release"""
     model: Mapping[str, Any]
-    """as the plan has it"""
+    """`model` of the plan"""
     host: HostPlan
     """the host's part of the plan"""
     head: Optional[Mapping[str, Any]] = None
-    """the same, on the head's host"""
+    """`head` of the plan, on the head only"""
     variables: Mapping[str, str] = {}
-    """the host's variables that were not their defaults → value, as JSON; llama_release as `declared` says it"""
+    """variables that differ from their defaults → value as JSON; llama_release as in `declared`"""
 
 
 class LastPlan(NamedTuple):
-    """What a host reports of the plan that it took last."""
+    """The last plan that a host took, as it reports it."""
 
     id: PlanId
     release: Line
     declared: Line
     served: bool
-    """whether it serves; else it was begun"""
+    """whether it serves; otherwise it was only begun"""
     variables: Mapping[str, str] = {}
-    """as the kept plan has them"""
+    """variables as in the kept plan"""

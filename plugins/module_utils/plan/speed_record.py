@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The speed that a cluster measured last beside the planned one, and the plan that is corrected by it.
+"""Record of the cluster's last measured speed, and the plan that it corrects.
 
-Only predicted speeds of generation change, after the plan is complete: neither layers nor command lines depend on what was measured.
+Only predicted speeds of generation change, after the plan is complete: neither layers nor command lines depend on a measurement.
 """
 
 import time
@@ -13,73 +13,70 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Correction, Estimate, Plan, SpeedRange
 
-MOST = 5.0
-"""By which a plan may be corrected in both directions. Where it is wrong by more, something else is wrong."""
-SURE, ALIKE = 1.12, 1.2
-"""By which a corrected speed may be off, of the model that was measured with this release, and of another one. Four of five published figures of a
-machine are within 1.10 and 1.12 of what another figure of the same machine says (tests/benchmarks/published_speeds.csv)."""
-SAME = 1.1
-"""A completion of a few tokens that is so near to the corrected speed says nothing new."""
+MAX_FACTOR = 5.0
+"""Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
+SAME_MODEL, OTHER_MODEL = 1.12, 1.2
+"""Uncertainty of a corrected speed, of the measured model with the same release, and of any other.
+Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
+INSIGNIFICANT = 1.1
+"""A measurement this close to the corrected speed is not recorded."""
 
 Speed = Annotated[float, Number(0.0001, 10**9, real=True)]
 Name = Annotated[str, Text(longest=255)]
 
 
 class SpeedRecord(NamedTuple):
-    """What the head keeps."""
+    """Record of a measured speed on the head."""
 
     date: Annotated[str, Text(r"\d{4}-\d\d-\d\d")]
     release: Name
     model: Name
     devices: tuple[Name, ...]
-    """that held the model"""
+    """devices that held the model"""
     measured: Speed
     """tokens per second of generation"""
     planned: Speed
-    """the same without any correction"""
+    """planned tokens per second without any correction"""
 
 
-def readable(found: Any) -> Optional[SpeedRecord]:
-    """The record, or None where the text is not one."""
+def read_record(data: Any) -> Optional[SpeedRecord]:
+    """Return the record, or None if the data is not one."""
     try:
-        record = typed_json.parse(SpeedRecord, found)
+        record = typed_json.parse(SpeedRecord, data)
     except typed_json.Mismatch:
         return None
-    return record if 1 / MOST <= record.measured / record.planned <= MOST else None
+    return record if 1 / MAX_FACTOR <= record.measured / record.planned <= MAX_FACTOR else None
 
 
 def _speculates(plan: Plan) -> bool:
-    """Whether llama-server predicts tokens, which the plan does not count with."""
+    """Return whether llama-server predicts tokens, which the plan ignores."""
     return not {"--spec-type", "--model-draft"}.isdisjoint(plan.head.argv)
 
 
-def of_plan(plan: Plan, measured: Optional[float]) -> Optional[SpeedRecord]:
-    """The record of a speed that was measured with a plan; None where it says nothing of generation by these devices, or nothing new.
-
-    :param plan: of one model.
-    """
+def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
+    """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices."""
     estimate = plan.estimate
-    planned, known = estimate.generation_tokens_per_s, estimate.correction
-    if not measured or not planned or plan.model.known_answer or _speculates(plan):
+    planned_speed, correction = estimate.generation_tokens_per_s, estimate.correction
+    if not speed or not planned_speed or plan.model.known_answer or _speculates(plan):
         return None
-    factor = known.factor if known else 1.0
-    same = known and (known.release, known.model) == (plan.release.ref, plan.model.name)
-    if same and 1 / SAME <= measured / planned <= SAME:
+    factor = correction.factor if correction else 1.0
+    same_model = correction and (correction.release, correction.model) == (plan.release.ref, plan.model.name)
+    if same_model and 1 / INSIGNIFICANT <= speed / planned_speed <= INSIGNIFICANT:
         return None
     date = time.strftime("%Y-%m-%d")
-    record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), measured, planned / factor)
-    return readable(typed_json.dump(record))
+    record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), speed, planned_speed / factor)
+    return read_record(typed_json.dump(record))
 
 
-def corrected(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
-    """The plan with speeds of generation as the record says, where the same devices hold its models."""
+def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
+    """Return the plan with its generation speeds corrected by the record, if the same devices hold its models."""
     if not record:
         return plan
-    several = [
-        one._replace(estimate=_corrected(one.estimate, plan.release.ref, one.model.name, record))
-        for one in plan.head.models or ()
+    models = [
+        model._replace(estimate=_corrected(model.estimate, plan.release.ref, model.model.name, record))
+        for model in plan.head.models or ()
     ]
-    head = plan.head._replace(models=tuple(several)) if several else plan.head
+    head = plan.head._replace(models=tuple(models)) if models else plan.head
     estimate = (
         plan.estimate
         if plan.model.known_answer
@@ -96,26 +93,28 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
     if estimate.generation_tokens_per_s is None or _devices(estimate) != record.devices:
         return estimate
     factor = record.measured / record.planned
-    off = SURE if (record.release, record.model) == (release, model) else ALIKE
+    uncertainty = SAME_MODEL if (record.release, record.model) == (release, model) else OTHER_MODEL
 
-    def speed_of(planned: float) -> float:
-        return float(f"{planned * factor:.3g}")
+    def speed_of(speed: float) -> float:
+        return float(f"{speed * factor:.3g}")
 
     def range_of(bounds: SpeedRange) -> SpeedRange:
         """Around the same middle, and no wider than before."""
         middle = (bounds.low * bounds.high) ** 0.5
-        least = min(off, bounds.high / middle)
-        return SpeedRange(float(f"{middle * factor / least:.2g}"), float(f"{middle * factor * least:.2g}"))
+        factor_of_range = min(uncertainty, bounds.high / middle)
+        return SpeedRange(
+            float(f"{middle * factor / factor_of_range:.2g}"), float(f"{middle * factor * factor_of_range:.2g}")
+        )
 
     return estimate._replace(
         generation_tokens_per_s=speed_of(estimate.generation_tokens_per_s),
         generation_range=estimate.generation_range and range_of(estimate.generation_range),
         at_context=tuple(
-            one._replace(
-                generation_tokens_per_s=speed_of(one.generation_tokens_per_s),
-                generation_range=range_of(one.generation_range),
+            speed._replace(
+                generation_tokens_per_s=speed_of(speed.generation_tokens_per_s),
+                generation_range=range_of(speed.generation_range),
             )
-            for one in estimate.at_context
+            for speed in estimate.at_context
         ),
         correction=Correction(round(factor, 3), record.date, record.model, record.release),
     )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan, made once by the planner and never changed. Sizes are in MiB, where their names do not say otherwise."""
+"""The plan, made once by the planner and never changed. Sizes are in MiB unless their names say otherwise."""
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
@@ -32,191 +32,191 @@ class PatchPlan(NamedTuple):
     """A patch of a release."""
 
     path: str
-    """file on the controller"""
+    """path on the controller"""
     sha256: Sha256
-    """of its content"""
+    """SHA-256 of its content"""
     files: tuple[str, ...]
-    """that it changes"""
+    """files that it changes"""
 
 
 class ReleasePlan(NamedTuple):
     """A source of llama.cpp."""
 
     source: Annotated[str, ("git", "pypi", "archive", "prebuilt", "binary", "package")]
-    """where it comes from"""
+    """kind of source"""
     ref: str
-    """its name in ids"""
+    """name of the release in ids"""
     build: int
-    """its number, which says what it understands"""
+    """build number of llama.cpp, which decides what the release supports"""
     commit: str
-    """`unknown` of a tag that is yet to be fetched"""
+    """commit; `unknown` for a tag that is yet to be fetched"""
     protocol: Optional[str]
-    """of RPC; null where it is not known"""
+    """version of the RPC protocol; null if unknown"""
     id: str
-    """a hash over all that counts"""
+    """hash of everything that makes builds differ"""
     version: Absent[str] = None
-    """of llama-cpp-python, or of the distribution's package"""
+    """version of llama-cpp-python, or of the distribution's package"""
     checksum: Absent[Annotated[str, Text("sha256:[0-9a-f]{64}")]] = None
-    """sha256 of the archive"""
+    """SHA-256 of the archive"""
     path: Absent[str] = None
-    """archive on the controller"""
+    """path of the archive on the controller"""
     url: Absent[str] = None
-    """where the archive is fetched from; of `prebuilt` the folder of all releases, where it is not GitHub's"""
+    """URL of the archive; for `prebuilt` the folder of all releases, unless it is GitHub's"""
     checksums: Absent[Mapping[str, Annotated[str, Text("sha256:[0-9a-f]{64}")]]] = None
-    """archive of `prebuilt` → its sha256, of those that the operator gives"""
+    """archive of `prebuilt` → its SHA-256, as far as the operator gives them"""
     why: Absent[str] = None
-    """why `auto` is this one"""
+    """reason why `auto` picked this release"""
     repository: Absent[str] = None
-    """that git fetches from"""
+    """Git repository"""
     revision: Absent[str] = None
-    """a commit, or the tag of a build"""
+    """commit, or tag of a build"""
     member: Absent[str] = None
     """folder of the tree inside the archive"""
     patches: Annotated[tuple[PatchPlan, ...], ABSENT] = ()
-    """in the order in which they are applied"""
+    """patches in the order in which they are applied"""
     fork: Annotated[str, ABSENT] = MAINLINE
-    """`ik_llama.cpp`, whose number build is then; missing for llama.cpp"""
+    """`ik_llama.cpp`, and `build` is its number then; missing for llama.cpp"""
 
     @property
     def mainline(self) -> bool:
-        """Whether it is llama.cpp itself, by whose build numbers traps are known."""
+        """Return whether it is llama.cpp itself, whose build numbers decide which traps apply."""
         return self.fork == MAINLINE
 
     @property
     def loads_fast(self) -> bool:
-        """Whether the collection's patch for loads is one of its patches."""
+        """Return whether the collection's patch for loading is among its patches."""
         return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
 
 
 class ModelPlan(NamedTuple):
-    """What is served."""
+    """The model that is served."""
 
     path: Path
-    """on the head"""
+    """path on the head"""
     name: str
-    """for people"""
+    """name for people"""
     architecture: str
-    """as the file names it"""
+    """architecture as the file names it"""
     layers: int
-    """number"""
+    """number of layers"""
     large_tensor_bytes: tuple[int, ...]
-    """sizes of its tensors that caches of workers keep, each size once"""
+    """sizes of the tensors that workers cache, each size once"""
     known_answer: Optional[KnownAnswerPlan]
     """size of the known-answer model; null for any other"""
     source: str
-    """where it comes from: `huggingface:REPO@COMMIT`, `url:…`, `ollama:…`, `copy:…`, `path:…` or `known-answer`"""
+    """origin: `huggingface:REPO@COMMIT`, `url:…`, `ollama:…`, `copy:…`, `path:…` or `known-answer`"""
     revision: Optional[str]
-    """commit of a repository; null where there is none"""
+    """commit of the repository; null without one"""
     files: tuple[ModelFilePlan, ...]
-    """its files, those of llama_model_mmproj and llama_model_draft too, parts in their order; empty for the known-answer model"""
+    """files, also of llama_model_mmproj and llama_model_draft, parts in their order; empty for the known-answer model"""
 
 
 class HeadMemory(NamedTuple):
-    """What stays in the memory of the head."""
+    """Parts of the model that stay in the memory of the head."""
 
     layers: int
-    """number"""
+    """number of layers"""
     weights_mib: float
-    """of tensors"""
+    """size of their tensors"""
     kv_mib: float
-    """of the KV cache"""
+    """size of their KV cache"""
 
 
 class ExternalWorkerPlan(NamedTuple):
-    """A worker that others run, which this collection never changes."""
+    """A worker that others run. The collection never changes it."""
 
     name: str
-    """in `placement`"""
+    """name in `placement`"""
     host: str
-    """where it runs, as the inventory calls it; no host of this cluster"""
+    """host as the inventory calls it; it is not part of this cluster"""
     endpoint: Endpoint
-    """where the head reaches it"""
+    """address and port at which the head reaches it"""
     backend: Backend
-    """of its device, as declared"""
+    """declared backend of its device"""
     memory_mib: int
-    """of its device, as declared"""
+    """declared memory of its device"""
     protocol: Optional[str]
-    """as declared, or that of the head; null where neither is known"""
+    """declared version of its RPC protocol, or that of the head; null if neither is known"""
     used: bool
     """whether it has layers"""
 
 
 class DevicePlacement(NamedTuple):
-    """What a device gets."""
+    """Share of the model on a device."""
 
     device: str
-    """as llama-server's log calls it"""
+    """name in llama-server's log"""
     host: str
-    """where it is"""
+    """host of the device"""
     worker: Optional[str]
-    """name of the worker that lends it; null where llama-server drives it itself"""
+    """name of its worker; null if llama-server drives the device itself"""
     endpoint: Optional[str]
-    """of that worker"""
+    """endpoint of that worker"""
     layers: int
-    """number"""
+    """number of layers"""
     output: bool
     """whether the output layer is there"""
     weights_mib: float
-    """of tensors"""
+    """size of the tensors"""
     kv_mib: float
-    """of the KV cache, states of recurrent layers included"""
+    """size of the KV cache, including states of recurrent layers"""
     compute_mib: float
-    """an upper bound"""
+    """upper bound of the compute buffers"""
     auxiliary_mib: float
-    """of the models in `auxiliary_models` that are on this device"""
+    """size of those `auxiliary_models` that are on this device"""
     total_mib: float
     """sum of the four"""
     capacity_mib: float
     """memory less the reserve"""
     reason: str
-    """why the device gets that, after the rate at which it reads weights and where that rate is from"""
+    """reason for this share, after the rate at which the device reads weights and the source of that rate"""
     exact: tuple[Annotated[str, ("weights_mib", "kv_mib")], ...]
-    """which of the two before are exact; others are upper bounds"""
+    """sizes that are exact; the others are upper bounds"""
     without: tuple[str, ...]
-    """what llama-server is told to load too, on devices of its own choice, and is counted nowhere"""
+    """auxiliary models that llama-server places itself, and that no size contains"""
 
 
 class AuxiliaryModelPlan(NamedTuple):
-    """A projector or a draft model, and where it is."""
+    """A projector or a draft model, and its device."""
 
     role: Annotated[str, (MMPROJ, DRAFT)]
     """mmproj or draft"""
     name: str
-    """for people"""
+    """name for people"""
     host: str
-    """the head"""
+    """name of the head"""
     device: Optional[str]
-    """that llama-server itself drives; null for the processor of the head"""
+    """device of the head; null for its processor"""
     weights_mib: float
-    """of tensors"""
+    """size of the tensors"""
     kv_mib: float
-    """of the KV cache, of all requests at the same time"""
+    """size of the KV cache for all requests together"""
     compute_mib: float
-    """of the compute buffers, an upper bound"""
+    """upper bound of the compute buffers"""
     total_mib: float
     """sum of the three"""
     in_memory_mib: float
-    """of weights in the head's memory, beside those on a device"""
+    """size of those weights that are in the head's memory in addition to the device's"""
     assumed: bool
-    """whether compute_mib is assumed, as it is of a projector"""
+    """whether compute_mib is assumed, as it is for a projector"""
 
 
 class UncountedModel(NamedTuple):
-    """A projector or a draft model that is not counted."""
+    """A projector or a draft model whose size is unknown."""
 
     role: Annotated[str, (MMPROJ, DRAFT)]
     """mmproj or draft"""
     reason: str
-    """why"""
+    """reason why its size is unknown"""
 
 
 class SpeedRange(NamedTuple):
-    """Tokens per second between which four of five measurements of other machines were, with two digits."""
+    """Range of tokens per second, with two digits: four of five measurements of other machines fell into theirs."""
 
     low: float
-    """at least"""
+    """lower end"""
     high: float
-    """at most"""
+    """upper end"""
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}"
@@ -230,176 +230,176 @@ class FallbackHead(NamedTuple):
 
 
 class FallbackPlan(NamedTuple):
-    """What the head can serve on while a worker, or a host with several, is away."""
+    """A placement on which the head can serve while a worker, or a host with several workers, is away."""
 
     without: str
-    """`HOST:WORKER`, or `HOST` where all of its workers are left out"""
+    """`HOST:WORKER`, or `HOST` if all of its workers are left out"""
     endpoint: Endpoint
-    """of that worker, or of the first one of that host"""
+    """endpoint of that worker, or of the first worker of that host"""
     placement: tuple[DevicePlacement, ...]
-    """as `placement`, without it"""
+    """placement without it, as `placement`"""
     head: FallbackHead
-    """llama-server"""
+    """command line of llama-server"""
     workers: tuple[Endpoint, ...]
-    """endpoints that it needs"""
+    """endpoints of the workers that it needs"""
     generation_tokens_per_s: Optional[float]
-    """predicted, with an empty context; null of a model that makes no text"""
+    """predicted tokens per second with an empty context; null for a model that generates no text"""
     generation_range: Optional[SpeedRange]
-    """how sure that is"""
+    """range of the prediction"""
 
 
 class NoFallback(NamedTuple):
-    """An absence in which nothing can be served."""
+    """A worker, or a host with several, without which nothing can be served."""
 
     without: str
-    """as of `fallbacks`"""
+    """name as in `fallbacks`"""
     endpoint: Endpoint
-    """as of `fallbacks`"""
+    """endpoint as in `fallbacks`"""
     missing_mib: Optional[int]
-    """memory that the rest lacks; null where that is not the reason"""
+    """memory that the other devices lack; null if memory is not the reason"""
     reason: str
-    """why"""
+    """reason"""
 
 
 class DeviceEstimate(NamedTuple):
-    """Rates of a device that is used."""
+    """Rates of a device with layers."""
 
     device: str
-    """its name in llama-server's log"""
+    """name in llama-server's log"""
     host: str
-    """which has it"""
+    """host of the device"""
     gb_per_s: float
-    """bytes (1e9) that it reads per second in generation"""
+    """gigabytes (1e9) that it reads per second in generation"""
     prompt_gflops: float
-    """that it computes per second in prompts"""
+    """gigaflops that it computes per second in prompts"""
     source: Annotated[str, ("table", "assumed")]
-    """of the `table` by name and architecture, or `assumed` of its kind"""
+    """`table` (found by name and architecture) or `assumed` for devices of its kind"""
     ms_per_token: float
     """milliseconds that it computes for a token"""
 
 
 class SingleHostEstimate(NamedTuple):
-    """The host on which the model alone would be the fastest; the one with the most memory where none holds it."""
+    """Host that would run the model fastest alone; the host with the most memory if none holds it."""
 
     host: str
-    """its name"""
+    """name of the host"""
     fits: bool
-    """whether it holds the model with its own devices and its processor"""
+    """whether its devices and its processor hold the model"""
     gpu_layers: Optional[int]
-    """`llama_server_gpu_layers` with which it would be; null where all units are on its devices, or it has none"""
+    """`llama_server_gpu_layers` that it would need; null if all units fit on its devices, or it has none"""
     generation_tokens_per_s: Optional[float]
-    """predicted, or null"""
+    """predicted tokens per second of generation, or null"""
     prompt_tokens_per_s: Optional[float]
-    """predicted, or null"""
+    """predicted tokens per second of prompts, or null"""
     generation_range: Optional[SpeedRange]
-    """how sure that is"""
+    """range of the prediction of generation"""
     prompt_range: Optional[SpeedRange]
-    """how sure that is"""
+    """range of the prediction of prompts"""
     faster: bool
-    """whether it is predicted to generate faster than the plan, by more than predictions may be wrong"""
+    """whether its predicted generation is faster than the plan's by more than the uncertainty"""
 
 
 class LinkEstimate(NamedTuple):
-    """What a worker with layers costs besides computing."""
+    """Cost of a worker with layers, apart from computing."""
 
     host: str
-    """of the worker"""
+    """host of the worker"""
     endpoint: Endpoint
-    """of the worker"""
+    """endpoint of the worker"""
     kind: Annotated[
         str, ("loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireguard", "wireless")
     ]
-    """of the link"""
+    """kind of the link"""
     one_way_ms: float
-    """half of the round trip"""
+    """half of the round trip in milliseconds"""
     gbit_per_s: float
-    """Gbit/s, measured or assumed for this kind"""
+    """Gbit/s, measured, or assumed for links of this kind"""
     measured: bool
-    """whether the round trip was measured, or assumed for this kind"""
+    """whether the round trip was measured; otherwise it is assumed for links of this kind"""
     ms_per_token: float
-    """milliseconds of a token that the worker takes besides computing"""
+    """milliseconds per token that the worker takes apart from computing"""
 
 
 class ContextSpeed(NamedTuple):
-    """How fast a request is whose context holds tokens already."""
+    """Speed of a request whose context is partly or completely filled."""
 
     context: int
-    """tokens"""
+    """number of tokens in the context"""
     generation_tokens_per_s: float
-    """predicted"""
+    """predicted tokens per second of generation"""
     generation_range: SpeedRange
-    """how sure that is"""
+    """range of the prediction of generation"""
     prompt_tokens_per_s: float
-    """predicted of the next 512 tokens of a prompt"""
+    """predicted tokens per second for the next 512 tokens of a prompt"""
     prompt_range: SpeedRange
-    """how sure that is"""
+    """range of the prediction of prompts"""
 
 
 class PromptEstimate(NamedTuple):
-    """A long prompt, in the pieces in which it is computed."""
+    """Speed of a long prompt, and the batches in which it is computed."""
 
     tokens: int
-    """of it: a quarter of the context"""
+    """number of its tokens: a quarter of the context"""
     tokens_per_s: float
-    """predicted"""
+    """predicted tokens per second"""
     speed_range: SpeedRange
-    """how sure that is"""
+    """range of the prediction"""
     batch: int
-    """tokens that llama-server takes at a time"""
+    """number of tokens that llama-server takes at a time"""
     micro_batch: int
-    """of them, those that a device computes together"""
+    """number of those tokens that a device computes together"""
     pipelined: bool
     """whether llama.cpp's pipeline is on; workers compute different micro-batches at the same time without it too"""
 
 
 class Correction(NamedTuple):
-    """What the cluster itself measured last with the same devices. Speeds of generation of this estimate are corrected by it."""
+    """Factor from the cluster's last measurement with the same devices, which corrects the generation speeds of this estimate."""
 
     factor: float
-    """measured through planned tokens per second of generation"""
+    """measured tokens per second of generation, divided by the planned ones"""
     date: str
-    """when it was measured"""
+    """date of the measurement"""
     model: str
-    """with which"""
+    """model that was measured"""
     release: str
-    """with which"""
+    """release that was measured"""
 
 
 class Estimate(NamedTuple):
-    """How fast the plan is; null where the model does not fit."""
+    """Predicted speed of the plan; null if the model does not fit."""
 
     generation_tokens_per_s: Optional[float]
-    """predicted, with an empty context"""
+    """predicted tokens per second with an empty context"""
     prompt_tokens_per_s: Optional[float]
-    """predicted of a prompt of 512 tokens; less sure than generation"""
+    """predicted tokens per second of a prompt with 512 tokens; less certain than generation"""
     generation_range: Optional[SpeedRange]
-    """how sure generation is"""
+    """range of the prediction of generation"""
     prompt_range: Optional[SpeedRange]
-    """how sure prompts are"""
+    """range of the prediction of prompts"""
     load_s: Optional[float]
-    """predicted seconds until all weights are on their devices, where no worker has them in its cache"""
+    """predicted seconds until all weights are on their devices, if no worker has cached them"""
     limited_by: Optional[str]
-    """what takes most of a token's time, like `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
+    """largest share of a token's time, like `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
     prompt_limited_by: Optional[str]
-    """the same of prompts, like `memory of HOST`, `computing on HOST` or `link to HOST`"""
+    """largest share of a prompt's time, like `memory of HOST`, `computing on HOST` or `link to HOST`"""
     load_limited_by: Optional[str]
-    """the same of loading, like `disk of HOST` or `link to HOST`"""
+    """largest share of the loading time, like `disk of HOST` or `link to HOST`"""
     rates: Optional[Annotated[str, ("table", "assumed")]]
-    """the least sure source of the rates of devices that are used"""
+    """least certain source of the rates of devices with layers"""
     devices: tuple[DeviceEstimate, ...]
-    """rates of the devices that are used"""
+    """rates of the devices with layers"""
     best_single_host: SingleHostEstimate
-    """the host on which the model alone would be the fastest; the one with the most memory where none holds it"""
+    """host that would run the model fastest alone; the host with the most memory if none holds it"""
     network_ms_per_token: float
-    """milliseconds of a token that the workers take besides computing: the sum of `links[].ms_per_token`"""
+    """milliseconds per token that the workers take apart from computing: the sum of `links[].ms_per_token`"""
     links: tuple[LinkEstimate, ...]
-    """of each worker with layers"""
+    """cost of each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()
-    """with half and all of a request's context filled; empty where the model does not fit"""
+    """speeds with half and all of a request's context filled; empty if the model does not fit"""
     prompt: Optional[PromptEstimate] = None
-    """a prompt of a quarter of the context; null where the model does not fit"""
+    """speed of a prompt of a quarter of the context; null if the model does not fit"""
     correction: Absent[Correction] = None
-    """by what the cluster itself measured last; missing where it measured nothing with these devices"""
+    """factor from the cluster's last measurement; missing if these devices were never measured"""
 
 
 class ProvenDevice(NamedTuple):
@@ -433,46 +433,56 @@ class ProofPlan(NamedTuple):
     reason: Absent[str] = None
     """why there is no proof, as the end of a sentence"""
 
+    def coverage(self, layers: int) -> str:
+        """Return what the proof covers.
+
+        :param layers: number of the model's layers.
+        """
+        missing = (
+            "" if self.every_kind else ", not one of every kind" if self.experts else ", none of them with experts"
+        )
+        return f"{len(self.layers)} of {layers} layers{missing}"
+
 
 class ServedModel(NamedTuple):
-    """A model of several, each as if it were alone: keys are those of the head and of the plan."""
+    """One of several models, as if it were the only one: keys are those of the head and of the plan."""
 
     name: str
-    """by which clients ask for it"""
+    """name by which clients request it"""
     aliases: tuple[str, ...]
-    """other names of it"""
+    """its other names"""
     model: ModelPlan
     """its files"""
     argv: tuple[str, ...]
-    """command line of llama-server for it, which the router completes"""
+    """command line of its llama-server, which the router completes"""
     context: int
-    """tokens"""
+    """number of tokens"""
     context_per_request: int
-    """tokens that each of the requests at the same time may have"""
+    """number of tokens for each of the concurrent requests"""
     load_mode: Optional[str]
-    """how it is read"""
+    """way in which the file is read"""
     devices: tuple[str, ...]
-    """of the head's own, without RPC"""
+    """devices of the head, without RPC"""
     cpu: HeadMemory
-    """what stays in the memory of the host"""
+    """parts that stay in the memory of the head"""
     prompt_cache_mib: int
-    """of the host's memory for conversations"""
+    """memory of the head for conversations"""
     checkpoints_mib: int
-    """of it for checkpoints"""
+    """memory of the head for checkpoints"""
     placement: tuple[DevicePlacement, ...]
-    """what each device gets while it is loaded"""
+    """share of each device while it is loaded"""
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
-    """models beside it"""
+    """its projector and draft model"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
-    """those that are not counted"""
+    """those whose size is unknown"""
     estimate: Estimate
-    """how fast it is; `load_s` is how long a change to it takes"""
+    """predicted speed; `load_s` is the time to change to this model"""
     idle_seconds: Absent[Seconds] = None
-    """seconds without a request after which it is freed"""
+    """seconds without a request after which it is unloaded"""
     proof: Absent[ProofPlan] = None
-    """as of the head"""
+    """proof of the devices, as in `head`"""
     reading: Absent[PlanId] = None
-    """as of the head"""
+    """key of the record of how well it reads, as in `head`"""
 
 
 class HeadPlan(NamedTuple):
@@ -485,77 +495,76 @@ class HeadPlan(NamedTuple):
     argv: tuple[str, ...]
     """command line"""
     launcher: tuple[str, ...]
-    """what stands before it, and waits for the workers"""
+    """command line of the launcher, which waits for the workers and then runs `argv`"""
     runtime: str
     """folder of the launcher"""
     environment: Mapping[str, str]
-    """of the process"""
+    """environment of the process"""
     url: str
-    """for clients"""
+    """URL for clients"""
     own_url: Annotated[str, Text(r"https?://[0-9.]+:[0-9]+")]
-    """at which the head asks the server itself"""
+    """URL at which the head itself asks the server"""
     address: str
-    """that it binds to"""
+    """address that it binds to"""
     port: Port
-    """number"""
+    """number of the port"""
     allowed: tuple[str, ...]
     """networks of `llama_server_allowed`"""
     api_key_file: Optional[Path]
-    """file with keys"""
+    """file with API keys"""
     tls_certificate_file: Optional[Path]
-    """file with the certificate that it shows; null where it speaks HTTP"""
+    """file with its certificate; null with plain HTTP"""
     tls_key_file: Optional[Path]
     """file with the certificate's key"""
     start_timeout: Seconds
-    """seconds until it must answer; five times the predicted load where the inventory says nothing"""
+    """seconds until it must answer; five times the predicted load unless the inventory sets it"""
     fallback_after: Optional[Seconds]
-    """seconds that a worker has to be away before the head serves without it; null where it does not"""
+    """seconds that a worker must be away before the head serves without it; null if it never does"""
     context: int
-    """tokens: llama_server_context, or what the model was trained for where that is less"""
+    """number of tokens: llama_server_context, or the model's trained context if that is smaller"""
     context_per_request: int
-    """tokens that each of the requests at the same time may have"""
+    """number of tokens for each of the concurrent requests"""
     load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
-    """how the model is read; null is llama-server's default"""
+    """way in which the model is read; null is llama-server's default"""
     devices: tuple[str, ...]
-    """of its own that it uses, without RPC"""
+    """devices of the head that it uses, without RPC"""
     backends: tuple[str, ...]
-    """of these devices"""
+    """backends of these devices"""
     cpu: HeadMemory
-    """what stays in the memory of the host"""
+    """parts of the model that stay in the memory of the head"""
     prompt_cache_mib: int = 0
-    """of the host's memory for conversations that left their slot; 0 where none are kept"""
+    """memory of the head for conversations that left their slot; 0 if none are cached"""
     checkpoints_mib: int = 0
-    """of it for checkpoints of windows and states, all slots together"""
+    """memory of the head for checkpoints of windows and states, all slots together"""
     idle_seconds: Absent[Seconds] = None
-    """seconds without a request after which it frees its model; left out where it keeps it"""
+    """seconds without a request after which it unloads its model; missing if it never does"""
     page_port: Absent[Port] = None
-    """of `llama_server_page_port`; missing where there is no page"""
+    """value of `llama_server_page_port`; missing without a page"""
     proof: Absent[ProofPlan] = None
-    """how `llama_proof` proves the devices; missing of the known-answer model, of one that generates no text, and without devices"""
+    """how `llama_proof` proves the devices; missing for the known-answer model, for a model that generates no text, and without devices"""
     reading: Absent[PlanId] = None
     """key under which the head records how well the model reads plain text; missing if it generates none"""
     models: Absent[tuple[ServedModel, ...]] = None
-    """of `llama_models`: `argv` is the router's then, and keys beside this one that speak of one model speak of the first; missing
-    where one model is served"""
+    """models of `llama_models`: `argv` is the router's then, and other keys about one model describe the first; missing if one model is served"""
 
 
 class AdvisoryPlan(NamedTuple):
-    """A known trap that the plan meets."""
+    """A known trap that applies to the plan."""
 
     id: Annotated[str, Text("[a-z0-9-]+")]
-    """for `llama_accept_advisories`"""
+    """name for `llama_accept_advisories`"""
     severity: Annotated[str, ("error", "warning")]
-    """an error that is not accepted refuses the plan"""
+    """severity; an error that is not accepted refuses the plan"""
     host: Optional[str]
-    """where; null for the cluster, and where `hosts` has several"""
+    """affected host; null for the cluster, or if `hosts` has several"""
     hosts: tuple[str, ...]
-    """all hosts that it is met on; empty for the cluster"""
+    """all affected hosts; empty for the cluster"""
     message: str
-    """what happens, and where"""
+    """effect and place"""
     remedy: str
-    """what to set or do"""
+    """variable to set, or action to take"""
     reference: str
-    """where it is described"""
+    """place of its description"""
     accepted: bool
     """whether the operator accepts it"""
 
@@ -564,60 +573,59 @@ class Plan(NamedTuple):
     """The whole intended state."""
 
     schema: Annotated[int, Number(1, 1)]
-    """1; keys are added, never renamed, while it stays the same"""
+    """1; keys are added but never renamed while it stays the same"""
     cluster: str
     """name of the group"""
     refused: bool
-    """whether it may not be applied"""
+    """whether the plan must not be applied"""
     reasons: tuple[str, ...]
-    """why it is refused: one sentence each, with variable, value and remedy"""
+    """reasons for the refusal: one sentence each, with variable, value and remedy"""
     fits: bool
     """whether the model fits on the devices"""
     release: ReleasePlan
-    """the release that serves"""
+    """release that serves"""
     releases: Mapping[str, ReleasePlan]
-    """id → release, of all that hosts have builds of"""
+    """id → release, for all releases of which hosts have builds"""
     model: ModelPlan
-    """what is served"""
+    """model that is served"""
     hosts: Mapping[str, HostPlan]
-    """name → its part"""
+    """host → its part of the plan"""
     head: HeadPlan
-    """llama-server"""
+    """command line and settings of llama-server"""
     external_workers: tuple[ExternalWorkerPlan, ...]
-    """workers that others run, which this collection never changes"""
+    """workers that others run, which the collection never changes"""
     placement: tuple[DevicePlacement, ...]
-    """what each device gets, in llama-server's order"""
+    """share of each device, in llama-server's order"""
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
-    """llama_model_mmproj and llama_model_draft, as far as they are counted, and where they are"""
+    """llama_model_mmproj and llama_model_draft with their devices, if their sizes are known"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
-    """those that are not counted"""
+    """those whose size is unknown"""
     links: tuple[str, ...]
     """names of the hosts whose links to the head can be measured"""
     fallbacks: tuple[FallbackPlan, ...]
-    """what the head can serve on while a used worker is away, or a host with several of them: one for each where the model fits on the rest; the head
-    does so with `llama_server_fallback`"""
+    """placements without a used worker, or without a host with several, if the model fits on the rest; `llama_server_fallback` makes the head use them"""
     no_fallback: tuple[NoFallback, ...]
     """used workers, and hosts with several of them, without which nothing can be served"""
     estimate: Estimate
-    """how fast the plan is, by what is known of its devices and links; null where the model does not fit"""
+    """predicted speed, from the rates of devices and links; null if the model does not fit"""
     advisories: tuple[AdvisoryPlan, ...]
-    """known traps that the plan meets"""
+    """known traps that apply to the plan"""
     id: Absent[PlanId] = None
-    """under which the hosts keep their parts, a hash of what is applied; missing in a plan that is not"""
+    """hash under which hosts keep their parts; missing in a plan that is not applied"""
 
-    def each(self) -> "tuple[Plan, ...]":
-        """The plan of each model, as if it were alone: this one where it is."""
-        return tuple(self._of(model) for model in self.head.models or ()) or (self,)
+    def per_model(self) -> "tuple[Plan, ...]":
+        """Return the plan of each model as if it were the only one: this plan if it is."""
+        return tuple(self._plan_of(model) for model in self.head.models or ()) or (self,)
 
-    def _of(self, model: ServedModel) -> "Plan":
-        known = model._asdict()
-        head = {name: known[name] for name in HeadPlan._fields if name in known}
-        own = {name: known[name] for name in Plan._fields if name in known}
-        return self._replace(**own, head=self.head._replace(**head, models=None))
+    def _plan_of(self, model: ServedModel) -> "Plan":
+        fields = model._asdict()
+        head = {name: fields[name] for name in HeadPlan._fields if name in fields}
+        plan_fields = {name: fields[name] for name in Plan._fields if name in fields}
+        return self._replace(**plan_fields, head=self.head._replace(**head, models=None))
 
 
 class Refused(NamedTuple):
-    """In place of a plan: why there is none."""
+    """Reasons why there is no plan, in place of one."""
 
     schema: Annotated[int, Number(1, 1)]
     """1"""

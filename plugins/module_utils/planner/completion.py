@@ -90,7 +90,9 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
-    generated = {single.model.path: single.model.known_answer for single in plan.each() if single.model.known_answer}
+    generated = {
+        single.model.path: single.model.known_answer for single in plan.per_model() if single.model.known_answer
+    }
     for path, size in generated.items():
         files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -154,7 +156,7 @@ def _called(plan: Plan) -> list[str]:
 
 def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    return {name: _figures(single.estimate) for name, single in zip(_called(plan), plan.each())}
+    return {name: _figures(single.estimate) for name, single in zip(_called(plan), plan.per_model())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
@@ -178,7 +180,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
 
 def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
     """Return the files that the head fetches; nothing if their sizes are not known yet."""
-    files = {file.path: file for single in plan.each() for file in single.model.files if file.url}
+    files = {file.path: file for single in plan.per_model() for file in single.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 

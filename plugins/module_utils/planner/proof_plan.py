@@ -127,7 +127,7 @@ def with_proof(plan: Plan) -> Plan:
     """Return the finished plan with the ids of what is proven and read."""
     head, proof = plan.head, plan.head.proof
     if head.models:
-        heads = [with_proof(single).head for single in plan.each()]
+        heads = [with_proof(single).head for single in plan.per_model()]
         models = [model._replace(proof=one.proof, reading=one.reading) for model, one in zip(head.models, heads)]
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:

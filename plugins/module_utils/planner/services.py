@@ -28,7 +28,7 @@ CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_f
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
-    return [*(single.placement for single in plan.each()), *(fallback.placement for fallback in fallbacks)]
+    return [*(single.placement for single in plan.per_model()), *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -66,7 +66,7 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
                 sum(entry.weights_mib for entry in placement if entry.endpoint in sharing)
                 for placement in placements_of(each_plan)
             )
-            for each_plan in plan.each()
+            for each_plan in plan.per_model()
         )
         limit = max(worker.cache_mib, math.ceil(needed_mib))
         launcher += ["--cache", folder, "--limit-mib", str(limit)]
@@ -105,14 +105,18 @@ def behind_tunnels(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
 def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    has_uncounted = any(entry.without for single in plan.each() for entry in single.placement)
-    return [] if has_uncounted else sorted({size for single in plan.each() for size in single.model.large_tensor_bytes})
+    has_uncounted = any(entry.without for single in plan.per_model() for entry in single.placement)
+    return (
+        []
+        if has_uncounted
+        else sorted({size for single in plan.per_model() for size in single.model.large_tensor_bytes})
+    )
 
 
 def _models(plan: Plan) -> list[str]:
     """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
     paths: list[str] = []
-    for single in plan.each():
+    for single in plan.per_model():
         files = sorted(single.model.files, key=lambda file: (file.role != host_types.MODEL, file.role))
         paths += [single.model.path, *(file.path for file in files)]
     return list(dict.fromkeys(paths))
@@ -137,7 +141,11 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     """
     head, host_plan = plan.head, plan.hosts[plan.head.host]
     files = set(_models(plan))
-    starts = [head.argv, *(start.head.argv for start in plan.each()), *(start.head.argv for start in plan.fallbacks)]
+    starts = [
+        head.argv,
+        *(start.head.argv for start in plan.per_model()),
+        *(start.head.argv for start in plan.fallbacks),
+    ]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in SEPARATOR.split(word) if part.startswith("/")}
     other_paths = {part for part in parts if not part.startswith((*OURS, host_plan.prefix + "/"))}

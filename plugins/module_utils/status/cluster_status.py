@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a cluster is: from its plan and what host_status returned on its hosts. Reads and changes nothing."""
+"""Status of a cluster, from its plan and the hosts' reports. Reads and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 
-HARMLESS = ("unneeded",)
-"""Kinds of differences that leave a cluster healthy: what could be removed."""
-UP = ("running", "waiting")
+HARMLESS_KINDS = ("unneeded",)
+"""Kinds of differences that leave a cluster healthy: leftovers that could be removed."""
+RUNNING_STATES = ("running", "waiting")
 """States of a service whose process runs as planned."""
-SERVING = ("serving", ASLEEP, "fallback")
+SERVING_STATES = ("serving", ASLEEP, "fallback")
 
 
-class Answer(NamedTuple):
-    """What a host said when it was asked."""
+class StatusAnswer(NamedTuple):
+    """Answer of a host to the question for its status."""
 
     condition: types.Condition | None = None
     drift: Drift | None = None
-    """From its part of the plan; None where it was not compared."""
-    said: str = ""
-    """Why there is no condition."""
+    """Differences from its part of the plan; None if it was not compared."""
+    reason: str = ""
+    """Reason why there is no condition."""
     reachable: bool = True
 
 
-def _workers(planned: HostPlan | None, answer: Answer, condition: types.Condition) -> Iterator[types.WorkerStatus]:
-    workers = {names.service(f"worker-{worker.name}"): worker for worker in planned.workers} if planned else {}
-    found = answer.drift.services if answer.drift else {}
+def _workers(
+    host_plan: HostPlan | None, answer: StatusAnswer, condition: types.Condition
+) -> Iterator[types.WorkerStatus]:
+    workers = {names.service(f"worker-{worker.name}"): worker for worker in host_plan.workers} if host_plan else {}
+    service_states = answer.drift.services if answer.drift else {}
     for name, worker in workers.items():
-        if name in found:
+        if name in service_states:
             yield types.WorkerStatus(
                 name,
                 worker.endpoint,
                 f"{worker.backend} {worker.device}",
                 worker.protocol,
                 worker.used,
-                found[name].state,
+                service_states[name].state,
                 condition.uptimes_s.get(name),
                 condition.restarts.get(name),
-                found[name].clients,
+                service_states[name].clients,
             )
     for name, state in condition.service_states.items():
         if name not in workers and not names.is_head(name):
@@ -60,12 +62,12 @@ def _workers(planned: HostPlan | None, answer: Answer, condition: types.Conditio
             )
 
 
-def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.HostStatus:
+def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> types.HostStatus:
     condition = answer.condition
     return types.HostStatus(
         name=name,
         is_head=is_head,
-        said=answer.said,
+        said=answer.reason,
         reachable=answer.reachable,
         installed=bool(condition and condition.service_states),
         workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
@@ -74,47 +76,47 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: Answer) -> types.
     )
 
 
-def _state(planned: str | None, defined: str | None, head: types.HeadCondition) -> tuple[str, str]:
-    """State and detail of the cluster, from what its head reports.
+def _state(planned_state: str | None, defined_state: str | None, head: types.HeadCondition) -> tuple[str, str]:
+    """Return state and detail of the cluster, from the report of its head.
 
-    :param planned: state of the head's service as state.service_state knows it; None where there is no plan.
-    :param defined: its state as the service manager knows it; None where it has no definition.
+    :param planned_state: state of the head's service in drift; None without a plan.
+    :param defined_state: its state in the service manager; None without a definition.
     """
-    serving, health = head.serving if head.current else None, head.health
-    ended = f"llama-server ended {head.ends.how}" if head.ends.how else ""
+    record, health = head.serving if head.current else None, head.health
+    exit_text = f"llama-server exited {head.ends.how}" if head.ends.how else ""
     if health and health.healthy:
-        return (serving.state if serving and serving.state in SERVING else "serving"), ""
-    if defined is None and planned not in UP:
+        return (record.state if record and record.state in SERVING_STATES else "serving"), ""
+    if defined_state is None and planned_state not in RUNNING_STATES:
         return "not installed", ""
-    if defined in ("stopped", "failed") and planned not in UP:
-        return defined, ended if defined == "failed" else ""
-    if serving and serving.state in ("waiting", "loading"):
-        waits = ", ".join(serving.waiting_for)
-        return serving.state, f"it waits for {waits}" if waits else ""
-    if planned == "waiting":
+    if defined_state in ("stopped", "failed") and planned_state not in RUNNING_STATES:
+        return defined_state, exit_text if defined_state == "failed" else ""
+    if record and record.state in ("waiting", "loading"):
+        workers = ", ".join(record.waiting_for)
+        return record.state, f"it waits for {workers}" if workers else ""
+    if planned_state == "waiting":
         return "waiting", "; ".join(head.waits_for)
-    if planned == "stopped":
-        return "starting", ended
+    if planned_state == "stopped":
+        return "starting", exit_text
     if health:
         return ("loading", "") if health.detail == server_client.LOADING else ("silent", health.detail)
-    return (serving.state if serving else "running"), ""
+    return (record.state if record else "running"), ""
 
 
-def _last_restarts(head: types.HeadCondition, now: int) -> tuple[types.RestartStatus, ...]:
-    """The last reasons, the newest first."""
-    last = head.serving.last if head.serving else ()
-    return tuple(types.RestartStatus(max(0, now - event.time), event.text) for event in reversed(last))
+def _last_restarts(head: types.HeadCondition, clock: int) -> tuple[types.RestartStatus, ...]:
+    """Return the last restarts with their reasons, the newest first."""
+    events = head.serving.last if head.serving else ()
+    return tuple(types.RestartStatus(max(0, clock - event.time), event.text) for event in reversed(events))
 
 
 def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
-    """Whether all hosts are; None where one was not compared."""
-    if any(serious(host) for host in hosts):
+    """Return whether all hosts are as planned; None if a host was not compared."""
+    if any(serious_differences(host) for host in hosts):
         return False
     return None if any(host.differences is None for host in hosts) else True
 
 
 def _cluster(
-    name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, Answer]
+    name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, StatusAnswer]
 ) -> types.ClusterStatus:
     host = next((host.name for host in hosts if host.is_head), None)
     drifts = [answer.drift for answer in answers.values() if answer.drift]
@@ -124,43 +126,43 @@ def _cluster(
         detail="",
         head=host,
         url=plan.head.url if plan else None,
-        model=", ".join(one.name for one in plan.head.models or (plan.model,)) if plan else None,
+        model=", ".join(model.name for model in plan.head.models or (plan.model,)) if plan else None,
         planned=types.ReleaseStatus(plan.release.ref, plan.release.build, plan.release.protocol) if plan else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_as_planned(hosts) if plan else None,
     )
-    answer = answers.get(host or "", Answer())
+    answer = answers.get(host or "", StatusAnswer())
     condition, drift = answer.condition, answer.drift
     if not condition:
         return cluster
     service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), "")
-    head, now = condition.head or types.NOTHING_KNOWN, condition.now
-    planned = drift.services.get(service) if drift else None
-    state, detail = _state(planned and planned.state, condition.service_states.get(service), head)
+    head, clock = condition.head or types.NOTHING_KNOWN, condition.now
+    planned_service = drift.services.get(service) if drift else None
+    state, detail = _state(planned_service and planned_service.state, condition.service_states.get(service), head)
     cluster = cluster._replace(
         state=state,
         detail=detail,
         uptime_s=condition.uptimes_s.get(service),
         restarts=head.serving.restarts if head.serving else head.ends.number,
-        last_restarts=_last_restarts(head, now),
+        last_restarts=_last_restarts(head, clock),
         verified=head.verified,
         models=head.models,
     )
-    serving = head.serving if head.current else None
-    if not serving:
+    record = head.serving if head.current else None
+    if not record:
         return cluster
-    alone = plan and not plan.head.models and not serving.without
+    is_single_model = plan and not plan.head.models and not record.without
     return cluster._replace(
-        asleep_s=max(0, now - serving.since) if state == ASLEEP else None,
-        without=serving.without if state == "fallback" else (),
-        waiting_for=serving.waiting_for,
-        load=loading.progress_of(serving.load, expected_of(plan if alone else None)) if serving.load else None,
+        asleep_s=max(0, clock - record.since) if state == ASLEEP else None,
+        without=record.without if state == "fallback" else (),
+        waiting_for=record.waiting_for,
+        load=loading.progress_of(record.load, expected_of(plan if is_single_model else None)) if record.load else None,
     )
 
 
-def serious(host: types.HostStatus) -> list[Difference]:
-    """What of a host's differences makes its cluster unhealthy."""
-    return [entry for entry in host.differences or () if entry.kind not in HARMLESS]
+def serious_differences(host: types.HostStatus) -> list[Difference]:
+    """Return the differences of a host that make its cluster unhealthy."""
+    return [entry for entry in host.differences or () if entry.kind not in HARMLESS_KINDS]
 
 
 def _problems_of_host(host: types.HostStatus) -> Iterator[str]:
@@ -168,53 +170,52 @@ def _problems_of_host(host: types.HostStatus) -> Iterator[str]:
         yield f"{host.name} {'could not be examined' if host.reachable else 'does not answer'}: {host.said}"
         return
     for worker in host.workers:
-        if worker.state not in UP:
+        if worker.state not in RUNNING_STATES:
             yield f"{worker.service} on {host.name} is {worker.state}"
-    others = [entry for entry in serious(host) if entry.kind != "service"]
-    if others:
-        kinds = ", ".join(dict.fromkeys(entry.kind for entry in others))
-        yield f"{host.name} differs from the plan in {len(others)} point{'s' * (len(others) > 1)} ({kinds})"
+    differences = [entry for entry in serious_differences(host) if entry.kind != "service"]
+    if differences:
+        kinds = ", ".join(dict.fromkeys(entry.kind for entry in differences))
+        yield f"{host.name} differs from the plan in {len(differences)} point{'s' * (len(differences) > 1)} ({kinds})"
 
 
 def problems_of(
-    cluster: types.ClusterStatus, hosts: Sequence[types.HostStatus], unplanned: str = "", other: str = ""
+    cluster: types.ClusterStatus, hosts: Sequence[types.HostStatus], refusal: str = "", other_plan: str = ""
 ) -> tuple[str, ...]:
-    """Why a cluster is not healthy, each without a full stop."""
+    """Return the reasons why a cluster is not healthy, each without a full stop."""
     problems = []
-    bare = [host.name for host in hosts if not host.said and not host.installed]
+    uninstalled = [host.name for host in hosts if not host.said and not host.installed]
     if cluster.state == "fallback":
         problems.append(f"it serves without {', '.join(cluster.without) or 'a worker'}")
     elif cluster.state == "unknown":
-        problems.append("its head did not answer, so it is not known whether it serves")
-    elif cluster.state not in SERVING:
+        problems.append("its head did not answer, so its state is unknown")
+    elif cluster.state not in SERVING_STATES:
         problems.append(f"it is {cluster.state}{f', {cluster.detail}' * bool(cluster.detail)}")
-    if unplanned:
-        problems.append(f"the inventory has no plan: {unplanned}")
-    if bare and cluster.state != "not installed":
-        problems.append(f"nothing is installed on {', '.join(bare)}")
-    problems += [problem for host in hosts if host.name not in bare for problem in _problems_of_host(host)]
+    if refusal:
+        problems.append(f"the inventory has no plan: {refusal}")
+    if uninstalled and cluster.state != "not installed":
+        problems.append(f"nothing is installed on {', '.join(uninstalled)}")
+    problems += [problem for host in hosts if host.name not in uninstalled for problem in _problems_of_host(host)]
     if cluster.verified and not cluster.verified.passed:
         failed = "; ".join(cluster.verified.failed)
         problems.append(f"the last verification failed{f': {failed}' * bool(failed)}")
-    return tuple(problem.rstrip(".") for problem in [*problems, *([other] if other else [])])
+    return tuple(problem.rstrip(".") for problem in [*problems, *([other_plan] if other_plan else [])])
 
 
-def of_cluster(
+def make_status(
     name: str,
     heads: Sequence[str],
     plan: Plan | None,
-    answers: Mapping[str, Answer],
-    unplanned: str = "",
-    other: str = "",
+    answers: Mapping[str, StatusAnswer],
+    refusal: str = "",
+    other_plan: str = "",
 ) -> types.Status:
-    """
-    :param heads: hosts of the group llama_head.
-    :param plan: complete; None where there is none, and ``unplanned`` says why.
-    :param answers: every host of the cluster → what it said.
-    :param other: a sentence where the cluster runs another plan than the inventory's, as after a rollback.
+    """Return the status of a cluster.
+
+
+    :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
     """
     head = plan.head.host if plan else next(iter(heads), None)
     hosts = tuple(_host(host, host == head, plan, answer) for host, answer in answers.items())
     cluster = _cluster(name, plan, hosts, answers)
-    problems = problems_of(cluster, hosts, unplanned, other)
-    return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, unplanned, other, problems)
+    problems = problems_of(cluster, hosts, refusal, other_plan)
+    return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, refusal, other_plan, problems)

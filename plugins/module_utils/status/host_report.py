@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bug bundle has of a host, read there: logs, kernel and drivers, without secrets."""
+"""Part of a bug bundle that a host reports: logs, kernel and drivers, without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 LOG_LINES, TEXT = 2000, 400_000
-"""Lines of a journal and characters of each text, the last ones."""
+"""Lines of a journal and characters of each text; the last ones are kept."""
 VERSIONS = "/etc/os-release /proc/version /proc/driver/nvidia/version"
 DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
 COMMANDS = (
@@ -33,27 +33,24 @@ COMMANDS = (
 
 
 def system(ask: Ask = commands.output) -> str:
-    """Kernel, drivers and what the kernel said in the last hour, under the command that says it."""
-    found = [(command, ask(shlex.split(command))) for command in COMMANDS]
-    return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in found if text.strip())
+    """Return kernel, drivers and the kernel's messages of the last hour, each under its command."""
+    texts = [(command, ask(shlex.split(command))) for command in COMMANDS]
+    return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in texts if text.strip())
 
 
 def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
-    """Of each service."""
+    """Yield the log of each service."""
     defined = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
     for service in defined:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
 
 
-def read(scope: str, key_file: str | None) -> dict[str, str]:
-    """Name → text.
-
-    :param key_file: with the API keys of llama-server.
-    """
-    known: dict[str, str] = {}
+def read_report(scope: str, key_file: str | None) -> dict[str, str]:
+    """Return name → text."""
+    secrets: dict[str, str] = {}
     with suppress(OSError):
         keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
-        known = {line.strip(): "API key" for line in keys.splitlines()}
-    found = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
-    return {name: redaction.redact(text[-TEXT:], known) for name, text in found.items() if text}
+        secrets = {line.strip(): "API key" for line in keys.splitlines()}
+    texts = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
+    return {name: redaction.redact(text[-TEXT:], secrets) for name, text in texts.items() if text}

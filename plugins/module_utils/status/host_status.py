@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host and what runs there is at this moment, read on that host. No worker is asked: its clients are read from the kernel's sockets."""
+"""Current state of a host and its services, read on that host. No worker is asked: its clients are read from the kernel's sockets."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ASK_SECONDS = 1.0
-"""So long llama-server may take for an answer: while it loads a model it answers at once, while it computes within a batch."""
+"""Longest time for an answer of llama-server: it answers at once while it loads a model, and within a batch while it computes."""
 
 
 def _verified(path: Path) -> VerificationStatus | None:
-    """What verify left on the head, whose age is that of the file; None where that is missing or has another form."""
+    """Return the record of the last verification on the head, with the age of its file; None if it is missing or has another form."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
         return typed_json.parse(VerificationStatus, {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age})
@@ -42,20 +42,17 @@ def _verified(path: Path) -> VerificationStatus | None:
 
 
 def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
-    """What the launcher and verify left on the head, and what llama-server says; None on hosts without any of it.
-
-    :param head: None on other hosts.
-    """
+    """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
     folder = Path(place.prefix, "state")
-    serving, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFIED))
-    if not head and not serving and not verified:
+    record, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFIED))
+    if not head and not record and not verified:
         return None
-    current = bool(serving and Path(f"/proc/{serving.process}").exists())
+    current = bool(record and Path(f"/proc/{record.process}").exists())
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
         running = processes.account_processes(place.prefix, account)
-        current = bool(serving and serving.process in running)
+        current = bool(record and record.process in running)
         client = Client(head, running)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
@@ -63,7 +60,7 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
                 models = client.models(ASK_SECONDS)
     return types.HeadCondition(
         health=health,
-        serving=serving,
+        serving=record,
         current=current,
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
         ends=evidence.exits(folder / runtime.ENDS),
@@ -72,45 +69,39 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
     )
 
 
-def read(
-    scope: str,
-    planned: HostPlan | None,
-    head: HeadPlan | None,
-) -> tuple[Drift | None, types.Condition]:
-    """How the host differs from its part of the plan (None where there is none), and how it is.
-
-    :param planned: the host's part of the plan; None where there is no plan.
-    :param head: of the plan, on its host.
-    :raises Refusal: see _check_place.
-    """
+def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
+    """Return how the host differs from its part of the plan (None without a plan), and its condition."""
     place = places.place_of(scope)
-    if planned:
-        _check_place(places.place_in(planned), place)
-    drift = state.drift(planned._replace(port_probes=())) if planned else None
+    if host_plan:
+        _check_place(places.place_in(host_plan), place)
+    drift = state.drift(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
     defined = places.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)
-    now = time.time()
+    clock = time.time()
     started = {name: processes.started_at(service.pid) for name, service in services.items()}
     return drift, types.Condition(
-        now=int(now),
+        now=int(clock),
         service_states=manager.state(defined),
-        uptimes_s={name: None if at is None else max(0, int(now - at)) for name, at in started.items()},
+        uptimes_s={
+            name: None if started_at is None else max(0, int(clock - started_at))
+            for name, started_at in started.items()
+        },
         restarts=manager.restarts(defined),
         resources=resources.read_resources([place.prefix, place.cache]),
-        head=_head(place, planned.account if planned else None, head),
+        head=_head(place, host_plan.account if host_plan else None, head),
     )
 
 
-def _check_place(planned: places.InstallationPaths, here: places.InstallationPaths) -> None:
-    """The plan is made of facts that lay on the head, and programs below the prefix are run, and files
-    removed, as root: a head that was taken over chooses none.
+def _check_place(planned_place: places.InstallationPaths, actual_place: places.InstallationPaths) -> None:
+    """Check the place of the installation. The plan comes from facts that lay on the head, and root runs programs and removes files below the
+    prefix: a compromised head must not choose it.
 
-    :raises Refusal: the plan has the installation somewhere else than this host.
+    :raises Refusal: the plan and this host have the installation in different places.
     """
-    for key, wanted, actual in zip(places.InstallationPaths._fields, planned, here):
-        if wanted != actual:
+    for key, planned_value, actual in zip(places.InstallationPaths._fields, planned_place, actual_place):
+        if planned_value != actual:
             raise Refusal(
-                f"{key} is {validation.show(wanted)} in the facts that the head keeps, and {actual} on this host: run site.yml, which asks "
-                "anew; if it persists, treat the head as compromised (docs/security.md)"
+                f"{key} is {validation.show(planned_value)} in the facts that the head keeps, but {actual} on this host: run site.yml to gather facts "
+                "again; if this persists, treat the head as compromised (docs/security.md)"
             )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host and a cluster are at this moment. Sizes are in MiB and times in seconds, where names do not say otherwise."""
+"""Current state of a host and a cluster. Sizes are in MiB and times in seconds unless their names say otherwise."""
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
@@ -26,8 +26,8 @@ Line = Annotated[str, Text(longest=2000)]
 Word = Annotated[str, Text()]
 
 
-class Arguments(NamedTuple):
-    """Of the module ``host_status``."""
+class HostStatusArguments(NamedTuple):
+    """Arguments of the module ``host_status``."""
 
     scope: Scope = "auto"
     plan: Optional[HostPlan] = None
@@ -36,63 +36,63 @@ class Arguments(NamedTuple):
 
 
 class HeadCondition(NamedTuple):
-    """What is known on the head."""
+    """State of the head."""
 
     health: Optional[Health]
-    """null where nobody knows where to ask"""
+    """answer of llama-server; null if its address is unknown"""
     serving: Optional[ServingRecord]
-    """null where the launcher left nothing that can be used"""
+    """record of the launcher; null if it left none that can be read"""
     current: bool
     """whether that launcher runs"""
     waits_for: tuple[Line, ...]
-    """workers that did not shake hands, a sentence for each"""
+    """workers that did not complete the handshake, a sentence for each"""
     ends: Exits
-    """of llama-server"""
+    """exits of llama-server"""
     verified: Optional[VerificationStatus]
-    """null where it was never verified"""
+    """last verification; null if it was never verified"""
     models: tuple[ModelStatus, ...] = ()
-    """of several, those that llama-server reports"""
+    """state of each of several models, as llama-server reports it"""
 
 
 NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):
-    """How a host is, read there."""
+    """State of a host, read there."""
 
     now: int
-    """its clock, since 1970"""
+    """its clock, seconds since 1970"""
     service_states: Mapping[str, Annotated[str, ("running", "failed", "stopped")]]
-    """service → as its manager knows it"""
+    """service → its state in the service manager"""
     uptimes_s: Mapping[str, Optional[int]]
-    """planned service → since its process started"""
+    """planned service → seconds since its process started"""
     restarts: Mapping[str, int]
-    """service → by its manager, where it counts them"""
+    """service → restarts by its manager, if it counts them"""
     resources: resources.Resources
     """memory and disks"""
     head: Optional[HeadCondition] = None
-    """of a head; null elsewhere"""
+    """state of the head; null on other hosts"""
 
 
 class WorkerStatus(NamedTuple):
-    """A worker of a host; device, protocol and used are of the plan, null where there is none."""
+    """A worker of a host. Its device, protocol and use come from the plan; null without one."""
 
     service: str
-    """its name"""
+    """name of its service"""
     endpoint: Optional[str]
-    """where the head reaches it"""
+    """address and port at which the head reaches it"""
     device: Optional[str]
     """backend and device"""
     protocol: Optional[str]
-    """of its release"""
+    """RPC protocol of its release"""
     used: Optional[bool]
     """whether the head uses it"""
     state: str
-    """running, stopped, failed, waiting; different: with another command line or environment; foreign: something else has its port"""
+    """running, stopped, failed, waiting; different: with another command line or environment; foreign: another program has its port"""
     uptime_s: Optional[int]
-    """of its process"""
+    """seconds since its process started"""
     restarts: Optional[int]
-    """by the service manager itself, where it counts them (systemd)"""
+    """restarts by the service manager, if it counts them (systemd)"""
     clients: tuple[str, ...]
     """addresses that are connected to its port"""
 
@@ -101,11 +101,11 @@ class HostStatus(NamedTuple):
     """A host of the cluster."""
 
     name: str
-    """in the inventory"""
+    """name in the inventory"""
     is_head: bool
     """whether it is the head"""
     said: str
-    """why nothing is known of it; empty where it answered"""
+    """reason why nothing is known about it; empty if it answered"""
     reachable: bool
     """whether it answered"""
     installed: bool
@@ -113,86 +113,86 @@ class HostStatus(NamedTuple):
     workers: tuple[WorkerStatus, ...]
     """its workers"""
     resources: Optional[resources.Resources]
-    """null where it did not answer"""
+    """memory and disks; null if it did not answer"""
     differences: Optional[tuple[Difference, ...]]
-    """from its part of the plan; null where it was not compared"""
+    """differences from its part of the plan; null if it was not compared"""
 
 
 class RestartStatus(NamedTuple):
     """A restart of llama-server."""
 
     age_s: int
-    """how long ago"""
+    """seconds since then"""
     text: str
-    """why"""
+    """reason"""
 
 
 class ReleaseStatus(NamedTuple):
     """The planned release."""
 
     ref: str
-    """its name"""
+    """name of the release"""
     build: int
-    """number"""
+    """build number"""
     protocol: Optional[str]
-    """of RPC"""
+    """version of the RPC protocol"""
 
 
 class ClusterStatus(NamedTuple):
     """The cluster as a whole."""
 
     name: str
-    """of its group"""
+    """name of its group"""
     state: str
     """serving, asleep, fallback, loading, waiting, starting, stopped, failed, silent, running (a head without a plan), unknown or not installed"""
     detail: str
-    """what the server or its launcher says of a state that is not serving"""
+    """explanation by the server or its launcher of a state other than serving"""
     head: Optional[str]
-    """name of the host"""
+    """name of the head"""
     url: Optional[str]
-    """for clients"""
+    """URL for clients"""
     model: Optional[str]
-    """its name"""
+    """name of the model"""
     planned: Optional[ReleaseStatus]
-    """null without a plan"""
+    """planned release; null without a plan"""
     running_builds: tuple[str, ...]
-    """ids of the builds whose programs run, on any host that was compared"""
+    """ids of the builds whose programs run, on all hosts that were compared"""
     as_planned: Optional[bool]
-    """whether all hosts are as the inventory plans; null where that is not known"""
+    """whether all hosts are as planned; null if unknown"""
     uptime_s: Optional[int] = None
-    """of llama-server"""
+    """seconds since llama-server started"""
     restarts: Optional[int] = None
-    """of llama-server by its launcher"""
+    """restarts of llama-server by its launcher"""
     last_restarts: tuple[RestartStatus, ...] = ()
-    """the newest first"""
+    """last restarts, the newest first"""
     asleep_s: Optional[int] = None
-    """for how long llama-server sleeps; null where it does not"""
+    """seconds since llama-server fell asleep; null if it is awake"""
     without: tuple[str, ...] = ()
     """workers that the fallback leaves out"""
     waiting_for: tuple[str, ...] = ()
-    """endpoints"""
+    """endpoints of the workers that it waits for"""
     load: Optional[loading.LoadProgress] = None
-    """while the model is loaded; null otherwise, and where the kernel does not say it"""
+    """progress while the model is loading; null otherwise, and if the kernel does not report it"""
     verified: Optional[VerificationStatus] = None
-    """null where it was never verified"""
+    """last verification; null if it was never verified"""
     models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
-    """of several that take turns; missing where there is one alone"""
+    """state of each of several models; missing with one model"""
 
 
 class Status(NamedTuple):
-    """What status.yml shows."""
+    """The status that status.yml shows."""
 
     schema: Annotated[int, Number(SCHEMA, SCHEMA)]
     """2"""
     time: int
-    """of the controller, in seconds since 1970"""
+    """clock of the controller, seconds since 1970"""
     cluster: ClusterStatus
-    """as a whole"""
+    """state of the cluster"""
     hosts: tuple[HostStatus, ...]
-    """in the order of the inventory"""
+    """hosts in the order of the inventory"""
     unplanned: str
-    """why there is no plan; empty where there is one"""
+    """reason why there is no plan; otherwise empty"""
     other: str
-    """what serves in place of what the inventory plans, as after a rollback; empty where that is the same"""
+    """plan that serves instead of the inventory's, as after a rollback; otherwise empty"""
     problems: tuple[str, ...]
-    """why the cluster is not healthy; empty where it is"""
+    """reasons why the cluster is not healthy; empty if it is"""

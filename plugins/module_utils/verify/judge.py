@@ -24,7 +24,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ExternalWorkerPlan,
     ModelPlan,
     Plan,
-    ProofPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
     SCHEMA,
@@ -339,7 +338,7 @@ def _link(host: str, measured: LinkMeasurement | None) -> Check:
 def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
     """:param evidence: of each model that takes turns, or of the one that is served."""
     names_of = [f"{one.name}: " for one in plan.head.models or ()] or [""]
-    for name, one, found in zip(names_of, plan.each(), evidence):
+    for name, one, found in zip(names_of, plan.per_model(), evidence):
         checks = _of_model(one, found, found.server) if found.server else [_health(one, found)]
         yield from (check._replace(subject=f"{name}{check.subject}") for check in checks)
 
@@ -375,16 +374,10 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
         texts.append(
             f"{', '.join(unproven)}: not proven; site.yml proves devices when it starts the server, unless llama_proof is never"
         )
-    texts.append(f"by {plan_proof_text(proof, plan.model.layers)}")
+    texts.append(f"by {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so a wrong device is not a failure here.
     passed = bool(verdicts) and not unproven and all(verdict.right for verdict in verdicts)
     yield _check("computes", names_of_devices, passed or None, "; ".join(texts))
-
-
-def plan_proof_text(proof: ProofPlan, layers: int) -> str:
-    """Return what a proof covers."""
-    missing = "" if proof.every_kind else ", not one of every kind" if proof.experts else ", none of them with experts"
-    return f"{len(proof.layers)} of {layers} layers{missing}"
 
 
 def _speaks(url: str, identifier: str | None, evidence: Evidence, server: ServerEvidence) -> Check:
@@ -430,7 +423,7 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
 
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
     """Of workers that the plan uses: any other one of others may serve somebody else."""
-    needed = {entry.endpoint: entry.capacity_mib for one in plan.each() for entry in one.placement}
+    needed = {entry.endpoint: entry.capacity_mib for one in plan.per_model() for entry in one.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:

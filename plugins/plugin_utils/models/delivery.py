@@ -1,8 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings the files of a model onto a host: compares, copies what the controller has, lets the host download the rest in the background, and shows how
-far that is."""
+"""Delivery of a model's files to a host: compare, copy files of the controller, let the host download the rest in the background, and show progress."""
 
 from __future__ import annotations
 
@@ -21,29 +20,29 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, Job, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 display = Display()
 
 LIMIT_SECONDS = 14 * 86400
 SILENCE_SECONDS = 3600
-"""Without progress: a large file is checked meanwhile, and the host itself gives up a server earlier."""
+"""Time without progress: a large file is being checked, and the host itself gives up on a server earlier."""
 LINE_SECONDS = 10
 PAUSES = (0.5, 1, 1, 2, 5)
-"""Seconds before the first looks at a download; it is shown every LINE_SECONDS."""
+"""Seconds before the first polls of a download; its progress is shown every LINE_SECONDS."""
 
 
 def run(action: Action, arguments: ModelArguments) -> dict:
-    """The result of the module ``model`` for files that are fetched."""
-    wanted = arguments._replace(token_file=None)
-    result = action.foresee(**typed_json.dump(wanted))
+    """Return the result of the module ``model`` for files that are fetched."""
+    model_arguments = arguments._replace(token_file=None)
+    result = action.predict(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
     present = {row["path"]: row["have"] for row in result["fetch"]}
-    pending = [file for file in wanted.files if file.path in present]
+    pending = [file for file in model_arguments.files if file.path in present]
     for file in pending:
-        display.display(_announcement(action.host, file, present[file.path]))
+        display.display(_announcement_text(action.host, file, present[file.path]))
     if action.check_mode:
         return result
     for file in pending:
@@ -51,70 +50,76 @@ def run(action: Action, arguments: ModelArguments) -> dict:
             _copy(action, file)
     if arguments.token_file:
         base = action.variables.get("inventory_dir") or ""
-        wanted = wanted._replace(token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file))))
-    progress = Progress(action, [file for file in pending if not model_files.is_copied(file)])
+        model_arguments = model_arguments._replace(
+            token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file)))
+        )
+    progress = DownloadProgress(action, [file for file in pending if not model_files.is_copied(file)])
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
-    lost = "Run the playbook again, which continues there."
-    job = Job("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, lost)
-    done = action.background(job, **typed_json.dump(wanted))
+    remedy = "Run the playbook again: it continues there."
+    job = BackgroundJob("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, remedy)
+    done = action.background(job, **typed_json.dump(model_arguments))
     return done if done.get("failed") else {**done, **result}
 
 
-def _announcement(host: str, file: ModelFilePlan, have: int) -> str:
-    """What comes from where, in a line for a person."""
-    left = (file.bytes or 0) - have
-    present = f", {amount(have)} of it are there" if left and have else ""
-    how = "copy" if model_files.is_copied(file) else "download"
-    what = f"{amount(left)} to {how} from {web.printable_url(str(file.url))}{present}" if left else "to be checked"
-    return f"  [{host}] {file.name}: {what}"
+def _announcement_text(host: str, file: ModelFilePlan, present_bytes: int) -> str:
+    """Return size and origin of a file, in a line for a person."""
+    missing_bytes = (file.bytes or 0) - present_bytes
+    present = f", {amount(present_bytes)} of it already present" if missing_bytes and present_bytes else ""
+    verb = "copy" if model_files.is_copied(file) else "download"
+    action_text = (
+        f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present}"
+        if missing_bytes
+        else "to be checked"
+    )
+    return f"  [{host}] {file.name}: {action_text}"
 
 
 def _copy(action: Action, file: ModelFilePlan) -> None:
-    """Copies a file of the controller as ``ansible.builtin.copy`` does."""
+    """Copy a file of the controller as ``ansible.builtin.copy`` does."""
     folder = str(Path(file.path).parent)
     result = action.module("ansible.builtin.file", path=folder, state="directory", mode="0755")
     if not result.get("failed"):
         result = action.copy(_local_path(file), file.path)
     if result.get("failed"):
         raise AnsibleActionFail(
-            f"{_local_path(file)} of the controller could not be copied to {file.path}: {why(result)}"
+            f"{_local_path(file)} of the controller could not be copied to {file.path}: {failure_reason(result)}"
         )
 
 
-class Progress:
-    """Looks every LINE_SECONDS how much of its files a host has, and shows it."""
+class DownloadProgress:
+    """Shows every LINE_SECONDS how much of its files a host has."""
 
     def __init__(self, action: Action, downloaded: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloaded]
         self._total = sum(file.bytes or 0 for file in downloaded)
-        places = shlex.join(place for file in downloaded for place in (file.path, str(model_files.part_of(file))))
-        self._command = f"wc -c {places} 2>/dev/null | tail -n 1"
+        paths = shlex.join(path for file in downloaded for path in (file.path, str(model_files.part_of(file))))
+        self._command = f"wc -c {paths} 2>/dev/null | tail -n 1"
         self._last: tuple[float, int] | None = None
 
     def show(self, _seconds: float) -> str:
-        """A text that changes with the progress."""
+        """Return a text that changes with the progress."""
         if not self._names:
             return ""
-        done = min(int((self._action.command(self._command).get("stdout", "").split() or [0])[0]), self._total)
-        now = time.monotonic()
-        since, before = self._last or (now, done)
-        if now - since >= LINE_SECONDS - 1:
-            rate = (done - before) / (now - since)
-            display.display(f"  [{self._action.host}] {sentence(self._names, done, self._total, rate)}")
-        if not self._last or now - since >= LINE_SECONDS - 1:
-            self._last = (now, done)
-        return str(done)
+        present_bytes = min(int((self._action.command(self._command).get("stdout", "").split() or [0])[0]), self._total)
+        time_now = time.monotonic()
+        last_time, last_bytes = self._last or (time_now, present_bytes)
+        if time_now - last_time >= LINE_SECONDS - 1:
+            rate = (present_bytes - last_bytes) / (time_now - last_time)
+            display.display(f"  [{self._action.host}] {progress_text(self._names, present_bytes, self._total, rate)}")
+        if not self._last or time_now - last_time >= LINE_SECONDS - 1:
+            self._last = (time_now, present_bytes)
+        return str(present_bytes)
 
 
-def sentence(names: Collection[str], done: int, total: int, rate: float) -> str:
-    """File, GB of GB, rate and remaining time."""
-    what = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+def progress_text(names: Collection[str], done: int, total: int, rate: float) -> str:
+    """Return file, GB of GB, rate and remaining time."""
+    subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
     if done >= total:
-        return f"{what}: checked"
+        return f"{subject}: checked"
     speed = f"{amount(rate)}/s, {duration((total - done) / rate)} left" if rate > 0 else "waiting for data"
-    return f"{what}: {amount(done)} of {amount(total)}, {speed}"
+    return f"{subject}: {amount(done)} of {amount(total)}, {speed}"
 
 
 def _local_path(file: ModelFilePlan) -> str:
-    """On the controller, of a file that is copied."""
+    """Return the path on the controller of a file that is copied."""
     return unquote(urlsplit(str(file.url)).path)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hugging Face: what a repository has at a commit, and which of its files are the model."""
+"""Hugging Face: the files of a repository at a commit, and which of them are the model."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 ENDPOINT = "https://huggingface.co"
 REPLY_BYTES = 8 << 20
-"""Of an answer: 20,000 files take 5.4 MB."""
+"""Size of an answer: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
-"""Names in a message."""
-OFFLINE = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
+"""Number of names in a message."""
+OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 TOKEN_BYTES = 4096
 COMMIT = r"[0-9a-f]{40,64}"
 LABEL = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
     re.IGNORECASE,
 )
-"""A quantisation in the name of a file or a folder, as people write it."""
+"""Pattern of a quantisation in the name of a file or a folder."""
 
 
 class Listing(NamedTuple):
-    """What a repository has at a commit."""
+    """Files of a repository at a commit."""
 
     commit: Annotated[str, Text(COMMIT)]
     files: tuple[ModelFilePlan, ...]
 
 
 def endpoint() -> str:
-    """The server: ``HF_ENDPOINT`` of the controller, as Hugging Face's own programs take it.
+    """Return the server: ``HF_ENDPOINT`` of the controller, which Hugging Face's own programs read too.
 
-    :raises Refusal: it is not an address, or plans and logs would show a password of it.
+    :raises Refusal: it is not an address, or contains a password, which plans and logs would show.
     """
     url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     try:
@@ -61,13 +61,13 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not the address of a server without password and token: use one "
+        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: use an address "
         f"like {ENDPOINT}"
     )
 
 
 def read_token(path: str | None) -> str | None:
-    """The token in a file that its owner alone can read; None without a file.
+    """Return the token in a file that only its owner can read; None without a file.
 
     :raises Refusal: the file has no token, or others can read it.
     """
@@ -90,15 +90,15 @@ def read_token(path: str | None) -> str | None:
 
 
 def list_files(source: ModelSource, token: str | None) -> Listing:
-    """What the repository has.
+    """Return the files of the repository.
 
     :raises Refusal: the hub cannot be reached, or has no such repository or revision.
     """
     repository = cast(HuggingFace, source.huggingface)
     url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
-        about = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
-        commit = str(about.get("sha"))
+        reply = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
+        commit = str(reply.get("sha"))
         files = [
             {
                 "name": file["rfilename"],
@@ -108,18 +108,16 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
                 "sha256": (file.get("lfs") or {}).get("sha256"),
                 "revision": commit,
             }
-            for file in about.get("siblings") or ()
+            for file in reply.get("siblings") or ()
         ]
         return typed_json.parse(Listing, {"commit": commit, "files": files})
     except web.RemoteError as error:
-        reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE}"
+        reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE_REMEDY}"
         if error.status:
             reason = _why_refused(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = (
-            f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE}"
-        )
+        reason = f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
         raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
 
 
@@ -128,27 +126,29 @@ def _subject(source: ModelSource) -> str:
 
 
 def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
-    """What a server's refusal means, as the end of a sentence. The hub refuses a repository that does not exist as one that needs a token."""
+    """Return the meaning of a server's refusal, as the end of a sentence. The hub refuses a missing repository like one that requires a token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.status in (401, 403, 404):
         remedy = (
-            f"the account of the token in {web.TOKEN_FILE}" if token else f"an account whose token {web.TOKEN_FILE} has"
+            f"the account of the token in {web.TOKEN_FILE}"
+            if token
+            else f"an account, and put its token into {web.TOKEN_FILE}"
         )
-        return f"is not given (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
+        return f"was refused (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 
 
 def _names(names: Iterable[str]) -> str:
-    """A list for a message, with an end."""
-    shown = [validation.printable(name, 200) for name in dict.fromkeys(names)]
-    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
-    return ", ".join(shown[:MAX_NAMES]) + more
+    """Return a list for a message, of limited length."""
+    printable_names = [validation.printable(name, 200) for name in dict.fromkeys(names)]
+    rest = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
+    return ", ".join(printable_names[:MAX_NAMES]) + rest
 
 
-class Candidate(NamedTuple):
-    """A model of a repository: its files, and what its quantisation is called."""
+class RepositoryModel(NamedTuple):
+    """A model of a repository: its files, and the name of its quantisation."""
 
     label: str
     files: tuple[ModelFilePlan, ...]
@@ -163,8 +163,8 @@ def is_projector(name: str) -> bool:
     return "mmproj" in download_record.base_name(name).lower()
 
 
-def candidates(listing: Listing, role: str) -> list[Candidate]:
-    """The models that a repository has for a role."""
+def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
+    """Return the models that a repository has for a role."""
     files = {file.name: file for file in listing.files}
     names = [
         name
@@ -174,35 +174,32 @@ def candidates(listing: Listing, role: str) -> list[Candidate]:
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
-        Candidate(label_of(model.names[0]), tuple(files[name] for name in model.names), model.missing)
+        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.missing)
         for model in split_files.group(names)
     ]
 
 
 def label_of(name: str) -> str:
-    """The quantisation in the name of a file, else in that of its folder; empty without one."""
+    """Return the quantisation in the name of a file, or else in that of its folder; empty without one."""
     folder, _slash, base = _stem(name).rpartition("/")
     labels = LABEL.findall(base) or LABEL.findall(folder)
     return labels[-1] if labels else ""
 
 
 def _stem(name: str) -> str:
-    """The name of a file without its number and its ending."""
+    """Return the name of a file without its number and its ending."""
     match = split_files.PART.fullmatch(name)
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
 def _without_label(name: str) -> str:
-    """What the files of one model are called in every quantisation."""
+    """Return the name that a model's files have in every quantisation."""
     return LABEL.sub("", download_record.base_name(_stem(name))).lower()
 
 
 def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
-    """Those of a model that ``quantisation`` chooses and that the repository has whole, the smallest first.
-
-    :param name: of a file of the model.
-    """
-    models = candidates(listing, source.role)
+    """Return the complete models that ``quantisation`` chooses, the smallest first."""
+    models = repository_models(listing, source.role)
     count = Counter(model.label.lower() for model in models)
     offered = [
         Quantisation(model.label, model.bytes)
@@ -214,28 +211,28 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
     return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
 
 
-def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
-    """The files that are repository, parts in their order.
+def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
+    """Return the requested files of the repository, parts in their order.
 
     :raises Refusal: the repository does not have them, or several models are meant.
     """
     repository = cast(HuggingFace, source.huggingface)
     if repository.files:
         return _by_name(listing, source, repository.files)
-    models = candidates(listing, source.role)
+    models = repository_models(listing, source.role)
     subject = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
         available = _names(file.name for file in listing.files)
-        cut = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
-        if cut:
+        raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
+        if raw_parts:
             raise Refusal(
-                f"{subject} no {kind}, but parts of one that was cut, {', '.join(cut)}: fetch them, join them in their order with cat, and set "
+                f"{subject} no {kind}, but parts of a split file, {', '.join(raw_parts)}: download them, join them in order with cat, and set "
                 "llama_model_path to the joined file"
             )
         raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
-    wanted = repository.quantisation
-    fitting = [model for model in models if wanted is None or model.label.lower() == wanted.lower()]
+    label = repository.quantisation
+    fitting = [model for model in models if label is None or model.label.lower() == label.lower()]
     if not fitting:
         raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
     if len(fitting) > 1:
@@ -249,7 +246,7 @@ def choose(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
     return _with_sizes(source, fitting[0].files)
 
 
-def _labels(models: Sequence[Candidate]) -> str:
+def _labels(models: Sequence[RepositoryModel]) -> str:
     return _names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
@@ -276,11 +273,11 @@ def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[Mo
     )
     if unusable:
         raise Refusal(
-            f"{_subject(source)} has {validation.show(unusable)}, whose size is not known, or whose name a file of a model cannot have: use another file"
+            f"{_subject(source)} has {validation.show(unusable)}, whose size is unknown or whose name is not allowed: use another file"
         )
     return tuple(files)
 
 
 def url_of(repository: HuggingFace, commit: str, name: str) -> str:
-    """Where a file is at a commit."""
+    """Return the URL of a file at a commit."""
     return f"{endpoint()}/{repository.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

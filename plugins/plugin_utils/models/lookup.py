@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Looks a model up where it can be downloaded or copied from: its files, and their headers by HTTP ranges."""
+"""Lookup of a model at the place that it is downloaded or copied from: its files, and their headers by HTTP ranges."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ Summary = Mapping[str, Any]
 
 
 class ResolvedSource(NamedTuple):
-    """What a source is resolved to."""
+    """Files of a source."""
 
     files: Sequence[ModelFilePlan]
     summary: Summary | None = None
     closed: str | None = None
-    """What keeps the service from reading it."""
+    """Folder or file that keeps the service from reading the model."""
     offered: Sequence[Quantisation] = ()
 
 
 class Query(NamedTuple):
-    """A source, and what it is looked up with."""
+    """A source, and the settings of its lookup."""
 
     source: ModelSource
     token: str | None = None
     folder: str = ""
-    """Where the operator's relative paths begin."""
+    """Folder that the operator's relative paths start from."""
 
     @property
     def local_path(self) -> Path:
-        """Of ``copy``."""
-        return Path(beside(self.folder, str(self.source.copy))).absolute()
+        """Return the path of ``copy``."""
+        return Path(join_path(self.folder, str(self.source.copy))).absolute()
 
 
-def beside(folder: str, path: str) -> str:
+def join_path(folder: str, path: str) -> str:
     return os.path.join(folder, os.path.expanduser(path))
 
 
 def look_up(query: Query, seconds: float) -> ResolvedSource:
-    """:raises Refusal: the source does not have it, or takes longer."""
+    """Return the files of a source."""
     source = query.source
     find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:
@@ -71,10 +71,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
 def _headers(
     query: Query, read: Callable[[], gguf.ModelHeader], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
-    """Name and bytes of the files of a model, and its summary.
-
-    :param place: where it is read from, for a message.
-    """
+    """Return name and bytes of the files of a model, and its summary."""
     source = query.source
     try:
         model = read()
@@ -91,7 +88,7 @@ def _headers(
 def _huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
-    files = hub.choose(listing, source)
+    files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
     _files, summary = _headers(query, lambda: web.read_model(url, query.token), f"{repository.repo}, {name}")
     return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, name))
@@ -108,15 +105,15 @@ def _url(query: Query) -> ResolvedSource:
 def _files(
     source: ModelSource, headers: Sequence[Mapping[str, Any]], place: str, url: Callable[[str], str]
 ) -> list[ModelFilePlan]:
-    """The files of a model, with the sha256 of each where the operator gives them."""
+    """Return the files of a model, with the SHA-256 of each if the operator gives them."""
     if source.checksum and len(source.checksum) != len(headers):
         raise Refusal(
-            f"{source.variable} is {place}, a model of {len(headers)} parts, and has {len(source.checksum)} checksums: give one for each part, in "
-            "their order"
+            f"{source.variable} is {place}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: give one for each part, in "
+            "order"
         )
     return [
-        ModelFilePlan(one["name"], source.role, url=url(one["name"]), bytes=one["bytes"], sha256=checksum)
-        for one, checksum in zip(headers, source.checksum or (None,) * len(headers))
+        ModelFilePlan(header["name"], source.role, url=url(header["name"]), bytes=header["bytes"], sha256=checksum)
+        for header, checksum in zip(headers, source.checksum or (None,) * len(headers))
     ]
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resolves the sources of a model to files and reads their headers: on the host where it has them already, and else where they come from."""
+"""Resolution of a model's sources to files, and of their headers: from the host if it has them, or else from their origin."""
 
 from __future__ import annotations
 
@@ -20,54 +20,49 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, ModelSource
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, why
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, lookup
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import (
-    Query,
-    ResolvedSource,
-    Summary,
-)
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, ResolvedSource, Summary
 
 MODULE = "llamacpp.cluster.model_info"
 
 
 class Options(NamedTuple):
-    """Of the module ``model_info``."""
+    """Options of the module ``model_info``."""
 
     prefix: str | None = None
-    """None where the host is not asked for models that can be downloaded."""
+    """Installation; None if the host is not asked for models that can be downloaded."""
     account: str | None = None
     timeout: int = 120
     summary_is_enough: bool = False
-    """Nothing is read of a model whose summary the variables have."""
+    """Whether a summary in the variables makes reading the model unnecessary."""
 
 
 class _Header(NamedTuple):
-    """What a summary says of the files of a model."""
+    """Files of a model in its summary."""
 
     files: tuple[NamedFile, ...] = ()
 
 
 def token_server(requests: Iterable[ModelRequest]) -> str | None:
-    """A URL of the one server that gets the token: that of the first source which takes one, as for the download."""
+    """Return a URL of the one server that receives the token: that of the first source which takes one, as for the download."""
     return next(filter(None, (_server(source) for request in requests for source in request.sources())), None)
 
 
 def resolve(action: Action, request: ModelRequest, options: Options, server: str | None = None) -> dict:
-    """The result of the module ``model_info`` for one model.
+    """Return the result of the module ``model_info`` for one model.
 
-    :param server: of token_server, where the model is one of several.
-    :raises Refusal: it is not there, or cannot be read.
+    :param server: token_server of all models, if there are several.
     """
     resolver = _Resolver(action, request, options, server or token_server([request]))
     sources = {source.role: resolver.source(source) for source in request.sources()}
-    served = sources.get(host_types.MODEL, ResolvedSource(()))
+    main_source = sources.get(host_types.MODEL, ResolvedSource(()))
     return {
         "changed": False,
-        **({"summary": served.summary} if served.summary else {}),
-        "closed": served.closed,
+        **({"summary": main_source.summary} if main_source.summary else {}),
+        "closed": main_source.closed,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
-        "offered": typed_json.dump(list(served.offered)),
+        "offered": typed_json.dump(list(main_source.offered)),
         "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != host_types.MODEL
         },
@@ -82,9 +77,9 @@ class _Resolver:
 
     def source(self, source: ModelSource) -> ResolvedSource:
         if source.path:
-            return self._in_place(source, _entry(self.on_host, "paths", source.path))
+            return self._local(source, _entry(self.on_host, "paths", source.path))
         if source.ollama:
-            return self._of_ollama(source)
+            return self._ollama(source)
         stored = self._stored(source)
         if stored and not self._is_on_controller(source):
             return stored
@@ -96,46 +91,52 @@ class _Resolver:
         return bool(source.copy and reading.from_disk(path, path.exists, self.options.timeout))
 
     def _token(self, source: ModelSource) -> str | None:
-        """The token, for the one server that gets it."""
-        server, allowed = _server(source), self.token_server
-        if not self.request.token_file or not server or not allowed or not web.same_server(server, allowed):
+        """Return the token, for the one server that receives it."""
+        server, token_server = _server(source), self.token_server
+        if not self.request.token_file or not server or not token_server or not web.same_server(server, token_server):
             return None
-        return hub.read_token(lookup.beside(self.folder, self.request.token_file))
+        return hub.read_token(lookup.join_path(self.folder, self.request.token_file))
 
     # ------------------------------------------------------------------------------------------------------------- the host
 
     def _ask_host(self) -> Mapping[str, Any]:
-        """What the host has of the sources; nothing where there is nothing to ask for."""
+        """Return the host's report on the sources; nothing if there is nothing to ask for."""
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
-            "folders": [model_source.folder(prefix, one) for one in sources if prefix and model_source.is_brought(one)],
-            "paths": [one.path for one in sources if one.path],
-            "ollama": [one.ollama for one in sources if one.ollama],
+            "folders": [
+                model_source.folder(prefix, source) for source in sources if prefix and model_source.is_brought(source)
+            ],
+            "paths": [source.path for source in sources if source.path],
+            "ollama": [source.ollama for source in sources if source.ollama],
         }
         if not any(arguments.values()):
             return {}
         account = {"account": self.options.account} if self.options.account else {}
         result = self.action.module(MODULE, **arguments, timeout=self.options.timeout, **account)
         if result.get("failed"):
-            raise Refusal(why(result))
+            raise Refusal(failure_reason(result))
         return result
 
-    def _in_place(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
-        """Files that the host has, where they lie.
+    def _local(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
+        """Return files of the host, at their own paths.
 
-        :param name: of a single file, where its path does not end in it.
+        :param name: name of a single file, unless its path ends in it.
         :raises Refusal: they cannot be read here, or the service cannot read a projector or a draft model.
         """
-        what, path, summary = source.ollama or source.path, str(entry.get("path", source.path)), _summary(source, entry)
+        subject, path, summary = (
+            source.ollama or source.path,
+            str(entry.get("path", source.path)),
+            _summary(source, entry),
+        )
         if entry.get("error") or (source.role == host_types.MODEL and summary is None):
             reason = validation.printable(entry.get("error") or header_summary.NOT_MODELS["mmproj"])
             remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
-            raise Refusal(f"{source.variable} is {what}, which {reason}{remedy}")
+            raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
         if entry.get("closed") and source.role != host_types.MODEL:
             raise Refusal(
-                f"{source.variable} is {what}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
+                f"{source.variable} is {subject}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
             )
-        named = typed_json.reported(self.action.host, str(what), _Header, entry.get("summary") or {}).files
+        named_files = typed_json.reported(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
         files = [
             ModelFilePlan(
                 name or file.name,
@@ -143,26 +144,23 @@ class _Resolver:
                 path if name else f"{posixpath.dirname(path)}/{file.name}",
                 bytes=file.bytes,
             )
-            for file in named
+            for file in named_files
         ]
         return ResolvedSource(files, summary, entry.get("closed"))
 
-    def _of_ollama(self, source: ModelSource) -> ResolvedSource:
-        """A blob that Ollama has on the host.
-
-        :raises Refusal: it has none.
-        """
-        whole = str(source.ollama)
-        entry = _entry(_entry(self.on_host, "ollama", whole), source.role)
+    def _ollama(self, source: ModelSource) -> ResolvedSource:
+        """Return a blob that Ollama has on the host."""
+        name = str(source.ollama)
+        entry = _entry(_entry(self.on_host, "ollama", name), source.role)
         if not entry:
             raise Refusal(
-                f"{source.variable} is {whole}, which Ollama on {self.action.host} does not have in a folder that the account which connects can read: "
-                "run ollama pull there, open the folder, or set llama_model_huggingface to a repository with this model"
+                f"{source.variable} is {name}, which Ollama on {self.action.host} does not have in a folder that the connecting account can read: "
+                "run ollama pull there, make the folder readable, or set llama_model_huggingface to a repository with this model"
             )
-        return self._in_place(source, entry, ollama.file_name(whole))
+        return self._local(source, entry, ollama.file_name(name))
 
     def _stored(self, source: ModelSource) -> ResolvedSource | None:
-        """What the host has of a source, so that no server is asked; None where it has nothing whole."""
+        """Return the complete files of a source on the host, so that no server is asked; None without them."""
         entry, files = self._download(source), self._recorded(source)
         summary = _summary(source, entry)
         if not files or entry.get("whole") is not True or (source.role == host_types.MODEL and not summary):
@@ -170,18 +168,18 @@ class _Resolver:
         return ResolvedSource(files, summary, entry.get("closed"))
 
     def _download(self, source: ModelSource) -> Mapping[str, Any]:
-        """What the host reports of the folder of a source."""
+        """Return the host's report on the folder of a source."""
         return _entry(self.on_host, "folders", model_source.folder(str(self.options.prefix), source))
 
     def _recorded(self, source: ModelSource) -> list[ModelFilePlan]:
-        """The files of a source's record; none where it has something else."""
+        """Return the files of a source's record; none if it has another form."""
         try:
             files = typed_json.parse(DownloadRecord, self._download(source)).files
         except typed_json.Mismatch:
             return []
-        wanted = hub.COMMIT if source.huggingface else ""
+        revision_pattern = hub.COMMIT if source.huggingface else ""
         if any(
-            download_record.problem_of_name(file.name) or not re.fullmatch(wanted, file.revision or "")
+            download_record.problem_of_name(file.name) or not re.fullmatch(revision_pattern, file.revision or "")
             for file in files
         ):
             return []
@@ -191,7 +189,7 @@ class _Resolver:
         ]
 
     def _url(self, source: ModelSource, file: StoredFile) -> str:
-        """Where a file of a record comes from: the host has no say in whom a token is sent to, or what leaves the controller."""
+        """Return the origin of a file in a record. The host must not decide which server receives a token, or which file leaves the controller."""
         name = download_record.base_name(file.name)
         if source.huggingface:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
@@ -201,20 +199,20 @@ class _Resolver:
 
 
 def _server(source: ModelSource) -> str | None:
-    """A URL of the server that may ask for a token."""
+    """Return a URL of the server that may ask for a token."""
     return hub.endpoint() if source.huggingface else source.url
 
 
 def _entry(reported: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
-    """An entry of what a host reports, which may be anything."""
+    """Return an entry of a host's report, which may have any form."""
     for key in keys:
-        found = reported.get(key)
-        reported = found if isinstance(found, Mapping) else {}
+        value = reported.get(key)
+        reported = value if isinstance(value, Mapping) else {}
     return reported
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
-    """A summary that a host reports, which planning checks; None of a projector in place of a model, and the other way round."""
+    """Return a summary that a host reports, which planning checks; None if it is that of a projector in place of a model, or the reverse."""
     summary = entry.get("summary")
     if not isinstance(summary, Mapping):
         return None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dashboards for Grafana, from the description in dashboards.yml: what is the same for all panels of a kind stands here."""
+"""Dashboards for Grafana, from the description in dashboards.yml: this module adds what all panels of a kind have in common."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 
 DESCRIPTION = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
-"""Of Grafana 11; newer ones bring a dashboard up to date when they load it."""
+"""Schema of Grafana 11; newer versions convert a dashboard when they load it."""
 COLUMNS, HEIGHT = 24, 8
-"""Of Grafana's grid, and of a row of panels there."""
+"""Columns of Grafana's grid, and height of a row of panels."""
 TAG = "llamacpp"
-LINK = {
+DASHBOARD_LINK = {
     "type": "dashboards",
     "title": "llama.cpp",
     "tags": [TAG],
@@ -30,26 +30,26 @@ LINK = {
     "keepTime": True,
     "includeVars": True,
 }
-"""To the others."""
+"""Link to the other dashboards."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-LAST = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
+LAST_VALUE = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "timeseries": {
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {
-        **LAST,
+        **LAST_VALUE,
         "orientation": "horizontal",
         "colorMode": "value",
         "graphMode": "none",
         "textMode": "value_and_name",
     },
-    "names": {**LAST, "orientation": "horizontal", "colorMode": "value", "graphMode": "none", "textMode": "name"},
-    "bargauge": {**LAST, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
+    "names": {**LAST_VALUE, "orientation": "horizontal", "colorMode": "value", "graphMode": "none", "textMode": "name"},
+    "bargauge": {**LAST_VALUE, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
 }
-"""Kind of a panel → its options; Grafana has defaults for others. ``names`` shows series by their legends, those of 0 in green and those of 1 in red."""
-PLANNED = {
+"""Kind of a panel → its options; Grafana has defaults for others. ``names`` shows series by their legends: value 0 in green, value 1 in red."""
+PLANNED_LINES = {
     "matcher": {"id": "byRegexp", "options": "/planned/"},
     "properties": [
         {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}},
@@ -57,47 +57,50 @@ PLANNED = {
         {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
     ],
 }
-"""For lines with ``planned`` in their legend: of no colour, and out of the legend, in which those of several models have no room."""
+"""Override for lines with ``planned`` in their legend: no colour, and not in the legend, which has no space for several models."""
 
 
 class Panel(NamedTuple):
-    """A picture of some queries."""
+    """A panel with some queries."""
 
     title: str
     queries: Mapping[str, str]
-    """legend → PromQL, in which the dashboard's ``where``, in braces, replaces ``{}``"""
+    """Legend → PromQL, in which the dashboard's ``selector``, in braces, replaces ``{}``."""
     kind: Annotated[str, tuple(OPTIONS)] = "timeseries"
     unit: str = "short"
-    """as Grafana calls it"""
-    says: str = ""
-    """what it means, where its title does not tell"""
+    """Unit in Grafana's notation."""
+    description: str = ""
+    """Explanation, unless the title is enough."""
     red_from: float | None = None
-    """value; Grafana's own is 80, of whatever"""
+    """Value from which it is red; Grafana's own default is 80 for any unit."""
 
 
 class Dashboard(NamedTuple):
     """A page."""
 
     title: str
-    where: str
-    """labels by which its variables select"""
+    selector: str
+    """Labels by which its variables select."""
     variables: Mapping[str, str]
-    """name → metric whose label of that name has the values"""
+    """Name → metric whose label of that name has the values."""
     rows: tuple[tuple[Panel, ...], ...]
 
 
-def described() -> dict[str, Dashboard]:
-    """Name of a dashboard → its description."""
-    return {name: typed_json.parse(Dashboard, given) for name, given in yaml_load(DESCRIPTION.read_text()).items()}
+def read_dashboards() -> dict[str, Dashboard]:
+    """Return name of a dashboard → its description."""
+    return {
+        name: typed_json.parse(Dashboard, description)
+        for name, description in yaml_load(DESCRIPTION.read_text()).items()
+    }
 
 
 def _variable(name: str, metric: str) -> dict[str, Any]:
-    shown = {"name": name, "type": "query", "label": name, "datasource": SOURCE, "refresh": 2, "sort": 1}
-    several = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
-    return {**shown, **several, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
+    properties = {"name": name, "type": "query", "label": name, "datasource": SOURCE, "refresh": 2, "sort": 1}
+    choices = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
+    return {**properties, **choices, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
 
 
-def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
     over_time = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
@@ -107,16 +110,16 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
         "id": number,
         "type": "stat" if panel.kind == "names" else panel.kind,
         "title": panel.title,
-        "description": panel.says,
+        "description": panel.description,
         "datasource": SOURCE,
-        "gridPos": place,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED] if over_time else []},
+        "gridPos": position,
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if over_time else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
                 "refId": chr(ord("A") + index),
                 "datasource": SOURCE,
-                "expr": query.replace("{}", f"{{{where}}}"),
+                "expr": query.replace("{}", f"{{{selector}}}"),
                 "legendFormat": legend,
                 "instant": not over_time,
                 "range": over_time,
@@ -126,12 +129,12 @@ def _panel(number: int, panel: Panel, where: str, place: Mapping[str, int]) -> d
     }
 
 
-def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
-    """The JSON of a dashboard."""
-    places = []
+def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
+    """Return the JSON of a dashboard."""
+    panels = []
     for number, row in enumerate(dashboard.rows):
-        place = {"h": HEIGHT, "w": COLUMNS // len(row), "y": HEIGHT * number}
-        places += [(panel, {**place, "x": place["w"] * at}) for at, panel in enumerate(row)]
+        row_position = {"h": HEIGHT, "w": COLUMNS // len(row), "y": HEIGHT * number}
+        panels += [(panel, {**row_position, "x": row_position["w"] * position}) for position, panel in enumerate(row)]
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
     return {
         "uid": f"llamacpp-{name}",
@@ -139,14 +142,19 @@ def page(name: str, dashboard: Dashboard) -> dict[str, Any]:
         "tags": [TAG],
         "schemaVersion": SCHEMA_VERSION,
         "graphTooltip": 1,
-        "links": [LINK],
+        "links": [DASHBOARD_LINK],
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "templating": {"list": [source, *(_variable(*given) for given in dashboard.variables.items())]},
-        "panels": [_panel(number, panel, dashboard.where, at) for number, (panel, at) in enumerate(places, 1)],
+        "panels": [
+            _panel(number, panel, dashboard.selector, position) for number, (panel, position) in enumerate(panels, 1)
+        ],
     }
 
 
 def files() -> dict[str, str]:
-    """Name of a file → the JSON of a dashboard, for Grafana's provisioning or its import."""
-    return {f"{name}.json": json.dumps(page(name, given), indent=1) + "\n" for name, given in described().items()}
+    """Return name of a file → JSON of a dashboard, for Grafana's provisioning or its import."""
+    return {
+        f"{name}.json": json.dumps(dashboard_json(name, dashboard), indent=1) + "\n"
+        for name, dashboard in read_dashboards().items()
+    }

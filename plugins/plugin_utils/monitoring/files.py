@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What watches a cluster: files for a Prometheus and a Grafana."""
+"""Monitoring of a cluster: files for a Prometheus and a Grafana."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards
 
 PORT = 9100
-"""Of node exporter."""
-JOB = "llamacpp"
-"""The rules name it."""
+"""Port of node exporter."""
+JOB_NAME = "llamacpp"
+"""Job in Prometheus, which the rules name."""
 RULES = Path(__file__).with_name("llamacpp.rules.yml")
 
 
-def watch(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Name of a file → its text.
+def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return name of a file → its text.
 
-    :param addresses: of the cluster's hosts, at which Prometheus reaches them.
-    :raises Refusal: nothing would be seen.
+    :raises Refusal: Prometheus would see nothing.
     """
-    silent = [name for name, host in plan.hosts.items() if not host.metrics]
-    if silent:
+    hosts_without_metrics = [name for name, host in plan.hosts.items() if not host.metrics]
+    if hosts_without_metrics:
         raise Refusal(
-            f"{', '.join(silent)} writes no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then this playbook again."
+            f"{', '.join(hosts_without_metrics)} writes no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then this "
+            "playbook again."
         )
     local = [name for name in plan.hosts if names.is_loopback(addresses[name])]
     if 0 < len(local) < len(plan.hosts):
         raise Refusal(
-            f"Other hosts do not reach {local[0]} at {addresses[local[0]]}: set its ansible_host to a numeric IPv4 address of their network."
+            f"Other hosts cannot reach {local[0]} at {addresses[local[0]]}: set its ansible_host to a numeric IPv4 address of their network."
         )
     targets = [
         {
@@ -47,8 +47,8 @@ def watch(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
         }
         for name in plan.hosts
     ]
-    scrape = {"job_name": JOB, "file_sd_configs": [{"files": ["targets-*.json"]}]}
-    whole = {
+    scrape = {"job_name": JOB_NAME, "file_sd_configs": [{"files": ["targets-*.json"]}]}
+    configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"{names.LOOPBACK}:9093"]}]}]},
         "rule_files": [RULES.name],
@@ -57,21 +57,17 @@ def watch(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
     return {
         f"targets-{plan.cluster}.json": json.dumps(targets, indent=1) + "\n",
         "scrape.yml": _yaml({"scrape_configs": [scrape]}),
-        "prometheus.yml": _yaml(whole),
+        "prometheus.yml": _yaml(configuration),
         RULES.name: RULES.read_text(),
         **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
     }
 
 
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """At which others reach a host; its own where Ansible runs on it.
-
-    :param variables: of the host.
-    :raises Refusal: it is not known.
-    """
-    given = str(variables.get("ansible_host") or name)
-    if cluster_inputs.is_numeric(given):
-        return given
+    """Return the address at which others reach a host; its own if Ansible runs on it."""
+    address = str(variables.get("ansible_host") or name)
+    if cluster_inputs.is_numeric(address):
+        return address
     if variables.get("ansible_connection") == "local":
         return names.LOOPBACK
     if not facts.get("reached_at"):

@@ -10,38 +10,38 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-NAMES = ("what", "t/s", "predicted", "of that", "why not")
+TITLES = ("test", "t/s", "predicted", "share", "reason")
 
 
 def speed(cell: Cell) -> str:
-    """``28.87 ± 0.11``, as llama-bench shows it; empty without a measurement."""
+    """Return ``28.87 ± 0.11``, as llama-bench shows it; empty without a measurement."""
     return f"{cell.measured.mean:.2f} ± {cell.measured.deviation:.2f}" if cell.measured else ""
 
 
 def row(cell: Cell) -> list[str]:
-    """A cell, in the order of NAMES."""
-    part = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
+    """Return a cell, in the order of TITLES."""
+    share = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
-    why_not = "" if cell.measured else cell.skipped or "it was not its turn yet"
-    return [cell.name, speed(cell), predicted, part, why_not]
+    obstacle = "" if cell.measured else cell.skipped or "not measured yet"
+    return [cell.name, speed(cell), predicted, share, obstacle]
 
 
 def as_markdown(record: Benchmark) -> str:
-    """The table of all cells."""
-    rows = [list(NAMES), *map(row, record.cells)]
+    """Return the table of all cells."""
+    rows = [list(TITLES), *map(row, record.cells)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(one, widths)) for one in rows]
+    lines = [" | ".join(cell.ljust(width) for cell, width in zip(cells, widths)) for cells in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
     table = "".join(f"| {line} |\n" for line in lines)
     return f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}.\n\n{table}".replace("<", "&lt;")
 
 
 def view(record: Benchmark) -> dict[str, Any]:
-    """What the page's template takes of a benchmark."""
+    """Return the values of a benchmark for the page's template."""
     return {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.time)),
         "record": record,
         "done": sum(bool(cell.measured) for cell in record.cells),
-        "names": NAMES,
+        "names": TITLES,
         "rows": list(map(row, record.cells)),
     }

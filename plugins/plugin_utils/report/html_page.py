@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of a plan, of its verification and of its measurements, as one HTML file that needs nothing else."""
+"""The page of a plan, its verification and its measurements, as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table, bundle, plan_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
+    benchmark_table,
+    bundle,
+    memory_text,
+    plan_text,
+    speed_text,
+)
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def _printable(value: Any) -> Any:
-    """What an expression of the template shows, whoever wrote it."""
+    """Return the printable value of an expression of the template."""
     if value is None:
         return ""
     return validation.printable(value, None) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -37,7 +44,7 @@ def _anchor(title: str) -> str:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_printable
+        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
     environment.filters.update(anchor=_anchor)
     return environment
@@ -50,24 +57,29 @@ def _share(part: float, whole: float) -> str:
 def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
-        whole = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: plan_text.size_of(entry, part) for part in plan_text.PARTS}
+        capacity = max(entry.capacity_mib, entry.total_mib, 1)
+        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PARTS}
         label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
                 "entry": entry,
-                "over": plan_text.overcommitted(entry),
-                "said": f"{label} of {entry.capacity_mib:.0f} MiB",
+                "over": memory_text.overcommitment(entry),
+                "label": f"{label} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (part, _share(size, whole)) for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
+                    (part, _share(size, capacity))
+                    for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [plan_text.amount(entry, part) for part in plan_text.PARTS],
+                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PARTS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
             }
         )
-    notes = [*plan_text.auxiliary_models(plan), *plan_text.uncounted(plan), *plan_text.reasons(plan)]
-    return {"rows": rows, "beside": bool(plan.auxiliary_models), "notes": notes}
+    notes = [
+        *memory_text.auxiliary_model_lines(plan),
+        *memory_text.uncounted_models(plan),
+        *memory_text.reason_lines(plan),
+    ]
+    return {"rows": rows, "has_auxiliary": bool(plan.auxiliary_models), "notes": notes}
 
 
 def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
@@ -82,10 +94,10 @@ def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
 
 
 def _topology(plan: Plan) -> dict[str, Any]:
-    """The head with its own devices, and a branch for each host that lends some."""
+    """Return the head with its own devices, and a branch for each host with workers."""
     local: list[plan_text.TopologyRow] = []
     branches: dict[str, list[plan_text.TopologyRow]] = {}
-    for row in plan_text.topology(plan):
+    for row in plan_text.topology_rows(plan):
         if row.endpoint:
             branches.setdefault(row.host, []).append(row)
         else:
@@ -104,18 +116,18 @@ def _topology(plan: Plan) -> dict[str, Any]:
 def _commands(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
-            "host": one.host,
-            "service": one.name,
+            "host": command.host,
+            "service": command.name,
             "lines": plan_text.command_lines(
-                one.argv,
+                command.argv,
                 {
                     name: value if bundle.is_shown(name, value) else redaction.marker(f"value of {name}")
-                    for name, value in one.environment.items()
+                    for name, value in command.environment.items()
                 },
                 "",
             ),
         }
-        for one in plan_text.commands(plan)
+        for command in plan_text.commands(plan)
     ]
 
 
@@ -125,58 +137,56 @@ def _versions(plan: Plan) -> list[str]:
         for build in host.builds:
             options = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
             rows.append([name, build.id, build.backend, options])
-    return plan_text.table(rows).splitlines() if len(rows) > 1 else []
+    return tables.table(rows).splitlines() if len(rows) > 1 else []
 
 
 def _checks(report: Report) -> dict[str, Any]:
     counts = Counter(check.status for check in report.checks)
-    said = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "not tested") if counts[status])
+    summary = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "not tested") if counts[status])
     return {
         "rows": report.checks,
-        "said": f"Of {len(report.checks)} checks: {said}." if report.checks else "Nothing was checked.",
+        "summary": f"Of {len(report.checks)} checks: {summary}." if report.checks else "Nothing was checked.",
     }
 
 
-def _of_plan(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
-    """What the template takes of a plan, the names of its parts in ``parts``."""
-    other = plan_text.plan_parts(plan, changes)
-    refused = "Refused" in other
-    view: dict[str, Any] = {"memories": {}, "other": other, "refused": plan.reasons if refused else []}
-    names = [name for name in other if name != "Refused"]
+def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the plan's values for the template, the names of its parts in ``parts``."""
+    parts = plan_text.plan_parts(plan, changes)
+    refused = "Refused" in parts
+    view: dict[str, Any] = {"memories": {}, "other": parts, "refused": plan.reasons if refused else []}
+    names = [name for name in parts if name != "Refused"]
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            models=plan_text.model_rows(plan),
-            notes=[plan_text.TAKING_TURNS, plan_text.about_first(plan)],
-            memories={title: _memory(one) for title, one in plan_text.memories(plan).items()},
+            models=speed_text.model_rows(plan),
+            notes=[plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
+            memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
-            speed={"rows": plan_text.speed_rows(plan), "notes": plan_text.speed_notes(plan)},
+            speed={"rows": speed_text.speed_rows(plan), "notes": speed_text.speed_notes(plan)},
         )
-        other["Versions"] = _versions(plan)
-        names += ["Versions"] if other["Versions"] else []
+        parts["Versions"] = _versions(plan)
+        names += ["Versions"] if parts["Versions"] else []
     return {**view, "parts": ["Refused"] * refused + names}
 
 
 def page(
     plan: Plan | Refused | None,
     changes: Sequence[str] = (),
-    verified: Report | None = None,
-    measured: Benchmark | None = None,
+    verification: Report | None = None,
+    benchmark: Benchmark | None = None,
 ) -> str:
-    """HTML of a plan, a refused one too, with what was verified and measured of it.
-
-    :param plan: None leaves its parts out.
-    :param changes: what site.yml would change.
-    """
-    view = _of_plan(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
-    refused = [name for name in view["parts"] if name == "Refused"]
-    first = [name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])]
-    rest = [name for name in view["parts"] if name not in (*refused, *first)]
-    checks = ["Checks"] if verified else []
-    whose = measured.cluster if measured else verified.cluster if verified else ""
+    """Return the HTML of a plan, also a refused one, with its verification and measurements."""
+    view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
+    refused_parts = [name for name in view["parts"] if name == "Refused"]
+    first_parts = [
+        name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])
+    ]
+    other_parts = [name for name in view["parts"] if name not in (*refused_parts, *first_parts)]
+    checks = ["Checks"] if verification else []
+    cluster = benchmark.cluster if benchmark else verification.cluster if verification else ""
     title, *subtitle = (
-        plan_text.plan_title(plan) if plan else [f"{'Benchmark' if measured else 'Verification'} of {whose}"]
+        plan_text.plan_title(plan) if plan else [f"{'Benchmark' if benchmark else 'Verification'} of {cluster}"]
     )
     return (
         _environment()
@@ -184,13 +194,19 @@ def page(
         .render(
             {
                 **view,
-                "style": Markup((HERE / "page.css").read_text()),
-                "measured": benchmark_table.view(measured) if measured else {},
+                "style": Markup((FOLDER / "page.css").read_text()),
+                "measured": benchmark_table.view(benchmark) if benchmark else {},
                 "plan": plan,
                 "title": title.strip(),
                 "subtitle": " ".join(line.strip() for line in subtitle),
-                "checks": _checks(verified) if verified else None,
-                "parts": [*refused, *checks, *first, *(["Measured and predicted"] if measured else []), *rest],
-            },
+                "checks": _checks(verification) if verification else None,
+                "parts": [
+                    *refused_parts,
+                    *checks,
+                    *first_parts,
+                    *(["Measured and predicted"] if benchmark else []),
+                    *other_parts,
+                ],
+            }
         )
     )

@@ -6,146 +6,53 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt, replies
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     AdvisoryPlan,
-    AuxiliaryModelPlan,
     DevicePlacement,
-    Estimate,
     LinkEstimate,
     Plan,
     Refused,
 )
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
-WIDTH = 100
-"""Columns of the page."""
-BAR = 26
-PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
-AUXILIARY = "░"
-"""Of a projector and a draft model."""
-ROLES = {"mmproj": "projector", "draft": "draft model"}
-FREE = "·"
 SHOWN_OF_COMMIT = 12
 SHOWN_DIFFERENCES = 12
-"""Of each host; the JSON of the plan and the run itself name them all."""
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; the last one is not padded."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip() for row in rows
-    )
-
-
-def _wrapped(start: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
-    """MiB of a device's weights, kv or compute."""
-    sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
-    return sizes[part]
-
-
-def amount(entry: DevicePlacement, part: str) -> str:
-    """The same as text, with ≤ before an upper bound."""
-    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.0f}"
-
-
-def overcommitted(entry: DevicePlacement) -> str:
-    """Like «≤ 115 %» where weights, KV cache and compute buffers together exceed what a device can hold, or nothing."""
-    share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
-    return f"≤ {math.ceil(share)} %" if share > 100 else ""
-
-
-def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
-    """A device's memory: weights, KV cache and compute buffers, of what it can hold. Each of them gets a column at least, as does what is free."""
-    whole = max(entry.capacity_mib, entry.total_mib, 1)
-    sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
-    sizes[AUXILIARY] = entry.auxiliary_mib
-    sizes[FREE] = whole - entry.total_mib
-    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
-    for _more in range(width - len(columns)):
-        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
-    return "".join(sign * count for sign, count in columns.items())
-
-
-# ------------------------------------------------------------------------------------------------------- before a run
+"""Number of differences for each host; the JSON of the plan and the run itself name them all."""
 
 
 def plan_table(plan: Plan) -> str:
-    """Release, source, and where the layers are: the first parts of the page."""
-    parts, shown = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
+    """Return the first parts of the page: release, source, and the devices of the layers."""
+    parts, titles = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
     uncached = [
-        line for worker, why in _workers_without_cache(plan) for line in _wrapped("  ", f"no cache on {worker}: {why}")
+        line
+        for worker, reason in _workers_without_cache(plan)
+        for line in tables.wrap("  ", f"no cache on {worker}: {reason}")
     ]
     lines = [*plan_title(plan), *uncached]
-    for title in shown:
+    for title in titles:
         lines += ["", *parts.get(title, [])]
     return "\n".join([*lines, ""])
 
 
-TAKING_TURNS = "They take turns: a request for another one waits until that is loaded."
-
-
-def model_rows(plan: Plan) -> list[list[str]]:
-    """Of several models: what each is, how fast, and how long a change to it takes. A row of titles is the first one."""
-    rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
-    for model in plan.head.models or ():
-        estimate = model.estimate
-        weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
-        loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
-        speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
-        called = ", ".join([model.name, *model.aliases])
-        rows.append([called, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
-    return rows
+ONE_AT_A_TIME = "One is loaded at a time: a request for another model waits while it loads."
 
 
 def about_first(plan: Plan) -> str:
-    return f"What follows is about {plan.head.models[0].name}, where it names no model." if plan.head.models else ""
-
-
-def memories(plan: Plan) -> dict[str, Plan]:
-    """Title → whose memory it is, of each model as if it were alone."""
-    others = zip((plan.head.models or ())[1:], plan.each()[1:])
-    return {"Memory": plan, **{f"Memory of {model.name}": one for model, one in others}}
-
-
-def _without_a_worker(plan: Plan) -> list[str]:
-    """Which of several models can be loaded while a worker is away, a line for each."""
-    rows = []
-    for name, host in plan.hosts.items():
-        for worker in host.workers:
-            served = [
-                model.name
-                for model in plan.head.models or ()
-                if worker.endpoint not in {entry.endpoint for entry in model.placement}
-            ]
-            if worker.used:
-                rows.append([f"without {name}:{worker.name}:", f"still served: {', '.join(served) or 'none'}"])
-    return table(rows).splitlines() if rows else []
+    return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
 
 
 def source_of(plan: Plan) -> str:
-    """Where the model's files come from, how many and how large they are; empty where they are used as they lie on the head, and of several."""
+    """Return the origin, number and size of the model's files; nothing for files on the head or several models."""
     model = plan.model
     if model.source.partition(":")[0] not in ("huggingface", "url", "copy") or plan.head.models:
         return ""
@@ -158,40 +65,17 @@ def source_of(plan: Plan) -> str:
 
 
 def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
-    """HOST:NAME of each worker that gets all of its layers over the network at each load, and why it caches none of the model's large tensors."""
+    """Return HOST:NAME of each worker that receives all of its layers over the network at each load, and the reason."""
     return [
-        (f"{name}:{worker.name}", worker.cache_why)
-        for name, host in plan.hosts.items()
+        (f"{host_name}:{worker.name}", worker.cache_why)
+        for host_name, host in plan.hosts.items()
         for worker in host.workers
         if plan.model.large_tensor_bytes and worker.used and not worker.cache
     ]
 
 
-def request_lines(plan: Plan) -> list[str]:
-    """How to ask the server, as a shell takes it."""
-    question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
-    path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
-    question |= (
-        replies.question_without_text("Once upon a time")
-        if path
-        else {"prompt": "", "temperature": 0}
-        if plan.each()[0].model.known_answer
-        else {"prompt": "Once upon a time", "max_tokens": 32}
-    )
-    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
-    return command_lines(
-        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------- the page
-
-
 def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
-    """The whole plan, at most WIDTH columns wide where names allow.
-
-    :param changes: what site.yml would change.
-    """
+    """Return the whole plan, at most WIDTH columns wide if names allow."""
     lines = plan_title(plan)
     for title, part in plan_parts(plan, changes).items():
         lines += ["", title, *part]
@@ -202,47 +86,57 @@ def plan_title(plan: Plan | Refused) -> list[str]:
     if isinstance(plan, Refused):
         return [f"  {plan.cluster} has no plan"]
     source, protocol = source_of(plan), plan.release.protocol or "of an unknown version"
-    served = ", ".join(model.name for model in plan.head.models or (plan.model,))
+    models = ", ".join(model.name for model in plan.head.models or (plan.model,))
     return [
-        *_wrapped("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {served}"),
-        *(_wrapped("  ", f"from {source}") if source else []),
+        *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {models}"),
+        *(tables.wrap("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
-        *_wrapped("  ", _origin(plan)),
-        *(_wrapped("  ", f"auto is {plan.release.source}: {plan.release.why}") if plan.release.why else []),
+        *tables.wrap("  ", _origin(plan)),
+        *(
+            tables.wrap("  ", f"llama_release: auto picks {plan.release.source}: {plan.release.why}")
+            if plan.release.why
+            else []
+        ),
     ]
 
 
 def _origin(plan: Plan) -> str:
-    """Where the release comes from, and who compiles."""
+    """Return the origin of the release and the hosts that compile it."""
     release = plan.release
-    known = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
-    where = known.get(release.source) or release.repository or release.url or release.path
-    by = ", ".join(
+    origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
+    origin = origins.get(release.source) or release.repository or release.url or release.path
+    builders = ", ".join(
         dict.fromkeys(build.builder for host in plan.hosts.values() for build in host.builds if build.cmake_options)
     )
-    return f"which comes from {where}{f' and is compiled on {by}, for minutes where it is new' if by else ''}"
+    return f"source: {origin}{f'; compiled on {builders} (takes minutes the first time)' if builders else ''}"
 
 
 def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
-    """Title → lines of each part of the page that is not empty."""
-    refused = {"Refused": [line for reason in plan.reasons for line in _wrapped("  ", reason)]}
+    """Return title → lines of each part of the page that is not empty."""
+    refused = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
     if isinstance(plan, Refused):
         return dict(refused)
     parts = {
-        "Models": [*table(model_rows(plan)).splitlines(), f"  {TAKING_TURNS}", *_wrapped("  ", about_first(plan))]
+        "Models": [
+            *tables.table(speed_text.model_rows(plan)).splitlines(),
+            f"  {ONE_AT_A_TIME}",
+            *tables.wrap("  ", about_first(plan)),
+        ]
         if plan.head.models
         else [],
         "Topology": _topology(plan),
         **{
-            title: _memory(one) if one.placement or one.auxiliary_models else []
-            for title, one in memories(plan).items()
+            title: memory_text.memory_lines(model_plan) if model_plan.placement or model_plan.auxiliary_models else []
+            for title, model_plan in memory_text.memory_plans(plan).items()
         },
-        "Commands": _commands(plan),
+        "Commands": commands_page(plan),
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
-        "Predicted speed": _speed(plan),
-        "What the network adds": _network(plan),
-        "While a worker is away": _without_a_worker(plan) if plan.head.models else _fallbacks(plan),
+        "Predicted speed": speed_text.speed_lines(plan),
+        "Network overhead": speed_text.network_lines(plan),
+        "While a worker is away": speed_text.served_without_worker(plan)
+        if plan.head.models
+        else speed_text.fallback_lines(plan),
         "What site.yml would change": changes,
         **refused,
     }
@@ -250,7 +144,7 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
 
 
 class TopologyRow(NamedTuple):
-    """A device and what it gets. ``link`` is None where the head drives it itself."""
+    """A device and its layers. ``link`` is None if the head drives it itself."""
 
     host: str
     device: str
@@ -259,13 +153,13 @@ class TopologyRow(NamedTuple):
     link: LinkEstimate | None
 
     def link_text(self) -> str:
-        """Kind and time of the link, or nothing."""
+        """Return kind and latency of the link, or nothing."""
         link = self.link
         return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
 
 
-def topology(plan: Plan) -> list[TopologyRow]:
-    """All devices with layers in llama-server's order; the head's processor first, where it keeps some beside others."""
+def topology_rows(plan: Plan) -> list[TopologyRow]:
+    """Return all devices with layers in llama-server's order; the head's processor first if it has some too."""
     head = plan.head
     links = {link.endpoint: link for link in plan.estimate.links}
     devices = {worker.endpoint: worker.device for host in plan.hosts.values() for worker in host.workers}
@@ -285,15 +179,15 @@ def _range(start: int, count: int) -> str:
 
 
 def _layers(entry: DevicePlacement, start: int) -> str:
-    """What a device gets, like «layers 4 to 7, output»."""
+    """Return the layers of a device, like «layers 4 to 7, output»."""
     parts = [_range(start, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
     if not parts:
-        return "tensors that llama_server_override_tensor names" if entry.weights_mib else "no layer"
+        return "tensors from llama_server_override_tensor" if entry.weights_mib else "no layer"
     return ", ".join(parts)
 
 
 def unused_workers(plan: Plan) -> str:
-    """Workers that are declared and get no layer."""
+    """Return the declared workers without a layer."""
     workers = [
         f"{name} {worker.device} {worker.endpoint}"
         for name, host in plan.hosts.items()
@@ -310,73 +204,105 @@ def unused_workers(plan: Plan) -> str:
 
 def _topology(plan: Plan) -> list[str]:
     head = plan.head
-    rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology(plan)]
+    rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology_rows(plan)]
     lines = [f"  {head.host}  llama-server, {head.url}"]
     if rows:
         rows[-1][0] = "└─"
-        lines += table(rows).splitlines()
+        lines += tables.table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
     unused = unused_workers(plan)
-    return lines + (_wrapped("  declared and not used: ", unused) if unused else [])
+    return lines + (tables.wrap("  declared but unused: ", unused) if unused else [])
 
 
-def _memory(plan: Plan) -> list[str]:
-    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
-    for entry in plan.placement:
-        models = _auxiliary_models_on(plan, entry.device)
-        total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
-        note = "too little" if total > entry.capacity_mib else overcommitted(entry)
-        sizes = [amount(entry, part) for part in PARTS]
-        rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
-        rows += map(_auxiliary_row, models)
-    elsewhere = {model.device for model in plan.auxiliary_models} - {entry.device for entry in plan.placement}
-    for device in sorted(elsewhere, key=str):
-        rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
-        rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
-    signs = {**PARTS, **({"beside the model": AUXILIARY} if plan.auxiliary_models else {})}
-    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
-    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
-    return [*table(rows).splitlines(), footer, *uncounted(plan), *reasons(plan)]
-
-
-def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
-    """Projector and draft model that are on a device; None is the head's processor."""
-    return [model for model in plan.auxiliary_models if model.device == device]
-
-
-def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
-    sizes = [f"≤ {size_of(model, part):.0f}" for part in PARTS]
-    return [f"  {ROLES[model.role]}", "", *sizes, "compute assumed" if model.assumed else ""]
-
-
-def auxiliary_models(plan: Plan) -> list[str]:
-    """Projector and draft model, for a page without rows for them."""
+def _ports(plan: Plan) -> list[str]:
     lines = []
-    for model in plan.auxiliary_models:
-        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
-        place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
-        assumed = " (assumed)" if model.assumed else ""
-        lines += _wrapped("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed}")
+    for name, host in plan.hosts.items():
+        ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for rule in host.firewall:
+            ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
+        unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
+        closed_by = host.firewall_manager or (unit if host.unit_closes else "")
+        closed = (
+            f"blocked for everyone else by {closed_by}" if closed_by else "not blocked for others by this collection"
+        )
+        closed += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
+        for (address, sources), numbers in ports.items():
+            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            lines += tables.wrap("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
+    for worker in plan.external_workers:
+        text = f"{worker.host}  {worker.endpoint}: run elsewhere; its clients are unknown"
+        lines += tables.wrap("  ", text)
+    return lines or ["  none: the workers listen on loopback only"]
+
+
+def advisory_title(advisory: AdvisoryPlan) -> str:
+    """Return a title like «error, accepted: ID on HOST»."""
+    hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
+    return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
+
+
+def _advisories(plan: Plan) -> list[str]:
+    lines = []
+    for entry in plan.advisories:
+        lines.append(f"  {advisory_title(entry)}")
+        for text in (entry.message, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
+            lines += tables.wrap("      ", text)
+    return lines or ["  none"]
+
+
+def changes_of(
+    plan: Plan,
+    restarts: Mapping[str, Sequence[str]],
+    drifts: Mapping[str, Drift],
+    uncompared: Mapping[str, str],
+    packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
+) -> list[str]:
+    """Return what an apply would change: each host's releases, packages, differences and restarts."""
+    lines = []
+    for name, drift in drifts.items():
+        packages = {package for tools in packages_by_tool.get(name, {}).values() for package in tools.values()}
+        if not drift.differences and not restarts[name] and not packages:
+            lines.append(f"  {name}  is as planned")
+            continue
+        lines.append(f"  {name}")
+        planned_builds = {build.id for build in plan.hosts[name].builds}
+        lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned_builds]
+        lines += [f"    + {build} would be installed" for build in drift.missing_builds]
+        if packages:
+            lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
+        rest = [difference.text for difference in drift.differences if difference.kind != "release"]
+        for text in rest[:SHOWN_DIFFERENCES]:
+            lines += tables.wrap("    ~ ", text)
+        if len(rest) > SHOWN_DIFFERENCES:
+            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
+        for service in restarts[name]:
+            verb = "started" if drift.services[service].state == STOPPED else "restarted"
+            lines += tables.wrap("    ! ", f"{service} would be {verb}")
+    for name, reason in uncompared.items():
+        lines += tables.wrap("  ", f"{name}  was not compared: {reason}")
     return lines
 
 
-def uncounted(plan: Plan) -> list[str]:
-    """What the sizes of devices do not contain, or nothing."""
-    left_out = {name for entry in plan.placement for name in entry.without}
-    return _wrapped("  without ", ", ".join(sorted(left_out))) if left_out else []
-
-
-def reasons(plan: Plan) -> list[str]:
-    """Why each device gets what it gets, those with the same reason in one line."""
-    devices: dict[str, list[str]] = {}
-    for entry in plan.placement:
-        devices.setdefault(entry.reason, []).append(entry.device)
-    return [line for reason, alike in devices.items() for line in _wrapped("  ", f"{', '.join(alike)}: {reason}")]
+def request_lines(plan: Plan) -> list[str]:
+    """Return a request to the server as a shell command."""
+    question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
+    path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
+    question |= (
+        replies.question_without_text("Once upon a time")
+        if path
+        else {"prompt": "", "temperature": 0}
+        if plan.per_model()[0].model.known_answer
+        else {"prompt": "Once upon a time", "max_tokens": 32}
+    )
+    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
+    return command_lines(
+        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
+    )
 
 
 def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:
-    """A command as a shell takes it, an option and its value on one line, none longer than the page where that can be."""
+    """Return a shell command with an option and its value on each line, no line longer than the page if possible."""
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     for word in map(shlex.quote, argv):
         if words and words[-1].startswith("-") and " " not in words[-1] and not word.startswith("-"):
@@ -385,7 +311,7 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: st
             words.append(word)
     lines = [start]
     for word in words:
-        if len(lines[-1]) + len(word) + 3 > WIDTH and lines[-1].strip():
+        if len(lines[-1]) + len(word) + 3 > tables.WIDTH and lines[-1].strip():
             lines[-1] += "\\"
             lines.append(start + "  ")
         lines[-1] += word + " "
@@ -393,11 +319,11 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: st
 
 
 class Command(NamedTuple):
-    """What runs on a host, or is started by llama-server there for one of several models."""
+    """A program that a service, or llama-server itself, runs on a host."""
 
     host: str
     name: str
-    """of the service, or of the model"""
+    """Name of the service or of the model."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -411,221 +337,9 @@ def commands(plan: Plan) -> list[Command]:
     return [*started, *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ())]
 
 
-def _commands(plan: Plan) -> list[str]:
+def commands_page(plan: Plan) -> list[str]:
     return [
         line
-        for one in commands(plan)
-        for line in (f"  {one.host}  {one.name}", *command_lines(one.argv, one.environment))
+        for command in commands(plan)
+        for line in (f"  {command.host}  {command.name}", *command_lines(command.argv, command.environment))
     ]
-
-
-def _ports(plan: Plan) -> list[str]:
-    lines = []
-    for name, host in plan.hosts.items():
-        ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for rule in host.firewall:
-            ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
-        unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
-        closed_by = host.firewall_manager or (unit if host.unit_closes else "")
-        closed = f"closed to others by {closed_by}" if closed_by else "not closed to others by this collection"
-        closed += " beside the key of its tunnel" if host.tunnel_keys and name != plan.head.host else ""
-        for (address, sources), numbers in ports.items():
-            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
-            lines += _wrapped("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
-    for worker in plan.external_workers:
-        text = f"{worker.host}  {worker.endpoint}: run elsewhere; who can connect is not known here"
-        lines += _wrapped("  ", text)
-    return lines or ["  none: the workers listen on loopback only"]
-
-
-def advisory_title(advisory: AdvisoryPlan) -> str:
-    """Like «error, accepted: ID on HOST»."""
-    hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
-    return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
-
-
-def _advisories(plan: Plan) -> list[str]:
-    lines = []
-    for entry in plan.advisories:
-        lines.append(f"  {advisory_title(entry)}")
-        for text in (entry.message, f"Remedy: {entry.remedy}", f"See {entry.reference}"):
-            lines += _wrapped("      ", text)
-    return lines or ["  none"]
-
-
-RATES = {
-    "table": "taken from a table by name and architecture",
-    "assumed": "assumed for at least one of them",
-}
-
-
-def makes_text(plan: Plan) -> bool:
-    return plan.estimate.generation_range is not None
-
-
-def speed_rows(plan: Plan) -> list[list[str]]:
-    """What is predicted, how much, and what limits it; nothing where the model does not fit."""
-    estimate = plan.estimate
-    if estimate.load_s is None:
-        return []
-    generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
-    return [
-        ["generation", *(generation if makes_text(plan) else ["none: this model makes no text", ""])],
-        ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
-        ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
-        *_proof_row(plan),
-        *(
-            [
-                f"after {speed.context} tokens",
-                f"{speed.generation_range} tokens per second",
-                f"prompts: {speed.prompt_range}",
-            ]
-            for speed in estimate.at_context
-        ),
-        *(
-            [
-                f"a prompt of {prompt.tokens}",
-                f"{prompt.speed_range} tokens per second",
-                f"{'pipeline, ' * prompt.pipelined}-b {prompt.batch} -ub {prompt.micro_batch}",
-            ]
-            for prompt in filter(None, [estimate.prompt])
-        ),
-    ]
-
-
-def _proof_row(plan: Plan) -> list[list[str]]:
-    proof = plan.head.proof
-    if not proof:
-        return []
-    if not proof.layers:
-        return [["proof", "none", proof.reason or ""]]
-    missing = "" if proof.every_kind else ", not one of every kind" if proof.experts else ", none of them with experts"
-    layers = f"{len(proof.layers)} of {plan.model.layers} layers{missing}"
-    return [["proof", f"{proof.seconds} seconds", f"once, by {layers}; then {proof.outage_s} s without an answer"]]
-
-
-def speed_notes(plan: Plan) -> list[str]:
-    """What the best host alone would do, and what the prediction rests on."""
-    estimate, best = plan.estimate, plan.estimate.best_single_host
-    speed = "does not hold the model"
-    if best.fits and estimate.load_s is not None and not makes_text(plan):
-        speed = f"{best.prompt_range} tokens per second in prompts"
-    elif best.fits:
-        speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
-    used = {entry.host for entry in plan.placement}
-    used |= {plan.head.host} if plan.head.cpu.layers or not plan.placement else set()
-    return [
-        *([f"{best.host} alone: {speed}"] if best.fits or used != {best.host} else []),
-        f"Of five measurements, four lay in the range that was predicted for them. "
-        f"Rates of devices are {RATES[estimate.rates or 'assumed']}; how fast the head reads the model is assumed. "
-        "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has a cache of the model.",
-        *_correction(estimate),
-        _conversations(plan),
-        *_sleep(plan),
-    ]
-
-
-def _correction(estimate: Estimate) -> list[str]:
-    """What the cluster itself measured, which the speeds count with."""
-    found = estimate.correction
-    if not found:
-        return []
-    by = f"corrected by {found.factor:.2g}, measured on {found.date} with {found.model} and {found.release}"
-    return [f"Generation is {by}; prompts, one host alone and fallbacks are as predicted."]
-
-
-def _conversations(plan: Plan) -> str:
-    """What the head keeps of conversations."""
-    head = plan.head
-    if not makes_text(plan):
-        return "No conversations are kept, since there are none."
-    memory = f"MiB of the memory of {head.host}"
-    kept = f"Conversations that left their slot are kept in {head.prompt_cache_mib} {memory}"
-    if not head.prompt_cache_mib:
-        kept = "Conversations that left their slot are not kept"
-    points = f" Checkpoints of context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
-    return f"{kept}.{points}"
-
-
-def _sleep(plan: Plan) -> list[str]:
-    """When llama-server frees its model, and what that costs the next request."""
-    idle = f"After {plan.head.idle_seconds} seconds without a request llama-server frees its model and the memory of workers"
-    return [f"{idle}; the next request waits for the load."] if plan.head.idle_seconds else []
-
-
-def _speed(plan: Plan) -> list[str]:
-    rows = speed_rows(plan)
-    notes = [line for note in speed_notes(plan) for line in _wrapped("  ", note)] if rows else []
-    return [*table(rows).splitlines(), *notes] if rows else []
-
-
-def _network(plan: Plan) -> list[str]:
-    estimate = plan.estimate
-    if not estimate.links:
-        return ["  nothing: no worker is used"]
-    kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
-    ways = ", ".join(f"{time:g} ms by {kind} ({'measured' if known else 'assumed'})" for kind, time, known in kinds)
-    return _wrapped(
-        "  ",
-        f"about {estimate.network_ms_per_token:.1f} ms for each token, with what workers need beside computing; one way takes "
-        f"{ways}.",
-    )
-
-
-def _fallbacks(plan: Plan) -> list[str]:
-    """What is served while a used worker is away, a line for each."""
-    rows = [
-        [
-            f"without {entry.without}:",
-            f"fits, {entry.generation_range} tokens per second" if makes_text(plan) else "fits",
-        ]
-        for entry in plan.fallbacks
-    ]
-    for entry in plan.no_fallback:
-        missing = entry.missing_mib
-        why = f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
-        rows.append([f"without {entry.without}:", why])
-    after = plan.head.fallback_after
-    meaning = f"llama_server_fallback is true: where it fits, that is served after {after} seconds."
-    if after is None:
-        meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
-    return [*table(rows).splitlines(), *_wrapped("  ", meaning)] if rows else []
-
-
-def changes_of(
-    plan: Plan,
-    restarts: Mapping[str, Sequence[str]],
-    drifts: Mapping[str, Drift],
-    unasked: Mapping[str, str],
-    lacking: Mapping[str, Mapping[str, Mapping[str, str]]],
-) -> list[str]:
-    """What an apply would change: each host's releases, packages, differences and restarts.
-
-    :param restarts: host → services that have to be restarted.
-    :param drifts: hosts that were compared → how they differ.
-    :param unasked: host → why it was not compared.
-    :param lacking: as changes.missing_tools returns it.
-    """
-    lines = []
-    for name, drift in drifts.items():
-        packages = {package for tools in lacking.get(name, {}).values() for package in tools.values()}
-        if not drift.differences and not restarts[name] and not packages:
-            lines.append(f"  {name}  is as planned")
-            continue
-        lines.append(f"  {name}")
-        planned = {build.id for build in plan.hosts[name].builds}
-        lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned]
-        lines += [f"    + {build} would be installed" for build in drift.missing_builds]
-        if packages:
-            lines += _wrapped("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
-        rest = [difference.text for difference in drift.differences if difference.kind != "release"]
-        for text in rest[:SHOWN_DIFFERENCES]:
-            lines += _wrapped("    ~ ", text)
-        if len(rest) > SHOWN_DIFFERENCES:
-            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
-        for service in restarts[name]:
-            verb = "started" if drift.services[service].state == STOPPED else "restarted"
-            lines += _wrapped("    ! ", f"{service} would be {verb}")
-    for name, reason in unasked.items():
-        lines += _wrapped("  ", f"{name}  was not compared: {reason}")
-    return lines

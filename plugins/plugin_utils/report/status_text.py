@@ -10,24 +10,24 @@ from collections.abc import Iterator
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 LAST_RESTARTS = 3
-"""That are shown; the JSON has all that the launcher keeps."""
+"""Number of restarts to show; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
-"""Of each host; the JSON has all."""
-STATES = {**serving.TEXTS, "starting": "is started again"}
-"""States of a cluster that are shown in other words."""
+"""Number of differences to show for each host; the JSON has all."""
+STATES = {**serving.TEXTS, "starting": "is restarting"}
+"""Words for states of a cluster."""
 LABEL, LONGEST_NAME = 10, 24
-"""Columns of the names on the left, and of names in tables: longer ones end in an ellipsis."""
+"""Columns of the names on the left, and of names in tables: longer names end in an ellipsis."""
 
 
 def _gib(mib: int | None) -> str:
     return "" if mib is None else f"{mib / 1024:.1f}"
 
 
-def _of(free: int | None, total: int | None) -> str:
+def _free_of_total(free: int | None, total: int | None) -> str:
     if free is None:
         return f"? of {_gib(total)}" if total is not None else ""
     return f"{_gib(free)} of {_gib(total)}" if total is not None else _gib(free)
@@ -37,11 +37,11 @@ def _short(text: str, longest: int = LONGEST_NAME) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _row(start: str, text: str) -> list[str]:
-    """A name and a text, which goes on below itself."""
+def _labelled_lines(start: str, text: str) -> list[str]:
+    """Return a name and a text, which continues below itself."""
     return textwrap.wrap(
         text,
-        plan_text.WIDTH,
+        tables.WIDTH,
         initial_indent=f"  {start.ljust(LABEL)}",
         subsequent_indent=" " * (LABEL + 2),
         break_on_hyphens=False,
@@ -50,29 +50,31 @@ def _row(start: str, text: str) -> list[str]:
 
 def _cluster_lines(status: types.Status) -> list[str]:
     cluster = status.cluster
-    lasts = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
-    since = f" for {units.duration(lasts)}" if lasts is not None else ""
-    without = f" without {', '.join(cluster.without)}" * bool(cluster.without)
-    lines = [*_row("state", f"{STATES.get(cluster.state, cluster.state)}{without}{since}")]
+    seconds = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
+    duration = f" for {units.duration(seconds)}" if seconds is not None else ""
+    missing_workers = f" without {', '.join(cluster.without)}" * bool(cluster.without)
+    lines = [*_labelled_lines("state", f"{STATES.get(cluster.state, cluster.state)}{missing_workers}{duration}")]
     if cluster.load:
-        lines += _row("loaded", loading.progress_sentence(cluster.load))
+        lines += _labelled_lines("loaded", loading.progress_sentence(cluster.load))
     if cluster.url:
         models = ", ".join(f"{model.name} {model.state}" for model in cluster.models)
         lines += [
-            *_row("url", cluster.url),
-            *(_row("models", models) if models else _row("model", cluster.model or "")),
-            *_row("release", _release_text(cluster)),
+            *_labelled_lines("url", cluster.url),
+            *(_labelled_lines("models", models) if models else _labelled_lines("model", cluster.model or "")),
+            *_labelled_lines("release", _release_text(cluster)),
         ]
     if cluster.verified:
         verified = cluster.verified
-        result = ("passed" if verified.passed else "failed") + ", but it slept and was asked nothing" * verified.asleep
-        lines += _row("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
+        result = (
+            "passed" if verified.passed else "failed"
+        ) + ", but the model was asleep and not tested" * verified.asleep
+        lines += _labelled_lines("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
     elif cluster.state not in ("unknown", "not installed"):
-        lines += _row("verified", "no verification known to the head")
+        lines += _labelled_lines("verified", "never: the head has no record")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
-        lines += _row("restarts", f"{cluster.restarts} of llama-server")
+        lines += _labelled_lines("restarts", f"{cluster.restarts} of llama-server")
         for restart in cluster.last_restarts[:LAST_RESTARTS]:
-            lines += _row("", f"{units.duration(restart.age_s)} ago: {restart.text}")
+            lines += _labelled_lines("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines
 
 
@@ -82,13 +84,13 @@ def _release_text(cluster: types.ClusterStatus) -> str:
         return ""
     build = f"build {planned.build}, " if planned.build else ""
     text = f"{planned.ref} ({build}RPC protocol {planned.protocol or 'unknown'})"
-    judged = {
+    verdicts = {
         True: "all hosts are as planned",
         False: "not all hosts are as planned",
         None: "not all hosts were compared",
     }
     runs = f"; runs {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)
-    return f"{text}, {judged[cluster.as_planned]}{runs}"
+    return f"{text}, {verdicts[cluster.as_planned]}{runs}"
 
 
 def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
@@ -97,23 +99,23 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
     if host.resources is None:
         yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
         return
-    found = host.resources
-    disk = min((disk.free_mib for disk in found.disks if disk.free_mib is not None), default=None)
-    differences = len(cluster_status.serious(host))
+    resources = host.resources
+    disk = min((disk.free_mib for disk in resources.disks if disk.free_mib is not None), default=None)
+    differences = len(cluster_status.serious_differences(host))
     plan = "not compared" if host.differences is None else f"differs ({differences})" if differences else "as planned"
     yield [
         name,
-        _of(found.memory_free_mib, found.memory_total_mib),
+        _free_of_total(resources.memory_free_mib, resources.memory_total_mib),
         _gib(disk),
-        units.duration(found.uptime_s),
+        units.duration(resources.uptime_s),
         plan if host.installed else "not installed",
     ]
-    for device in found.devices:
+    for device in resources.devices:
         name = f"  {_short(device.name, LONGEST_NAME - 2)}"
-        yield [name, _of(device.free_mib, device.total_mib), "", "", ""]
-        shared = _of(device.shared_free_mib, device.shared_total_mib)
+        yield [name, _free_of_total(device.free_mib, device.total_mib), "", "", ""]
+        shared = _free_of_total(device.shared_free_mib, device.shared_total_mib)
         if shared:
-            yield ["    of the host's (GTT)", shared, "", "", ""]
+            yield ["    host memory (GTT)", shared, "", "", ""]
 
 
 def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
@@ -133,24 +135,24 @@ def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
 
 
 def _difference_lines(host: types.HostStatus) -> Iterator[str]:
-    serious = cluster_status.serious(host) if host.installed else []
+    serious = cluster_status.serious_differences(host) if host.installed else []
     for entry in serious[:SHOWN_DIFFERENCES]:
-        yield from _row("", f"{host.name}: {entry.text}")
+        yield from _labelled_lines("", f"{host.name}: {entry.text}")
     if len(serious) > SHOWN_DIFFERENCES:
-        yield from _row("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
+        yield from _labelled_lines("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
 
 
 def text_of(status: types.Status) -> str:
-    """The status for a person, at most plan_text.WIDTH columns wide where names allow."""
+    """Return the status for a person, at most tables.WIDTH columns wide if names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     notes = [line for host in status.hosts for line in _difference_lines(host)]
     health = "healthy" if not status.problems else "NOT HEALTHY"
     lines = ["", f"  {status.cluster.name}  {health}"]
-    lines += [line for problem in status.problems for line in _row("problem", problem)]
+    lines += [line for problem in status.problems for line in _labelled_lines("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += plan_text.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
+    lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
     if workers:
         head = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *plan_text.table([head, *workers]).splitlines()]
+        lines += ["", *tables.table([head, *workers]).splitlines()]
     return "\n".join([*lines, *([""] if notes else []), *notes, ""])

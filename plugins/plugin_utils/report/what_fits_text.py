@@ -8,8 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import GIB, ORDER, Question, Row
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 
 def text_of(rows: Sequence[Row], question: Question) -> str:
@@ -18,15 +18,15 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
     for row in rows:
         if row.why_not:
-            reason = textwrap.shorten(row.why_not, plan_text.WIDTH, placeholder=" …")
+            reason = textwrap.shorten(row.why_not, tables.WIDTH, placeholder=" …")
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
     intro = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(intro, plan_text.WIDTH),
-            *("\n" + plan_text.table(part) for part in (served_rows, other_rows) if part[1:]),
+            *textwrap.wrap(intro, tables.WIDTH),
+            *("\n" + tables.table(part) for part in (served_rows, other_rows) if part[1:]),
             "",
         ]
     )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packed releases that a host has built, in the controller's cache: what the builder packed first is what all other hosts of its kind get."""
+"""Packed releases in the controller's cache: all hosts of a kind get the first release that their builder packed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,13 @@ class CachedBuild:
         self._archive = cache.root() / self._name / f"{identity}{store.PACKED}"
 
     def archive(self) -> Path | None:
-        """The packed release, if it is there."""
+        """Return the packed release, if it is there."""
         return self._archive if self._archive.exists() else None
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
-        """A path to which the caller brings the packed release."""
-        with (
-            cache.exclusive_folder(self._name, "llama_build_share") as folder,
-            cache.work(folder) as work,
-        ):
+        """Yield a path to which the caller brings the packed release."""
+        with cache.exclusive_folder(self._name, "llama_build_share") as folder, cache.work(folder) as work:
             packed = Path(work) / self._archive.name
             yield packed
             if not self.archive():  # another controller may have brought one, which is on its way to hosts

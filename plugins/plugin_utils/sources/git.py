@@ -1,9 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the controller asks git: the commit behind a name, the number of a build, and a commit's tree as an archive.
+"""The controller's use of git: the commit of a name, the number of a build, and a commit's tree as an archive.
 
-Repositories and names come from an inventory: git gets them as arguments of their own, after a ``--``, and no helper programs.
+Repositories and names come from an inventory: git gets them as separate arguments, after a ``--``, and no helper programs.
+
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REMOTE = "asked"
 
 
 class GitError(Exception):
-    """The message is what git said, in one line."""
+    """Error whose message is git's own, in one line."""
 
 
 class NotFound(GitError):
@@ -55,54 +56,54 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
     if process.returncode:
-        said = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
-        missing = "couldn't find remote ref" in said or "not our ref" in said
-        raise (NotFound if missing else GitError)(validation.printable(said))
+        message = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
+        missing = "couldn't find remote ref" in message or "not our ref" in message
+        raise (NotFound if missing else GitError)(validation.printable(message))
     return process.stdout
 
 
-def place(repository: str) -> str:
-    """A path of the controller as an absolute one; anything else as it is."""
+def absolute_path(repository: str) -> str:
+    """Return a path of the controller as an absolute one; anything else unchanged."""
     if "://" in repository or (":" in repository.split("/", maxsplit=1)[0]):
         return repository
     return os.path.abspath(os.path.expanduser(repository))
 
 
 def commit_of(repository: str, name: str) -> str | None:
-    """The commit behind a tag or a branch of a repository, or None where it has neither. A tag wins, as for git itself."""
+    """Return the commit of a tag or a branch, or None if the repository has neither. A tag wins, as in git itself."""
     names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
-    listing = _run(["ls-remote", "--", place(repository), *names], LOOK_UP_SECONDS)
+    listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
     commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
     return next((commits[full] for full in names if full in commits), None)
 
 
 @contextmanager
-def _fetch(repository: str, revision: str, beside: Path, *options: str) -> Iterator[tuple[Path, str]]:
-    """A bare repository with what was fetched, for as long as it is needed, and the commit."""
-    with tempfile.TemporaryDirectory(dir=beside) as work:
+def _fetch(repository: str, revision: str, parent: Path, *options: str) -> Iterator[tuple[Path, str]]:
+    """Yield a temporary bare repository with the fetched objects, and the commit."""
+    with tempfile.TemporaryDirectory(dir=parent) as work:
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
-        remote = ["-c", f"remote.{REMOTE}.url={place(repository)}"]
-        given = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
-        _run([*remote, "fetch", *given, "--", REMOTE, revision], FETCH_SECONDS, folder)
+        remote = ["-c", f"remote.{REMOTE}.url={absolute_path(repository)}"]
+        options_of_fetch = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
+        _run([*remote, "fetch", *options_of_fetch, "--", REMOTE, revision], FETCH_SECONDS, folder)
         yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
 
 
-def count(repository: str, commit: str, beside: Path) -> int:
-    """How many commits lead to this one, which upstream calls the number of the build."""
-    local = place(repository).startswith(("/", "file:"))
+def count_commits(repository: str, commit: str, parent: Path) -> int:
+    """Return the number of commits up to this one, which upstream uses as build number."""
+    local = absolute_path(repository).startswith(("/", "file:"))
     # Over a network commits come without trees. A repository on this machine is at hand, and one whose history was cut off would let
     # git before 2.44 start itself without end to look for the rest.
     options = ["--update-shallow"] if local else ["--filter=tree:0"]
-    with _fetch(repository, commit, beside, *options) as (folder, head):
+    with _fetch(repository, commit, parent, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
-            raise GitError("its history is not complete there")
+            raise GitError("its history is incomplete there")
         return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
 
 
 def archive(repository: str, revision: str, target: Path) -> str:
-    """Writes the tree of a commit or tag as a tar archive with one folder, the same one each time; returns the commit."""
+    """Write the tree of a commit or tag as a tar archive with one folder, always the same bytes; return the commit."""
     with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
-        written = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target}"]
-        _run(["archive", *written, commit], FETCH_SECONDS, folder)
+        output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target}"]
+        _run(["archive", *output_options, commit], FETCH_SECONDS, folder)
     return commit

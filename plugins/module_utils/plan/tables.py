@@ -1,0 +1,31 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tables and paragraphs for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+WIDTH = 100
+"""Columns of the page."""
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return columns as wide as they must be; the last one is not padded."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip() for row in rows
+    )
+
+
+def wrap(start: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,111 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The memory of a plan's devices as text."""
+
+from __future__ import annotations
+
+import math
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    AuxiliaryModelPlan,
+    DevicePlacement,
+    Plan,
+)
+
+BAR = 26
+PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
+AUXILIARY = "░"
+"""Sign of a projector and of a draft model."""
+ROLES = {"mmproj": "projector", "draft": "draft model"}
+FREE = "·"
+
+
+def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
+    """Return the MiB of a device's weights, kv or compute."""
+    sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
+    return sizes[part]
+
+
+def amount_text(entry: DevicePlacement, part: str) -> str:
+    """Return the same as text, with ≤ before an upper bound."""
+    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.0f}"
+
+
+def overcommitment(entry: DevicePlacement) -> str:
+    """Return text like «≤ 115 %» if weights, KV cache and compute buffers together may exceed the device's capacity, or nothing."""
+    share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
+    return f"≤ {math.ceil(share)} %" if share > 100 else ""
+
+
+def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
+    """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
+    whole = max(entry.capacity_mib, entry.total_mib, 1)
+    sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
+    sizes[AUXILIARY] = entry.auxiliary_mib
+    sizes[FREE] = whole - entry.total_mib
+    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
+    for _column in range(width - len(columns)):
+        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
+    return "".join(sign * count for sign, count in columns.items())
+
+
+def memory_plans(plan: Plan) -> dict[str, Plan]:
+    """Return title → plan, one for each model as if it were the only one."""
+    next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
+    return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
+    for entry in plan.placement:
+        models = _auxiliary_models_on(plan, entry.device)
+        total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
+        note = "too little" if total > entry.capacity_mib else overcommitment(entry)
+        sizes = [amount_text(entry, part) for part in PARTS]
+        rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
+        rows += map(_auxiliary_row, models)
+    other_devices = {model.device for model in plan.auxiliary_models} - {entry.device for entry in plan.placement}
+    for device in sorted(other_devices, key=str):
+        rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
+        rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
+    signs = {**PARTS, **({"auxiliary models": AUXILIARY} if plan.auxiliary_models else {})}
+    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
+
+
+def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
+    """Return projector and draft model on a device; None is the head's processor."""
+    return [model for model in plan.auxiliary_models if model.device == device]
+
+
+def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
+    sizes = [f"≤ {size_of(model, part):.0f}" for part in PARTS]
+    return [f"  {ROLES[model.role]}", "", *sizes, "compute assumed" if model.assumed else ""]
+
+
+def auxiliary_model_lines(plan: Plan) -> list[str]:
+    """Return projector and draft model, for a page without rows for them."""
+    lines = []
+    for model in plan.auxiliary_models:
+        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
+        place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
+        assumed = " (assumed)" if model.assumed else ""
+        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed}")
+    return lines
+
+
+def uncounted_models(plan: Plan) -> list[str]:
+    """Return the models that the sizes of devices do not contain, or nothing."""
+    names = {name for entry in plan.placement for name in entry.without}
+    return tables.wrap("  not counted: ", ", ".join(sorted(names))) if names else []
+
+
+def reason_lines(plan: Plan) -> list[str]:
+    """Return the reason for each device's layers, devices with the same reason in one line."""
+    devices: dict[str, list[str]] = {}
+    for entry in plan.placement:
+        devices.setdefault(entry.reason, []).append(entry.device)
+    return [line for reason, names in devices.items() for line in tables.wrap("  ", f"{', '.join(names)}: {reason}")]
