@@ -93,4 +93,6 @@ def _check(path: Path, model: RealModel, fault: str, remedy: str) -> None:
 
 if __name__ == "__main__":
     name, link = sys.argv[1:]
-    Path(link).symlink_to(path_of({"smollm2": SMOLLM2, "gemma": GEMMA}[name]))
+    path = path_of({"smollm2": SMOLLM2, "gemma": GEMMA}[name])
+    Path(link).unlink(missing_ok=True)
+    Path(link).symlink_to(path)
