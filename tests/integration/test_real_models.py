@@ -17,8 +17,8 @@ sys.path.append(str(ROOT / "tests"))
 import real_models  # it lies in the folder of the line before
 
 PARAGRAPHS = (ROOT / "tests/integration/data/paragraphs.txt").read_text().strip().split("\n\n")
-PROMPT_WORDS = (40, 70, 105, 145)
-"""Lengths of the prompts that each paragraph begins with: 50 to 200 tokens."""
+PROMPT_WORDS = (50, 75, 100, 125, 149)
+"""Lengths of the prompts that are cut from each paragraph: 50 to 200 tokens."""
 GENERATED, SCORED = 8, 24
 """Numbers of tokens that a prompt generates, and that the perplexity counts."""
 
@@ -67,7 +67,7 @@ def test_workers_compute_what_one_process_computes(programs, workers, tmp_path, 
     path = real_models.path_of(model)
     results = []
     for count in range(4):
-        placed, arguments = planned(path, workers, (1,) * count, **({} if count else alone))
+        placed, arguments = planned(path, workers, (1,) * count, threads=1, **({} if count else alone))
         with running(programs, arguments, tmp_path) as log:
             results.append((completions(), perplexity()))
         assert not compared(placed, start_log.buffers(log.read_text())), count
