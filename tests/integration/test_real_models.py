@@ -82,11 +82,12 @@ def test_workers_compute_what_one_process_computes(programs, workers, tmp_path, 
 CONTEXT = 256
 """Tokens that each of four clients has."""
 VARIABLES = {
+    "llama_proof": "never",
     "llama_placement": "all",
     "llama_server_context": 4 * CONTEXT,
     "llama_server_parallel": 4,
 }
-CAPITALS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Germany": "Berlin"}
+CAPITALS = {"France": "Paris", "Germany": "Berlin", "Japan": "Tokyo", "Russia": "Moscow"}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def client(served):
 
 
 def chat(client, country="France", **options):
-    messages = [{"role": "user", "content": f"What is the capital of {country}?"}]
+    messages = [{"role": "user", "content": f"Name the capital of {country}."}]
     return client.chat.completions.create(
         model="any", messages=messages, **{"temperature": 0, "max_tokens": 32, **options}
     )
@@ -161,18 +162,18 @@ def test_four_clients_at_once_get_their_own_replies(client):
         assert capital in reply.choices[0].message.content
 
 
-def test_a_client_that_disconnects_frees_its_slot(served, client):
-    stream = chat(client, stream=True, max_tokens=-1, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    assert any(slot["is_processing"] for slot in slots(served))
-    stream.close()
-    until(lambda: not any(slot["is_processing"] for slot in slots(served)))
-    assert "Paris" in chat(client).choices[0].message.content
-
-
 def slots(cluster):
     with urllib.request.urlopen(f"{cluster.url}/slots", timeout=30) as reply:
         return json.load(reply)
+
+
+def test_a_client_that_disconnects_frees_its_slot(served, client):
+    stream = chat(client, stream=True, max_tokens=-1, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    (used,) = (slot["id"] for slot in slots(served) if slot["is_processing"])
+    stream.close()
+    (freed,) = until(lambda: [slot for slot in slots(served) if slot["id"] == used and not slot["is_processing"]])
+    assert freed["n_prompt_tokens"] < CONTEXT - 1, "the server went on until the context was full"
 
 
 def test_a_context_is_filled_to_its_last_token(client):
@@ -203,8 +204,8 @@ def test_two_models_answer_behind_one_url(served, client):
     assert result.status == "successful", result.text
     assert {model.id for model in client.models.list()} == {"chat", "text"}
     for _turn in range(2):
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        messages = [{"role": "user", "content": "Name the capital of France."}]
         reply = client.chat.completions.create(model="chat", messages=messages, temperature=0, max_tokens=16)
         assert "Paris" in reply.choices[0].message.content
-        reply = client.completions.create(model="text", prompt="The capital of France is", temperature=0, max_tokens=8)
-        assert "Paris" in reply.choices[0].text
+        reply = client.completions.create(model="text", prompt="Paris is the capital of", temperature=0, max_tokens=8)
+        assert "France" in reply.choices[0].text
