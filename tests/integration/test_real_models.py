@@ -19,14 +19,15 @@ import real_models  # it lies in the folder of the line before
 PARAGRAPHS = (ROOT / "tests/integration/data/paragraphs.txt").read_text().strip().split("\n\n")
 PROMPT_WORDS = (50, 75, 100, 125, 149)
 """Lengths of the prompts that are cut from each paragraph: 50 to 200 tokens."""
+URL = f"http://127.0.0.1:{SERVER_PORT}"
 GENERATED, SCORED = 8, 24
 """Numbers of tokens that a prompt generates, and that the perplexity counts."""
 
 
-def asked(path, **body):
-    """Return what the server that test_placement runs answers."""
+def asked(path, url=URL, **body):
+    """Return the reply of llama-server to its own kind of request."""
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{SERVER_PORT}{path}", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as reply:
         return json.load(reply)
 
@@ -104,20 +105,22 @@ def client(served):
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=120, max_retries=0)
 
 
+def question(country):
+    return [{"role": "user", "content": f"Name the capital of {country}."}]
+
+
 def chat(client, country="France", **options):
-    messages = [{"role": "user", "content": f"Name the capital of {country}."}]
-    return client.chat.completions.create(
-        model="any", messages=messages, **{"temperature": 0, "max_tokens": 32, **options}
-    )
+    options = {"model": "any", "temperature": 0, "max_tokens": 32, **options}
+    return client.chat.completions.create(messages=question(country), **options)
 
 
 def test_a_chat_uses_the_template_of_the_file(served, client):
-    reply = chat(client)
-    assert "Paris" in reply.choices[0].message.content
-    assert reply.choices[0].finish_reason == "stop"
-    assert "You are a helpful AI assistant named SmolLM" in str(
-        client.post("/../apply-template", cast_to=dict, body={"messages": [{"role": "user", "content": "x"}]})
-    )
+    reply = chat(client).choices[0]
+    assert "Paris" in reply.message.content
+    assert reply.finish_reason == "stop"
+    prompt = asked("/apply-template", served.url, messages=question("France"))["prompt"]
+    assert "You are a helpful AI assistant named SmolLM" in prompt
+    assert asked("/completion", served.url, prompt=prompt, temperature=0)["content"] == reply.message.content
 
 
 def test_a_stream_says_what_a_whole_reply_says(client):
@@ -204,8 +207,6 @@ def test_two_models_answer_behind_one_url(served, client):
     assert result.status == "successful", result.text
     assert {model.id for model in client.models.list()} == {"chat", "text"}
     for _turn in range(2):
-        messages = [{"role": "user", "content": "Name the capital of France."}]
-        reply = client.chat.completions.create(model="chat", messages=messages, temperature=0, max_tokens=16)
-        assert "Paris" in reply.choices[0].message.content
+        assert "Paris" in chat(client, model="chat").choices[0].message.content
         reply = client.completions.create(model="text", prompt="Paris is the capital of", temperature=0, max_tokens=8)
         assert "France" in reply.choices[0].text
