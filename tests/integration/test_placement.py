@@ -1,5 +1,6 @@
 """Holds what planning says of each device against every buffer that the real server tells of in its log."""
 
+import contextlib
 import subprocess
 import urllib.error
 import urllib.request
@@ -62,8 +63,9 @@ def worker_at(endpoint):
     return Worker("one", "here", endpoint, endpoint, endpoint, "cpu", "cpu", "CPU", capacity_mib=0, shared=True)
 
 
-def logged(programs, arguments, folder):
-    """Buffers of the log of one start."""
+@contextlib.contextmanager
+def running(programs, arguments, folder):
+    """Run a llama-server until it is healthy; yield the path of its log."""
     path = folder / "log"
     with path.open("w") as stream:
         process = subprocess.Popen(
@@ -79,9 +81,16 @@ def logged(programs, arguments, folder):
 
     try:
         until(healthy)
+        yield path
     finally:
         process.terminate()
         process.wait()
+
+
+def logged(programs, arguments, folder):
+    """Buffers of the log of one start."""
+    with running(programs, arguments, folder) as path:
+        pass
     return start_log.buffers(path.read_text())
 
 
