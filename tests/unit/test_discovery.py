@@ -285,7 +285,7 @@ def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
     discover._read_discovered(
         "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
     )
-    with pytest.raises(Refusal, match="reports of links and models is not as"):
+    with pytest.raises(Refusal, match="report of a about links and models does not match"):
         discover._read_discovered("a", {"discovered": said})
 
 

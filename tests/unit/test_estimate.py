@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, site
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, speed_text
 from conftest import identity, typed
 from support.clusters import accelerator, strix_halos
@@ -168,7 +168,7 @@ def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):
 
 def test_one_layer_that_proves_is_said_as_one(big_model):
     plan = typed(serves(strix_halos(1, 69), big_model).plan())
-    assert speed_text.speed_rows(plan)[3][2] == "once, with the first layer"
+    assert speed_text.speed_rows(plan)[3][2].startswith("once, by 1 of 80 layers; then ")
 
 
 def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):

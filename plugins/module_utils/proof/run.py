@@ -29,10 +29,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Side, Verdict, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
+    Proof,
+    ProofWork,
+    Record,
+    Side,
+    Verdict,
+)
 
 FOLDER, LOCK_SECONDS = "proof", 600
-"""Folder of the files of a proof, and for how long another proof is waited for: one whose playbook was killed goes on."""
+"""Folder of the files of a proof, and time to wait for another proof, which continues after its playbook was killed."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
@@ -51,28 +57,28 @@ LATE = re.compile(f"was not healthy|{replies.LATE}")
 PLACE = "[.][a-z]+:[0-9]+: "
 """How llama.cpp names the line of its source at which it aborts. Lines of its other threads may come later."""
 TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
-"""In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
+"""Pattern of a log line with a reason, in any case. No frame of a backtrace matches it."""
 MOST_TELLING = (PLACE, "error loading model", TELLING)
 Owner = Callable[[str, int, Collection[int]], bool]
 """Whether one of some processes listens on an address and port."""
 
 
 class Failure(Exception):
-    """A side, or its model, gives no answers: why, with the line of llama-server's log that tells most."""
+    """A side, or its model, gives no answers. The text has the reason and the most telling line of llama-server's log."""
 
 
 class Reference(NamedTuple):
-    """What the devices are compared with."""
+    """Reference for the devices: the processor's answers."""
 
     tokens: Tokens
     answers: Sequence[Answer]
     bounds: Bounds
 
 
-def prepare(work: Work, owner: Owner) -> bool:
-    """Compute the reference beside the server that still runs, if there is memory for it; returns whether it is there. The devices' proof uses it.
+def prepare(work: ProofWork, owner: Owner) -> bool:
+    """Compute the reference while the server still runs, if there is memory for it. Return whether it exists. The devices' proof uses it.
 
-    :raises BusyError: another proof goes on here for long.
+    :raises BusyError: another proof takes too long here.
     """
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
@@ -88,10 +94,10 @@ def prepare(work: Work, owner: Owner) -> bool:
     return False
 
 
-def prove(work: Work, owner: Owner) -> Any:
+def prove(work: ProofWork, owner: Owner) -> Any:
     """Return a Proof as JSON.
 
-    :raises BusyError: another proof goes on here for long.
+    :raises BusyError: another proof takes too long here.
     """
     began = time.monotonic()
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
@@ -129,7 +135,7 @@ def keep(path: Path, proof: Proof) -> None:
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
-def _name(work: Work) -> str:
+def _name(work: ProofWork) -> str:
     """Return the name of the file with the reference."""
     return f"{work.processor.id}.json"
 
@@ -143,7 +149,7 @@ def _available_memory() -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _prepared(work: Work, folder: Path) -> Reference | None:
+def _prepared(work: ProofWork, folder: Path) -> Reference | None:
     """Return the reference that :func:`prepare` left."""
     try:
         tokens, answers, bounds = json.loads((folder / _name(work)).read_text())
@@ -153,7 +159,7 @@ def _prepared(work: Work, folder: Path) -> Reference | None:
     return Reference(Tokens(*map(tuple, tokens)), listed, Bounds(*bounds))
 
 
-def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
+def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
     """Write the model, and return the processor's answers with the bounds that follow from its variants.
 
     :raises Failure: there is nothing to compare with.
@@ -161,7 +167,7 @@ def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
     free = shutil.disk_usage(work.folder).free
     if free < work.bytes + FREE_DISK:
         raise Failure(
-            f"{work.folder} has {free // MIB} MiB free, and a file of {len(work.layers)} layers with {work.bytes // MIB} MiB does not fit: free some space"
+            f"{work.folder} has {free // MIB} MiB free, too little for a file of {len(work.layers)} layers with {work.bytes // MIB} MiB: free some space"
         )
     try:
         layer_sample.write(work.model, _model(folder), work.layers)
@@ -170,55 +176,55 @@ def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
         raise Failure(f"a file with layers of {work.model} cannot be made: {printable(error)}") from None
-    asked = questions.list_questions(work.context)
+    prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
         with _serve(work, folder, owner, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
-            right = server.answers(asked, tokens)
+            reference = server.answers(prompts, tokens)
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
-    if not asked or min(map(len, right)) < 2:
-        raise Failure(f"{name} computes no numbers")
+    if not prompts or min(map(len, reference)) < 2:
+        raise Failure(f"{name} does not compute numbers")
     variants = []
-    for further in work.variants:
-        side = work.processor._replace(argv=(*work.processor.argv, *further))
+    for variant in work.variants:
+        side = work.processor._replace(argv=(*work.processor.argv, *variant))
         with suppress(Failure), _serve(work, folder, owner, side) as server:
-            answers = server.answers(questions.of_variants(asked), tokens)
+            answers = server.answers(questions.variant_questions(prompts), tokens)
             if all(answers):
                 variants.append(answers)
-    return Reference(tokens, right, questions.bounds(asked, right, variants))
+    return Reference(tokens, reference, questions.bounds(prompts, reference, variants))
 
 
-def _judge(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
-    """Return the verdict on a device, with the first settings that help if it is wrong."""
+def _judge(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+    """Return the verdict on a device; if it is incorrect, with the first settings that help."""
     verdict = _compare(work, folder, owner, reference, side)
-    if verdict.right or not work.remedies or LATE.search(verdict.failure or ""):
+    if verdict.is_correct or not work.remedies or LATE.search(verdict.failure or ""):
         return verdict
     for remedy in work.remedies:
-        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).right:
+        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
             return verdict._replace(remedy=f"with {remedy.setting} it computes correctly")
     return verdict._replace(remedy=f"none of these helps: {'; '.join(remedy.setting for remedy in work.remedies)}")
 
 
-def _compare(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
     verdict = Verdict(side.id, side.name, work.micro_batch)
-    asked = questions.list_questions(work.context)
+    prompts = questions.list_questions(work.context)
     try:
         answers = _answers(work, folder, owner, reference.tokens, side)
     except Failure as failure:
         return verdict._replace(failure=str(failure))
-    groups = questions.distances(asked, reference.answers, answers)
+    groups = questions.distances(prompts, reference.answers, answers)
     value, bound, place = questions.farthest(groups, reference.bounds)
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
 
 
-def _answers(work: Work, folder: Path, owner: Owner, tokens: Tokens, side: Side) -> list[Answer]:
+def _answers(work: ProofWork, folder: Path, owner: Owner, tokens: Tokens, side: Side) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
     :raises Failure: it does not answer all questions.
     """
-    deadline, again = time.monotonic() + WORKER_SECONDS, False
+    deadline, is_retry = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
             with _serve(work, folder, owner, side) as server:
@@ -227,8 +233,8 @@ def _answers(work: Work, folder: Path, owner: Owner, tokens: Tokens, side: Side)
             lost = LOST.search(str(failure))
             if lost and work.client:
                 time.sleep(RESTART_SECONDS)
-            if lost and not again:  # an abort repeats itself, a broken connection does not
-                deadline, again = time.monotonic() + WORKER_SECONDS, True
+            if lost and not is_retry:  # an abort repeats itself, a broken connection does not
+                deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not AWAY.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
@@ -271,15 +277,15 @@ class _Server(NamedTuple):
         prefix = special_tokens[: special_tokens.index(plain[0])]
         return Tokens(tuple(prefix), tuple(plain), questions.random_tokens(vocabulary))
 
-    def answers(self, asked: Sequence[Question], tokens: Tokens) -> list[Answer]:
+    def answers(self, prompts: Sequence[Question], tokens: Tokens) -> list[Answer]:
         """Return the answers to questions.
 
         :raises Failure: it does not answer all of them.
         """
-        return [self._answer(tokens.prompt(question), question.grows) for question in asked]
+        return [self._answer(tokens.prompt(question), question.grows) for question in prompts]
 
     def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
-        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED}
+        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
         reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
@@ -300,7 +306,7 @@ class _Server(NamedTuple):
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
     def failure(self, otherwise: str) -> Failure:
-        """Return how it crashed, or else what it does, with the line of its log that tells most."""
+        """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
         lines = reading.end_of(self.log, LOG_BYTES).splitlines()
         telling = lines[-1:]
         for pattern in MOST_TELLING:
@@ -309,12 +315,12 @@ class _Server(NamedTuple):
                 telling = matches
                 break
         status = self.process.poll()
-        how = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
-        return Failure(printable(f"{how}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
+        text = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
+        return Failure(printable(f"{text}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
 
 
 @contextmanager
-def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
+def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
     """Run a healthy llama-server that no other account can reach, and stop it.
 
     :raises Failure: it does not become healthy.
@@ -339,7 +345,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
 
 
 def _begin() -> None:
-    """Let a llama-server exit with the proof, and compute when nothing else does."""
+    """Let a llama-server exit with the proof, and compute with low priority."""
     progress.die_with_parent()
     os.nice(NICE)
 

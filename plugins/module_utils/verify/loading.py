@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a plan has on each device, as the launcher compares a load with it."""
+"""Planned bytes on each device, for the progress of a load."""
 
 from typing import Union
 
@@ -11,10 +11,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 
 def expected_of(plan: Union[Plan, Subject, None]) -> loading.ExpectedBytes:
-    """:param plan: None where it is not known."""
+    """:param plan: plan; None if unknown."""
     if not plan or not plan.placement:
         return loading.ExpectedBytes()
     weights = [(entry.endpoint, entry.weights_mib) for entry in plan.placement]
-    used = {endpoint for endpoint, _mib in weights}
-    cached = any(worker.cache and worker.endpoint in used for host in plan.hosts.values() for worker in host.workers)
+    endpoints = {endpoint for endpoint, _mib in weights}
+    cached = any(
+        worker.cache and worker.endpoint in endpoints for host in plan.hosts.values() for worker in host.workers
+    )
     return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)
