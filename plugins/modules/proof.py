@@ -23,7 +23,7 @@ options:
   prove:
     description:
       - V(once) skips devices on which the head has a verdict, for the same release, model, device and command line. V(never) proves nothing.
-      - V(search) is like V(once), and tries other settings on devices that compute wrong.
+      - V(search) is like V(once), and tries other settings on devices that compute incorrectly.
     type: str
     choices: [once, always, never, search]
     default: once
@@ -56,7 +56,7 @@ proofs:
   type: list
   elements: dict
 wrong:
-  description: Which devices compute wrong or crash. Empty if none does.
+  description: Which devices compute incorrectly or crash. Empty if none does.
   returned: success
   type: str
 fix:

@@ -215,7 +215,7 @@ def test_verify_notices_two_layers_that_are_swapped(served, tmp_path):
     assert served.complete() != known_answer.SENTENCE
     result = served.run("playbooks/verify.yml", llama_verify_path=str(tmp_path / "verify.json"))
     assert result.status == "failed"
-    assert "at least one layer computes wrong" in result.text
+    assert "at least one layer computes incorrectly" in result.text
     failed = [
         check for check in json.loads((tmp_path / "verify.json").read_text())["checks"] if check["status"] == "failed"
     ]

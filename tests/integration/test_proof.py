@@ -1,6 +1,6 @@
 """The proof by the first layers on real llama-servers and workers: no false alarm, and the device that computes something else is named.
 
-A device that computes wrong is one that is told another value of the model's header than the head's processor.
+A device that computes incorrectly is one that is told another value of the model's header than the head's processor.
 """
 
 import models
@@ -105,7 +105,7 @@ def test_the_device_that_computes_something_else_is_named(prove):
     proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
     assert [one.right for one in proof.devices] == [True, False]
     assert proof.wrong()[0].startswith(
-        "second cpu computes wrong in prompts of 2 to 8 tokens, in prompts of 9 to 64 tokens, "
+        "second cpu computes incorrectly in prompts of 2 to 8 tokens, in prompts of 9 to 64 tokens, "
     )
 
 

@@ -140,8 +140,8 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
         assert f"waits for worker worker2:cpu ({ENDPOINT})" in seen
         assert one(found, "worker_awaited", worker_host="worker2") == 1
     if state == "fallback":
-        assert "it serves without worker2" in terminal
-        assert "the server runs without worker2" in seen
+        assert "the head serves without worker2" in terminal
+        assert "the head serves without worker2" in seen
     planned = paged["estimate"]["generation_tokens_per_s"]
     assert one(found, "planned_generation_tokens_per_second") == planned
     assert f"{float(f'{planned:.3g}'):g} (" in seen

@@ -142,19 +142,33 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
     [
         ("running", "running", {"healthy": False, "detail": "the model is loading"}, {}, "loading", "it is loading"),
         ("running", "running", SILENT, {"state": "loading"}, "loading", "it is loading"),
-        ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
-        ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
-        ("waiting", "running", SILENT, WAITS, "waiting", "it is waiting, it waits for 192.0.2.11:50052"),
-        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server exited by signal 9"),
+        ("running", "running", SILENT, {}, "silent", "it is silent: [Errno 111] Connection refused"),
+        (
+            "waiting",
+            "running",
+            SILENT,
+            None,
+            "waiting",
+            "it is waiting: the head waits for worker 192.0.2.11:50052: refused",
+        ),
+        (
+            "waiting",
+            "running",
+            SILENT,
+            WAITS,
+            "waiting",
+            "it is waiting: the head waits for worker worker1:cpu (192.0.2.11:50052)",
+        ),
+        ("stopped", "running", SILENT, None, "starting", "it is starting: llama-server exited by signal 9"),
         ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server exited by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", "it is failed: llama-server exited by signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
     answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
     answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
     serving = None if told is None else {**TOLD, **told}
-    of_head(answers, health=health, serving=serving, waits_for=["it waits for worker 192.0.2.11:50052: refused"])
+    of_head(answers, health=health, serving=serving, waits_for=["the head waits for worker 192.0.2.11:50052: refused"])
     found, error, shown = written(plan, answers, tmp_path)
     assert found["cluster"]["state"] == state
     assert problem in found["problems"]
@@ -199,7 +213,7 @@ def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
     )
     told, error, shown = written(plan, answers, tmp_path)
     assert (told["cluster"]["state"], told["cluster"]["without"]) == ("fallback", ["worker1:cpu"])
-    assert error == "llama_cluster is not healthy: it serves without worker1:cpu."
+    assert error == "llama_cluster is not healthy: the head serves without worker1:cpu."
     assert "serves on a fallback without worker1:cpu" in shown
 
 

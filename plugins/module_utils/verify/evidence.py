@@ -110,7 +110,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         workers = {**evidence.handshakes.workers, **new_handshakes}
         evidence = evidence._replace(
             handshakes=evidence.handshakes._replace(workers=workers),
-            waits_for=waits_for(new_handshakes, hosts, "needs"),
+            waits_for=waits_for(new_handshakes, hosts, "the model needs"),
         )
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(
@@ -195,7 +195,7 @@ def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Han
 
 
 def waits_for(
-    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "waits for"
+    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "the head waits for"
 ) -> tuple[str, ...]:
     """Return a sentence for each worker that the head's launcher waits for, or that a model needs.
 
@@ -203,7 +203,7 @@ def waits_for(
     """
     owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"it {verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
+        f"{verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
         for endpoint, answer in sorted(workers.items())
         if answer.state != "ok"
     )

@@ -492,14 +492,15 @@ def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> 
         )
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
-        text = f"{len(words)} of {len(expected)} words correct, through {model.layers} layers (does not detect small attention errors)"
+        text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (does not detect small attention errors)"
         return _check("known answer", url, True, text)
     position = next(
         (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
     )
+    actual, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected))
     text = (
-        f"word {position + 1} is {' '.join(words[position : position + 1]) or 'missing'!r}, expected {' '.join(expected[position : position + 1]) or 'the end'!r}: at least "
-        f"one layer computes incorrectly. The answer is {completion.text[:300]!r}"
+        f"word {position + 1} is {actual or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"The answer is {completion.text[:300]!r}"
     )
     return _check("known answer", url, False, text)
 

@@ -61,8 +61,8 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: use an address "
-        f"like {ENDPOINT}"
+        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: "
+        f"use an address like {ENDPOINT}"
     )
 
 
