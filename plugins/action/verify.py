@@ -160,8 +160,9 @@ class ActionModule(Action):
             return
         prefix = plan.hosts[plan.head.host].prefix
         self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
-        if report.passed:
-            self.write_record(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
+        readings = judge.readings_of([evidence, *others]) if report.passed else ()
+        if readings:
+            self.write_record(prefix, names.READING, ReadingRecord(readings))
         completion = evidence.server.completion if evidence.server and not evidence.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
             self.write_record(

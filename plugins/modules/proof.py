@@ -63,7 +63,7 @@ fix:
   description: What to do if some do.
   returned: success
   type: str
-ended:
+crashed:
   description: For each worker that crashed its C(host), and the C(command) that shows its log there.
   returned: success
   type: list

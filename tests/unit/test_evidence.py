@@ -74,7 +74,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert found.handshakes == ({}, None)
     assert found.drift.differences == ()
     assert found.server.completion[:3] == ("hello", 1, 5)
-    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64})]
+    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1})]
     assert "secret" not in json.dumps(typed_json.dump(found))
 
 
@@ -120,7 +120,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     (folder / f"a%20two.{journal.START_LOG}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
-    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
+    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1, "model": "a two"}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}

@@ -43,8 +43,10 @@ def test_a_cluster_that_does_what_was_planned(plan):
     assert report.passed
     of_workers = ["handshake", "handshake", "buffers", "buffers"]
     names = ["release", "closed", "closed", "health", *of_workers, "known answer", "completion"]
-    assert [(check.name, check.status) for check in report.checks] == [(name, "passed") for name in names]
-    assert "700.0 tokens per second" in report.checks[-1].evidence
+    *others, speaks = report.checks
+    assert [(check.name, check.status) for check in others] == [(name, "passed") for name in names]
+    assert (speaks.name, speaks.status) == ("speaks", "not tested")
+    assert "700.0 tokens per second" in others[-1].evidence
 
 
 def with_answer(evidence, endpoint, **changes):
@@ -131,7 +133,7 @@ def test_wrong_reports_of_hosts(plan, name, text, service, of_service, of_host):
 def test_what_could_not_be_tested_has_the_reason(plan):
     report = judged(plan, unhealthy())
     assert [(check.name, check.evidence) for check in report.checks if check.status == "not tested"] == [
-        (name, "the server is not healthy") for name in ("handshake", "buffers", "known answer", "completion")
+        (name, "the server is not healthy") for name in ("handshake", "buffers", "known answer", "completion", "speaks")
     ]
 
 
