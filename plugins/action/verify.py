@@ -160,8 +160,9 @@ class ActionModule(Action):
             return
         prefix = plan.hosts[plan.head.host].prefix
         self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
-        if report.passed:
-            self.write_record(prefix, names.READING, ReadingRecord(judge.readings_of(evidence)))
+        readings = judge.readings_of(evidence) if report.passed else ()
+        if readings:
+            self.write_record(prefix, names.READING, ReadingRecord(readings))
         first = evidence[0]
         completion = first.server.completion if first.server and not first.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:

@@ -154,8 +154,8 @@ def answers(programs: Path, model: Path, options: list[str], kind: str, log: Pat
     with by_hand(workers, head, dict(os.environ), log) as port:
         for question in questions.questions(CONTEXT):
             body = {"prompt": question.prompt(tokens), "cache_prompt": question.goes_on, "n_predict": 1}
-            body |= {"n_probs": questions.LISTED, "temperature": 0, "logit_bias": [[VOCABULARY - 1, 1e4]]}
-            listed = asked(port, body)["completion_probabilities"][0]["top_logprobs"][: questions.LISTED]
+            body |= {"n_probs": questions.LISTED_TOKENS, "temperature": 0, "logit_bias": [[VOCABULARY - 1, 1e4]]}
+            listed = asked(port, body)["completion_probabilities"][0]["top_logprobs"][: questions.LISTED_TOKENS]
             found[str(question.length)] = [(entry["id"], entry["logprob"]) for entry in listed]
     return found
 

@@ -110,13 +110,13 @@ def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, unprov
     assert Templar(DataLoader(), known).template(asked) is unproven
 
 
-def test_the_log_of_a_worker_that_ended_says_why():
-    (task,) = (one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("first layers right"))
+def test_the_log_of_a_worker_that_crashed_says_why():
+    (task,) = (one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("computes them correctly"))
     known = {name: trust_as_template(text) for name, text in task["vars"].items()}
-    known["__llama_proof"] = {"wrong": "w ends", "fix": "Do."}
+    known["__llama_proof"] = {"wrong": "w crashes", "fix": "Do."}
     known["__llama_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
     shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
-    assert shown == "w ends; 2; 3; 4. Do."
+    assert shown == "w crashes; 2; 3; 4. Do."
 
 
 @pytest.mark.parametrize("transport", ["plain", "stunnel"])

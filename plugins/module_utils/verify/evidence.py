@@ -134,7 +134,7 @@ def _earlier_readings(path: Path) -> tuple[Reading, ...]:
 def _read_text(client: Client, subject: Subject) -> Reading | None:
     """Return how well the model reads plain text; None if it generates none."""
     model, identifier = subject.named_model, (subject.named_model or subject.head).reading
-    return speech.read_text(client.ask, identifier, model and model.name) if identifier else None
+    return speech.take_reading(client.ask, identifier, model and model.name) if identifier else None
 
 
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:

@@ -16,13 +16,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 TOKENS, FEWEST_TOKENS, SECONDS = 200, 48, 60.0
 """Number of tokens to read, smallest number that gives a result, and time limit."""
+LOWEST = -100.0
+"""Logarithm that replaces a lower one. llama-server writes the lowest number for a token without any probability."""
 FORCED = 1e4
 """Bias that makes the server choose a token. It reports the probability before the bias."""
 Ask = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
 
 
-def read_text(ask: Ask, identifier: str, model: str | None) -> Reading | None:
+def take_reading(ask: Ask, identifier: str, model: str | None) -> Reading | None:
     """Let the server read plain text.
 
     :param model: name of the model, if there are several.
@@ -43,7 +45,7 @@ def read_text(ask: Ask, identifier: str, model: str | None) -> Reading | None:
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
             if entry["id"] != tokens[place]:
                 return None
-            logarithms.append(float(entry["logprob"]))
+            logarithms.append(min(0.0, max(LOWEST, float(entry["logprob"]))))
             piece = entries[place]["piece"]
             size += len(piece.encode() if isinstance(piece, str) else piece)
     return Reading(identifier, tuple(logarithms), size) if len(logarithms) >= FEWEST_TOKENS else None
