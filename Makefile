@@ -70,8 +70,10 @@ site: dev ## Build the documentation site in .venv/site/html
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs/docsite $(SITE)/source $(SITE)/html
 	@echo "$(CURDIR)/$(SITE)/html/index.html"
 
-lint: dev ## Run ansible-lint, ruff, mypy, antsibull-docs and the changelog's check
+lint: dev ## Run ruff, tests/lint, ansible-lint, mypy, antsibull-docs and the changelog's check
 	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
+	@$(VENV)/bin/python tests/lint/names.py plugins
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/lint/repository.py
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ansible-lint --offline -q
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml ansible_collections/llamacpp/cluster/plugins
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --strict $(addprefix ansible_collections/llamacpp/cluster/plugins/module_utils/,llamacpp planner lifecycle)
