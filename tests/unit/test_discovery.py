@@ -191,8 +191,7 @@ def test_a_model_of_ollama(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "itself",
-    ["b:22", "b", "away", "null", "on", "1234", "2024-01-01", "all", "llama_head", "c[0:9]", "{{ x }}", "b,c"],
+    "itself", ["b:22", "b", "away", "null", "on", "1234", "2024-01-01", "all", "llama_head", "c[0:9]", "{{ x }}", "b,c"]
 )
 def test_a_host_takes_no_place_of_another_by_its_name(tmp_path, itself):
     found = network("b", "10.0.0.2", "10.0.0.3", "10.0.0.4", "away")

@@ -246,10 +246,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     """Each step in turn meets a full disk: folders, lock, part and record. The run after it continues."""
     models, data = small_disk / "models", DATA[:20_000]
     server.files["/m.gguf"] = data
-    arguments = {
-        "files": [planned(server, models, data=data, revision="x" * 4000)],
-        "folder": str(models),
-    }
+    arguments = {"files": [planned(server, models, data=data, revision="x" * 4000)], "folder": str(models)}
     filler = small_disk / "filler"
     fill_disk(filler, left)
     with monkeypatch.context() as patched:

@@ -259,11 +259,7 @@ def test_prompts_are_text_and_random_tokens_in_turn_after_the_model_s_own_prefix
 
 @pytest.mark.parametrize(
     "variants, expected",
-    [
-        ([], Bounds(0.05, 0.25)),
-        ([0.01], Bounds(0.05, 0.25)),
-        ([0.01, 0.1, 0.02], Bounds(0.3, 0.3)),
-    ],
+    [([], Bounds(0.05, 0.25)), ([0.01], Bounds(0.05, 0.25)), ([0.01, 0.1, 0.02], Bounds(0.3, 0.3))],
 )
 def test_bounds_are_three_times_the_largest_distance_of_a_variant_with_floors(variants, expected):
     asked = questions.of_variants(ASKED)

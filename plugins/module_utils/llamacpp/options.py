@@ -304,10 +304,7 @@ TABLE: tuple[Option, ...] = (
         adds=SPECULATES,
     ),
     Option(
-        SPECULATION,
-        (_llama("--spec-type"), _ik("--spec-type", is_written=False)),
-        memory=EXTRA_MEMORY,
-        adds=SPECULATES,
+        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), memory=EXTRA_MEMORY, adds=SPECULATES
     ),
     Option(
         "projector",

@@ -17,11 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
-    processes,
-    serving_record,
-    state,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP, LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies, rpc

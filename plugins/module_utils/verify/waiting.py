@@ -9,11 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Evidence,
-    Health,
-    Subject,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Health, Subject
 
 WORKER_SECONDS = 45
 """Time limit for a worker whose process runs to answer the head."""
