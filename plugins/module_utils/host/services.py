@@ -300,7 +300,6 @@ class Change(NamedTuple):
 
 
 def started_services(changes: Iterable[Change]) -> set[str]:
-    """Return services that changes have started."""
     return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
 
 

@@ -103,8 +103,6 @@ class Visible(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Properties of a backend."""
-
     name: str
     preference: int
     """Rank for ``auto``, which takes the lowest that is possible."""

@@ -158,7 +158,6 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
 
 
 def status_error(status: int, reason: str) -> RemoteError:
-    """Return the error of an HTTP status."""
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
     text = STATUS_TEXTS.get(status, f"is not available (HTTP {status}): {remedy}")
     return RemoteError(text, status=status, passes=status in TEMPORARY_STATUSES or status >= 500, reason=reason)

@@ -60,7 +60,6 @@ class Tokens(NamedTuple):
     random: tuple[int, ...]
 
     def prompt(self, question: Question) -> list[int]:
-        """Return the tokens of a question."""
         source = itertools.cycle(self.text if question.text else self.random)
         body = itertools.islice(source, question.start, question.start + question.length)
         return [*self.prefix, *body][: question.length]

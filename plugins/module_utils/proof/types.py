@@ -102,8 +102,6 @@ class Verdict(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The result of a proof."""
-
     seconds: Count
     """duration"""
     untested: Absent[Line] = None

@@ -164,7 +164,6 @@ def is_projector(name: str) -> bool:
 
 
 def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
-    """Return the models that a repository has for a role."""
     files = {file.name: file for file in listing.files}
     names = [
         name
@@ -279,5 +278,4 @@ def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[Mo
 
 
 def url_of(repository: HuggingFace, commit: str, name: str) -> str:
-    """Return the URL of a file at a commit."""
     return f"{endpoint()}/{repository.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

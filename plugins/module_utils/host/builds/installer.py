@@ -60,8 +60,6 @@ class Source(NamedTuple):
 
 
 class ReleaseArguments(NamedTuple):
-    """Arguments of the module ``release``."""
-
     release: ReleasePlan
     build: BuildPlan
     prefix: str

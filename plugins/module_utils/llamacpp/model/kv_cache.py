@@ -110,8 +110,6 @@ IK_LLAMA_LATENT_MODE = 3
 
 
 class LayerCache(NamedTuple):
-    """Cache of one layer."""
-
     key: int = 0
     """Elements of a token's keys."""
     value: int = 0

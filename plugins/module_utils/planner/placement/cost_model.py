@@ -129,7 +129,6 @@ class PartCost(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
-    """Return the cost of each of the load's parts."""
     summary = load.summary
     active = active_share(summary)
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
@@ -261,7 +260,6 @@ class Work(NamedTuple):
     nodes: float
     """Nodes of the graph."""
     link: Link | None = None
-    """Link to a worker."""
     visits: int = 1
     """How often a token comes to it."""
     attended: float = 0.0
