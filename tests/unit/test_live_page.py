@@ -23,8 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     serving,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
 from conftest import complete, typed
 from support import launched
 from support.hosts import free_port

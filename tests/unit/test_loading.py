@@ -8,10 +8,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import WORKER_SECONDS, Waiting
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
+    WORKER_SECONDS,
+    Waiting,
+    expected_of,
+)
 from conftest import typed
 from support.verification import subject, unhealthy
 

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
 
 HARMLESS_KINDS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: leftovers that could be removed."""

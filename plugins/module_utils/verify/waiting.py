@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Health, Subject
 
@@ -17,6 +17,18 @@ LINE_SECONDS = 10.0
 """Time between two progress lines."""
 EXITS_BEFORE_GIVING_UP = 3
 """Number of exits of llama-server after which verify stops waiting."""
+
+
+def expected_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
+    """:param plan: plan; None if unknown."""
+    if not plan or not plan.placement:
+        return loading.ExpectedBytes()
+    weights = [(entry.endpoint, entry.weights_mib) for entry in plan.placement]
+    endpoints = {endpoint for endpoint, _mib in weights}
+    cached = any(
+        worker.cache and worker.endpoint in endpoints for host in plan.hosts.values() for worker in host.workers
+    )
+    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)
 
 
 class Waiting:
