@@ -170,7 +170,6 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
     """Return the page as HTML.
 
     :param snapshot: None before the first snapshot.
-    :param clock: seconds since 1970.
     """
     if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])

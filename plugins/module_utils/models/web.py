@@ -50,10 +50,7 @@ class RemoteError(gguf.GGUFError):
 
 
 def explain_error(error: RemoteError, token: str | None) -> str:
-    """Return the message of an error that a token may solve.
-
-    :param token: token of the request.
-    """
+    """Return the message of an error that a token may solve."""
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the token's account"

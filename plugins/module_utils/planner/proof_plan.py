@@ -74,7 +74,6 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
     """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
 
     :param predicted: estimate of the whole model.
-    :param seconds: ``llama_proof_seconds``.
     """
     workload, devices, head = candidate.workload, candidate.layout.devices, candidate.site
     if workload.model.known_answer or not devices or not workload.generates or not candidate.fits:

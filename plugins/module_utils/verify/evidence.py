@@ -62,7 +62,6 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """Return the evidence on this head.
 
     :param seconds: how long to wait for the server.
-    :param wake: whether to wake a server that sleeps.
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
