@@ -126,10 +126,12 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
     completion, url = _explained(evidence, evidence.server), subject.head.url
-    checks = [_completion(url, completion)]
+    checks = [_check("completion", url, *_judge_completion(completion))]
     if subject.has_known_answer:
-        checks.append(_known_answer(url, subject.model, completion))
-    checks.append(_speaks(url, (subject.named_model or subject.head).reading, evidence, evidence.server))
+        checks.append(_check("known answer", url, *_judge_known_answer(subject.model, completion)))
+    checks.append(
+        _check("speaks", url, *_judge_reading((subject.named_model or subject.head).reading, evidence, evidence.server))
+    )
     failures = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
     return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
 
@@ -356,9 +358,9 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)
     yield from _computes(plan, evidence) if not evidence.fallback else ()
-    yield _known_answer(url, plan.model, completion)
-    yield _completion(url, completion)
-    yield _speaks(url, plan.head.reading, evidence, server)
+    yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
+    yield _check("completion", url, *_judge_completion(completion))
+    yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
@@ -384,31 +386,27 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     yield _check("computes", devices, passed or None, "; ".join(texts))
 
 
-def _speaks(url: str, identifier: str | None, evidence: Evidence, server: ServerEvidence) -> Check:
+def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
     """Return whether the model reads plain text like a language model, and as well as before."""
     if not identifier:
-        return _check("speaks", url, None, "this model generates no text, or only its known answer")
+        return None, "this model generates no text, or only its known answer"
     reading = server.reading
     earlier = next((record for record in evidence.readings if record.id == identifier), None)
     if not server.completion:
-        return _check("speaks", url, None, LEFT_ASLEEP)
+        return None, LEFT_ASLEEP
     if not reading:
-        return _check("speaks", url, None, "the server does not report token probabilities, or answers too slowly")
+        return None, "the server does not report token probabilities, or answers too slowly"
     text = f"{reading.bits_per_byte:.2f} bits per byte of plain text"
     if reading.bits_per_byte > LARGEST_BITS:
-        return _check(
-            "speaks",
-            url,
-            False,
-            f"{text}, more than {LARGEST_BITS:g}: the model computes incorrectly, or it was not trained on English text",
-        )
+        text += f", more than {LARGEST_BITS:g}: the model computes incorrectly, or it was not trained on English text"
+        return False, text
     if not earlier:
-        return _check("speaks", url, True, f"{text}; first verification, so nothing to compare it with")
+        return True, f"{text}; first verification, so nothing to compare it with"
     ratio = reading.ratio(earlier)
     text += f", perplexity {ratio:.3f} times that of the last verification"
     if ratio > LARGEST_RATIO:
         text += f", more than {LARGEST_RATIO:g}: the release, a device or the model file is worse than before"
-    return _check("speaks", url, ratio <= LARGEST_RATIO, text)
+    return ratio <= LARGEST_RATIO, text
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
@@ -479,17 +477,15 @@ def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, float]]) 
     return _check("buffers", entry.device, False, "; ".join(faults))
 
 
-def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> Check:
+def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tuple[bool | None, str]:
     if not (model.known_answer or known_answer.is_name(model.name)):
-        return _check("known answer", url, None, f"the cluster serves {model.name}, not the known-answer model")
+        return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
-        return _check(
-            "known answer", url, False if completion else None, completion.error if completion else LEFT_ASLEEP
-        )
+        return False if completion else None, completion.error if completion else LEFT_ASLEEP
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
         text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (does not detect small attention errors)"
-        return _check("known answer", url, True, text)
+        return True, text
     position = next(
         (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
     )
@@ -498,16 +494,14 @@ def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> 
         f"word {position + 1} is {actual or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
-    return _check("known answer", url, False, text)
+    return False, text
 
 
-def _completion(url: str, completion: Completion | None) -> Check:
+def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     if not completion or completion.error:
-        return _check("completion", url, False if completion else None, completion.error if completion else LEFT_ASLEEP)
+        return False if completion else None, completion.error if completion else LEFT_ASLEEP
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return _check(
-            "completion", url, False, f"{text}, some without a probability: the model does not compute numbers"
-        )
-    return _check("completion", url, completion.tokens > 0, text)
+        return False, f"{text}, some without a probability: the model does not compute numbers"
+    return completion.tokens > 0, text
