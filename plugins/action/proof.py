@@ -13,7 +13,6 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
@@ -57,7 +56,12 @@ class ActionModule(Action):
         hint = "" if arguments.prove == SEARCH else SEARCH_HINT
         crashed = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
         logs = [
-            (name, _log_of(host, names.service(f"worker-{worker.name}")))
+            (
+                name,
+                MANAGERS[host.service_manager].log.format(
+                    prefix=host.prefix, service=names.service(f"worker-{worker.name}")
+                ),
+            )
             for name, host in plan.hosts.items()
             for worker in host.workers
             if f"{name} {worker.name}" in crashed
@@ -101,11 +105,6 @@ class ActionModule(Action):
             took = f", {proof.seconds} s" if answer.get("remaining") else ", by an earlier run"
             self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{took}")
         return proof
-
-
-def _log_of(host: HostPlan, service: str) -> str:
-    """Return the path of a log, or the command that shows it."""
-    return MANAGERS[host.service_manager].log.format(prefix=host.prefix, service=service)
 
 
 def _telling(log: str) -> str:

@@ -46,9 +46,6 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
     return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
 
 
-# -------------------------------------------------------------------------------------------------------------- managers
-
-
 class Manager:
     """Base of the managers. Methods take names of services, and do nothing without one."""
 
@@ -262,9 +259,6 @@ CLASSES: dict[str, type[Manager]] = {
     "launchd": Launchd,
     "supervisor": Supervisor,
 }
-
-
-# ------------------------------------------------------------------------------------------------------------- interface
 
 
 def manager_of(place: InstallationPaths) -> Manager:

@@ -194,9 +194,6 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
-# ------------------------------------------------------------------------------------------------------------ fallback
-
-
 def _fallback(plan: Plan, evidence: Evidence) -> Check:
     """Check whether the head serves the whole plan rather than a fallback."""
     fallback = evidence.fallback
@@ -206,9 +203,6 @@ def _fallback(plan: Plan, evidence: Evidence) -> Check:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
     text = f"the head serves without {fallback.name} since {since} UTC and will return to all workers once it answers"
     return _check("fallback", plan.head.url, False, text)
-
-
-# ------------------------------------------------------------------------------------------------------------- release
 
 
 def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
@@ -244,9 +238,6 @@ def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
     address, port = service.listens.rsplit(":", 1)
     heads = {source for rule in host.firewall if rule.port == int(port) for source in rule.sources}
     return heads | ({address} if is_loopback(address) else set()) or {address}
-
-
-# -------------------------------------------------------------------------------------------------------- closed ports
 
 
 class Attempt(NamedTuple):
@@ -319,9 +310,6 @@ def _accepts_open(plan: Plan, host: str) -> bool:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- links
-
-
 def _link(host: str, measurement: LinkMeasurement | None) -> Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
@@ -338,9 +326,6 @@ def _link(host: str, measurement: LinkMeasurement | None) -> Check:
     elif not measurement.requested:
         texts.append("run with -e llama_link_measure=true to use it in planning")
     return _check("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
-
-
-# ---------------------------------------------------------------------------------------------------- a healthy server
 
 
 def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:

@@ -64,9 +64,6 @@ class Subject(NamedTuple):
         return bool(self.model.known_answer) or known_answer.is_name(self.model.name)
 
 
-# ---------------------------------------------------------------------------------------------------- reports of hosts
-
-
 class Health(NamedTuple):
     """Whether llama-server is healthy."""
 
@@ -209,9 +206,6 @@ class Evidence(NamedTuple):
     """earlier readings on the head"""
     lock: Optional[Run] = None
     """run that may change the cluster"""
-
-
-# ------------------------------------------------------------------------------------------------------------- result
 
 
 class Check(NamedTuple):
