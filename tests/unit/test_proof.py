@@ -536,9 +536,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             assert (asked["grammar"], asked["prompt"][0]) == ('root ::= "1"', 1)
             wrong = how == "wrong" or how == "wrong once" and len(asked["prompt"]) == 17
+            turn = (os.path.getsize(words[words.index("--model") + 1]) >> 13) * 2 + 1 + 2 * wrong
             shift = {{"near": 0.08, "rounds": 0.2}}.get(how, 0)
             listed = [
-                {{"id": token * (3 if wrong else 1) % 64, "logprob": None if how == "none" else -token / 8 - 1 + shift * (-1) ** token}}
+                {{"id": token * turn % 64, "logprob": None if how == "none" else -token / 8 - 1 + shift * (-1) ** token}}
                 for token in range(64)
             ]
             if how == "sure" or "logit_bias" in asked:
@@ -590,9 +591,10 @@ def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
     def of(*sides, **changed):
-        (tmp_path / run.FOLDER / "left by one that was killed").mkdir(parents=True, exist_ok=True)
+        (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # caches and models of a proof that was killed
+        (tmp_path / run.FOLDER / "partial").write_text("")
         proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), processes.is_served))
-        assert not (tmp_path / run.FOLDER).exists()
+        assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} <= {".json"}
         return proof
 
     return of
@@ -615,8 +617,8 @@ def test_the_bound_follows_from_variants_that_answer(prove):
         ("right", "rounds"),
         "worker1 cpu computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)",
     )
-    assert prove("right", devices).wrong() == prove("right", devices, ("crashes", "none")).wrong() == [shown]
-    assert prove("right", devices, ("near", "right")).devices[1].sentence() == (
+    assert prove("right", devices).wrong() == prove("right", devices, ("crashes", "none"), reference=1).wrong() == [shown]
+    assert prove("right", devices, ("near", "right"), reference=2).devices[1].sentence() == (
         "worker1 cpu computes correctly (distance 0.052, allowed 0.062)"
     )
 
@@ -639,8 +641,8 @@ def test_what_is_no_verdict(prove, monkeypatch, devices, client, remedies):
 @pytest.mark.parametrize(
     "how, remedies, said",
     [
-        ("wrong", (), "computes wrong in prompts of 2 to 8 tokens (distance 0.54"),
-        ("wrong once", (), "computes wrong in one of the prompts of 9 to 64 tokens (distance 0.54"),
+        ("wrong", (), "computes wrong in prompts of 2 to 8 tokens (distance 0."),
+        ("wrong once", (), "computes wrong in one of the prompts of 9 to 64 tokens (distance 0."),
         ("none", (), "computes wrong in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
         ("crashes", (), "crashes with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"),
         ("cannot load", (), "crashes with status 1: llama_model_load: error loading model: unknown kind of layer"),
@@ -685,20 +687,32 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
-    folder = tmp_path / run.FOLDER
-    (folder / "left").mkdir(parents=True)
     assert run.prepare(work(variants=("near",)), processes.is_served)
-    assert {path.name for path in folder.iterdir()} == {"layers.gguf", f"{ID(99)}.json"}
-    proof = prove("crashes", ("rounds", "wrong"))
-    assert [one.right for one in proof.devices] == [True, False]
-    assert run.prepare(work(), processes.is_served)
+    assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
+    for _again in range(2):
+        assert [one.right for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
+    assert run.prepare(work("crashes", ("right",)), processes.is_served)
     assert "crashes with status 3" in prove("crashes", reference=98).untested
+    os.utime(tmp_path / "model.gguf", (1, 1))
+    assert "crashes with status 3" in prove("crashes").untested
+
+
+@pytest.mark.programs
+def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
+    """Neither another proof's nor what was written of one when its proof was killed."""
+    assert prove(devices=("right",)).wrong() == []
+    assert run.prepare(work(reference=98, layers=(0,)), processes.is_served)
+    assert list((tmp_path / run.FOLDER).glob("*.gguf"))
+    assert prove("crashes").wrong() == []
+    monkeypatch.setattr(run, "REFERENCES", 1)
+    prove(devices=("right",), reference=1)
+    assert [path.name[:16] for path in (tmp_path / run.FOLDER).iterdir()] == [ID(1)]
 
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare(work("crashes"), processes.is_served)
-    assert not (tmp_path / run.FOLDER).exists()
+    assert not list((tmp_path / run.FOLDER).iterdir())
     monkeypatch.setattr(run, "_available_memory", lambda: run.FREE_MEMORY + 999)
     assert not run.prepare(work("hangs"), processes.is_served)
     assert not list(tmp_path.glob("*.starts"))
@@ -734,7 +748,7 @@ def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(wor
 
     names_of = ["worker0 cpu", "worker1 cpu"]
     assert remaining(work(), stage="reference") == (2, [])
-    assert (tmp_path / run.FOLDER / f"{ID(99)}.json").exists()
+    assert list((tmp_path / run.FOLDER).glob(f"{ID(99)}-*.json"))
     assert remaining(work("crashes")) == (2, names_of)
     assert remaining(work("crashes", micro_batch=128), stage="reference") == (0, names_of)
     assert remaining(work("crashes")) == (0, names_of)

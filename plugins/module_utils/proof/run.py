@@ -94,7 +94,7 @@ def prove(work: Work, owner: Owner) -> Any:
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
-            if not (_model(folder).exists() and _read_reference(work, folder)):
+            if not (_model(work, folder).exists() and _read_reference(work, folder)):
                 _clean_folder(work)
             reference = _reference(work, folder, owner)
             with ThreadPoolExecutor(len(work.devices)) as threads:
@@ -130,7 +130,10 @@ def _clean_folder(work: Work) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in {*folder.iterdir()} - {*references[-REFERENCES:]}:
-        path.unlink()
+        if path.is_dir():  # caches of drivers: it is llama-server's home
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
     return folder
 
 
@@ -139,8 +142,8 @@ def _reference_path(work: Work, folder: Path) -> Path:
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
-def _model(folder: Path) -> Path:
-    return folder / "layers.gguf"
+def _model(work: Work, folder: Path) -> Path:
+    return folder / f"{work.processor.id}.gguf"
 
 
 def _available_memory() -> int:
@@ -162,7 +165,7 @@ def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
 
     :raises Failure: there is nothing to compare with.
     """
-    if not _model(folder).exists():
+    if not _model(work, folder).exists():
         _write_model(work, folder)
     reference = _read_reference(work, folder)
     if not reference:
@@ -182,7 +185,9 @@ def _write_model(work: Work, folder: Path) -> None:
             f"{work.folder} has {free // MIB} MiB free, and a file of {len(work.layers)} layers with {work.bytes // MIB} MiB does not fit: free some space"
         )
     try:
-        layer_sample.write(work.model, _model(folder), work.layers)
+        partial = folder / "partial"
+        layer_sample.write(work.model, partial, work.layers)
+        partial.replace(_model(work, folder))
     except gguf.GGUFError as error:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
@@ -194,7 +199,7 @@ def _compute_reference(work: Work, folder: Path, owner: Owner) -> Reference:
 
     :raises Failure: it computes no numbers.
     """
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(folder)))))
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(work, folder)))))
     asked = questions.list_questions(work.context)
     name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
@@ -348,7 +353,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
         address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(folder)), *place])]
+        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])]
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private, "log")
         with open(log, "wb") as output:
