@@ -34,7 +34,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import jud
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
 from conftest import RELEASE, known_answer_of, typed
 from support import actions
-from support.clusters import IK_LLAMA
+from support.clusters import IK_LLAMA, with_small_layers
 from support.verification import checks, healthy, verify
 from support.verification import judged as judged_plan
 
@@ -323,23 +323,10 @@ def test_a_reply_of_another_form_is_none():
 @pytest.fixture
 def served(pair, big_model):
     """A head and two workers that serve a model of 80 layers with 1 MiB each."""
-    whole, *rows = big_model["tensors"]
-    known = {
-        **big_model,
-        "layer_bytes": [1 << 20] * 80,
-        "tensors": [{**whole, "bytes": 1 << 20, "shape": [512, 512]}, *rows],
-    }
-    pair.set(
-        "head",
-        llama_model_known_answer=None,
-        llama_model_path="/models/big.gguf",
-        llama_model_gguf_summary=known,
-        llama_placement="all",
-        llama_server_cache_type_k="q8_0",
-        llama_server_flash_attention="on",
-        llama_server_extra_args=["--metrics", "--jinja", "--draft-max", "3"],
+    settings = {"llama_server_cache_type_k": "q8_0", "llama_server_flash_attention": "on"}
+    return with_small_layers(
+        pair, big_model, **settings, llama_server_extra_args=["--metrics", "--jinja", "--draft-max", "3"]
     )
-    return pair
 
 
 def work_of(cluster):
@@ -591,7 +578,9 @@ def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
     def of(*sides, **changed):
-        (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # caches and models of a proof that was killed
+        (tmp_path / run.FOLDER / ".nv").mkdir(
+            parents=True, exist_ok=True
+        )  # caches and models of a proof that was killed
         (tmp_path / run.FOLDER / "partial").write_text("")
         proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), processes.is_served))
         assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} <= {".json"}
@@ -617,7 +606,9 @@ def test_the_bound_follows_from_variants_that_answer(prove):
         ("right", "rounds"),
         "worker1 cpu computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)",
     )
-    assert prove("right", devices).wrong() == prove("right", devices, ("crashes", "none"), reference=1).wrong() == [shown]
+    assert (
+        prove("right", devices).wrong() == prove("right", devices, ("crashes", "none"), reference=1).wrong() == [shown]
+    )
     assert prove("right", devices, ("near", "right"), reference=2).devices[1].sentence() == (
         "worker1 cpu computes correctly (distance 0.052, allowed 0.062)"
     )
