@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, site
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, speed_text
 from conftest import identity, typed
 from support.clusters import accelerator, strix_halos
