@@ -185,8 +185,9 @@ def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
             if pair[0] not in ("-H", "-p", "--host", "--port")
         ]
         program = [worker.argv[0], program, dict(worker.environment)]
-    without_address = [word for word in argv if word != entry.endpoint]
-    identifier = _hash(plan, [without_address, entry.host, entry.worker, entry.capacity_mib, rates, program])
+    computing = [pair for pair in options.pairs(argv[1:]) if _name_of(pair[0]) not in ("rpc", "device", "micro-batch")]
+    device = [entry.host, entry.worker or entry.device, entry.capacity_mib, rates]
+    identifier = _hash(plan, [argv[0], computing, device, program])
     return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
 
 

@@ -49,7 +49,7 @@ FREE_DISK = 1024 * MIB
 FREE_MEMORY = 1536 * MIB
 """Memory that stays available while the processor computes beside a server: KV cache, buffers and the system."""
 NICE = 10
-LOG_BYTES, RECORD_BYTES, VERDICTS = 65536, 1 << 20, 64
+LOG_BYTES, RECORD_BYTES, VERDICTS, REFERENCES = 65536, 1 << 20, 64, 4
 ONE_CHARACTER = 'root ::= "1"'
 """Grammar of a token that is a whole character: llama-server lists no tokens beside half a character. It lists those that are likeliest without a grammar."""
 AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
@@ -76,21 +76,18 @@ class Reference(NamedTuple):
 
 
 def prepare(work: ProofWork, owner: Owner) -> bool:
-    """Compute the reference while the server still runs, if there is memory for it. Return whether it exists. The devices' proof uses it.
+    """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there.
 
     :raises BusyError: another proof takes too long here.
     """
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
-        folder = Path(work.folder, FOLDER)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a proof that was killed
-        folder.mkdir(mode=0o700)
+        folder = _clean_folder(work)
         with suppress(Failure):
-            reference = _reference(work, folder, owner)
-            (folder / _name(work)).write_text(json.dumps(reference))
+            _reference(work, folder, owner)
             return True
-        shutil.rmtree(folder, ignore_errors=True)
+        _clean_folder(work)
     return False
 
 
@@ -103,18 +100,16 @@ def prove(work: ProofWork, owner: Owner) -> Any:
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
-            reference = _prepared(work, folder)
-            if not reference:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(mode=0o700)
-                reference = _reference(work, folder, owner)
+            if not (_model(work, folder).exists() and _read_reference(work, folder)):
+                _clean_folder(work)
+            reference = _reference(work, folder, owner)
             with ThreadPoolExecutor(len(work.devices)) as threads:
                 verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
                 proof = Proof(0, devices=tuple(verdicts))
         except Failure as failure:
             proof = Proof(0, untested=printable(str(failure), 1000))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _clean_folder(work)
     return typed_json.dump(proof._replace(seconds=round(time.monotonic() - began)))
 
 
@@ -135,13 +130,26 @@ def keep(path: Path, proof: Proof) -> None:
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
-def _name(work: ProofWork) -> str:
-    """Return the name of the file with the reference."""
-    return f"{work.processor.id}.json"
+def _clean_folder(work: ProofWork) -> Path:
+    """Return the folder of the proof with nothing but the last references: models, also those of a proof that was killed, are large."""
+    folder = Path(work.folder, FOLDER)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in {*folder.iterdir()} - {*references[-REFERENCES:]}:
+        if path.is_dir():  # caches of drivers: it is llama-server's home
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    return folder
 
 
-def _model(folder: Path) -> Path:
-    return folder / "layers.gguf"
+def _reference_path(work: ProofWork, folder: Path) -> Path:
+    """Return the path of the reference, which changes with the model's file."""
+    return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
+
+
+def _model(work: ProofWork, folder: Path) -> Path:
+    return folder / f"{work.processor.id}.gguf"
 
 
 def _available_memory() -> int:
@@ -149,10 +157,9 @@ def _available_memory() -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _prepared(work: ProofWork, folder: Path) -> Reference | None:
-    """Return the reference that :func:`prepare` left."""
+def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
     try:
-        tokens, answers, bounds = json.loads((folder / _name(work)).read_text())
+        tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
     except (OSError, ValueError):
         return None
     listed = [{int(token): value for token, value in answer.items()} for answer in answers]
@@ -160,9 +167,23 @@ def _prepared(work: ProofWork, folder: Path) -> Reference | None:
 
 
 def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
-    """Write the model, and return the processor's answers with the bounds that follow from its variants.
+    """Return the processor's answers and the bounds that follow from its variants. Write the model and the reference unless they are there.
 
     :raises Failure: there is nothing to compare with.
+    """
+    if not _model(work, folder).exists():
+        _write_model(work, folder)
+    reference = _read_reference(work, folder)
+    if not reference:
+        reference = _compute_reference(work, folder, owner)
+        _reference_path(work, folder).write_text(json.dumps(reference))
+    return reference
+
+
+def _write_model(work: ProofWork, folder: Path) -> None:
+    """Write the layers as a model.
+
+    :raises Failure: the disk is too full, or the model is not one.
     """
     free = shutil.disk_usage(work.folder).free
     if free < work.bytes + FREE_DISK:
@@ -170,12 +191,21 @@ def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
             f"{work.folder} has {free // MIB} MiB free, too little for a file of {len(work.layers)} layers with {work.bytes // MIB} MiB: free some space"
         )
     try:
-        layer_sample.write(work.model, _model(folder), work.layers)
-        summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(folder)))))
+        partial = folder / "partial"
+        layer_sample.write(work.model, partial, work.layers)
+        partial.replace(_model(work, folder))
     except gguf.GGUFError as error:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
         raise Failure(f"a file with layers of {work.model} cannot be made: {printable(error)}") from None
+
+
+def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
+    """Let the processor answer, and its variants.
+
+    :raises Failure: it computes no numbers.
+    """
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(work, folder)))))
     prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
@@ -329,7 +359,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
         address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(folder)), *place])]
+        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])]
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private, "log")
         with open(log, "wb") as output:
