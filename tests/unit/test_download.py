@@ -51,9 +51,10 @@ def test_a_file_is_whole_and_recorded_last_and_then_neither_read_nor_requested(s
     record = json.loads((models / "source" / ".source.json").read_text())
     whole = {"name": "m.gguf", "bytes": SIZE, "sha256": SHA, "modified": int(file.stat().st_mtime)}
     assert record == {"files": [{**whole, "revision": "c0ffee"}]}
-    monkeypatch.setattr(download, "_fetch_file", None)
+    file.write_bytes(DATA[::-1])
+    os.utime(file, (record["files"][0]["modified"],) * 2)
     fetch(planned(server, models, revision="c0ffee"))
-    assert len(server.asked) == 1
+    assert (len(server.asked), file.read_bytes()) == (1, DATA[::-1])
 
 
 def test_each_byte_is_downloaded_once_though_the_connection_breaks_again_and_again(server, models, fetch):

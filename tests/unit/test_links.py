@@ -115,7 +115,8 @@ class Machine:
         return configuration.differs(list(wanted), self.system)
 
     def installed(self):
-        return configuration._installed(self.system)
+        paths = [path for place in PATHS.values() for path in (self.root / place).parent.glob("*llamacpp-*")]
+        return {f"/{path.relative_to(self.root)}": path.read_text() for path in paths}
 
     def refuse(self, *wanted):
         """The sentence with which the links are refused; nothing has been changed then."""
@@ -221,16 +222,20 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("manager", MANAGERS)
-def test_a_file_of_a_manager(manager):
-    path, text = configuration._planned_file(link(), manager)
+def test_a_file_of_a_manager(machine, manager):
+    machine.manager = manager
+    machine.apply(link())
+    ((path, text),) = machine.installed().items()
     assert path == "/" + PATHS[manager]
     parser = configparser.RawConfigParser()
     parser.optionxform = str
     parser.read_string(text)
     assert {name: dict(parser[name]) for name in SECTIONS[manager]} == SECTIONS[manager]
     assert "eth1" in (parser["connection"]["interface-name"] if "connection" in parser else text)
-    assert configuration._planned_file(link(), manager)[1] == text, "its UUID stays"
-    assert "mtu" not in configuration._planned_file(link(mtu=None), manager)[1].lower()
+    machine.apply(link(mtu=None))
+    assert "mtu" not in machine.installed()[path].lower()
+    machine.apply(link())
+    assert machine.installed() == {path: text}, "its UUID stays"
 
 
 def test_the_protected_interface_is_refused(machine, monkeypatch):

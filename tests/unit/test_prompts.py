@@ -1,7 +1,7 @@
 """What a plan says of prompts and conversations: what is kept of them, how fast they are when the context fills, and in which pieces."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import known_answer_of, typed
 from support import models

@@ -304,9 +304,8 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
 def test_what_is_said_otherwise_is_warned_of(monkeypatch, plugin):
     warned = []
     monkeypatch.setattr(action.display, "warning", warned.append)
-    monkeypatch.setattr(
-        plugin, "_install", lambda _arguments: {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
-    )
+    answer = {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
+    monkeypatch.setattr(plugin, "module", lambda **_arguments: answer)
     plugin.perform(installer.ReleaseArguments(builds.RELEASE._replace(source="binary"), builds.BUILD, "/p", "/c"))
     assert warned == [r"it\x1b is left out"]
 
