@@ -205,7 +205,7 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     )
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     part = plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
-    assert part[0] == "  without worker1:cpu:  cannot be planned: llama_server_tensor_split says what each device gets"
+    assert part[0].startswith("  without worker1:cpu:  cannot be planned: llama_server_tensor_split")
     missing = plan_text.plan_parts(typed(strix_halos(2, 200).plan()))["While a worker is away"]
     assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
     assert missing[0].endswith(" MiB missing")

@@ -242,7 +242,7 @@ def test_the_protected_interface_is_refused(machine, monkeypatch):
     assert "eth0 carries the connection that Ansible uses" in machine.refuse(link(interface="eth0"))
     machine.apply(link())
     monkeypatch.setenv("SSH_CONNECTION", "10.99.0.11 40000 10.99.0.12 22")
-    assert "eth1 carries the connection that Ansible uses, and its address 10.99.0.12/24" in machine.refuse()
+    assert "eth1 carries the connection that Ansible uses" in machine.refuse()
 
 
 def test_what_cannot_be_configured_is_refused(machine):
@@ -373,7 +373,7 @@ def test_network_manager_waits_for_the_other_end(machine):
 
 def test_an_interface_that_does_not_take_it_is_an_error(machine, monkeypatch):
     monkeypatch.setattr(machine, "configure", lambda name: machine.addresses.update(eth1=["10.99.0.12/24"]))
-    with pytest.raises(Refusal, match=r"after 0.1 seconds eth1 has 10.99.0.12/24, mtu 1500. Check `networkctl status`"):
+    with pytest.raises(Refusal, match=r"after 0.1 seconds eth1 has 10.99.0.12/24, mtu 1500"):
         machine.apply(link())
     assert machine.differs(link())
 

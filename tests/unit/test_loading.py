@@ -155,7 +155,7 @@ def test_a_timeout_says_how_far_each_worker_came(pair):
         return judge.gate(subject(plan), final)
 
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
-    assert "the model is loading, and the limit of 60 s is over (llama_server_start_timeout, or" in message
+    assert "the limit of 60 s is over (llama_server_start_timeout" in message
     assert f"to worker {first}" in message
     assert "; set llama_server_start_timeout to more where it goes on" in message
     assert "where that is not set); set" in gate([unhealthy(LOADING)] * 9)
@@ -170,7 +170,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
     final, _lines, seconds = wait(pair.plan(), evidence, 5.0)
     assert seconds == 20
     assert (final.log, final.waits_for) == (log, ())
-    assert final.health.detail == ("llama-server ended 3 times while verify waited for it, the last time with status 1")
+    assert final.health.detail.startswith("llama-server ended 3 times while verify waited")
 
 
 def test_a_server_with_another_certificate_is_not_waited_for(pair):

@@ -74,9 +74,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert not tried
     failed = call(**programs)
     assert failed["failed"]
-    assert failed["msg"].startswith(
-        "Installing new: llama-server was tried on this host's processor and crashed with SIG"
-    )
+    assert failed["msg"].startswith("Installing new: llama-server was tried on this host's processor")
     assert tried == [
         (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
     ]
