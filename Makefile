@@ -76,6 +76,7 @@ lint: dev ## Run ansible-lint, ruff, mypy, antsibull-docs and the changelog's ch
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml ansible_collections/llamacpp/cluster/plugins
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --strict $(addprefix ansible_collections/llamacpp/cluster/plugins/module_utils/,llamacpp planner lifecycle)
 	@cd $(VENV)/collections && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache > $(CURDIR)/$(VENV)/imports.txt || { cat $(CURDIR)/$(VENV)/imports.txt; false; }
+	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q -p no:anyio -p no:pytest11.testinfra --no-summary tests/lint
 	@$(VENV)/bin/antsibull-changelog lint
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/$(VENV)/collections antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self .
 
