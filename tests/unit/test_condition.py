@@ -67,15 +67,7 @@ def test_what_the_launcher_and_verify_left(place):
     assert not read(place)["head"]["current"]
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "{",
-        "x" * 2_000_000,
-        {**TOLD, "state": "dancing"},
-        {**TOLD, "without": ["\x1b[2J"]},
-    ],
-)
+@pytest.mark.parametrize("odd", ["{", "x" * 2_000_000, {**TOLD, "state": "dancing"}, {**TOLD, "without": ["\x1b[2J"]}])
 def test_a_file_of_the_launcher_may_hold_anything(place, odd):
     leave(place, serving=odd, verified=odd)
     assert read(place)["head"] is None

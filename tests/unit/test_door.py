@@ -95,10 +95,7 @@ def test_a_file_without_a_name_is_none(pair):
 
 @pytest.mark.parametrize(
     "release, on, off",
-    [
-        (RELEASE, {"LLAMA_OPENSSL"}, set()),
-        (FORK, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"}),
-    ],
+    [(RELEASE, {"LLAMA_OPENSSL"}, set()), (FORK, {"LLAMA_SERVER_SSL", "LLAMA_OPENSSL"}, {"LLAMA_CURL"})],
     ids=["0.3.36", "ik_llama.cpp"],
 )
 def test_a_release_is_built_with_tls_where_it_is_asked_for(pair, release, on, off):

@@ -247,10 +247,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
     """Each step in turn meets a full disk: folders, lock, part and record. The run after it continues."""
     models, data = small_disk / "models", DATA[:20_000]
     server.files["/m.gguf"] = data
-    arguments = {
-        "files": [planned(server, models, data=data, revision="x" * 4000)],
-        "folder": str(models),
-    }
+    arguments = {"files": [planned(server, models, data=data, revision="x" * 4000)], "folder": str(models)}
     filler = small_disk / "filler"
     fill_disk(filler, left)
     with monkeypatch.context() as patched:
@@ -258,8 +255,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
         result = call(**arguments)
     if left < 7:
         assert re.search(
-            r"(No space left on device|curl could not write the file)\. Free some space on .*disk",
-            result["msg"],
+            r"(No space left on device|curl could not write the file)\. Free some space on .*disk", result["msg"]
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
         assert not (models / "source" / download_record.RECORD).exists()

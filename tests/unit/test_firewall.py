@@ -240,7 +240,9 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
     assert firewall_rules.foreign_things(host) == [], done.stderr
-    assert {*firewall_rules.state_of("nftables", [], host).present} == {*Host(tmp_path, "nftables").steps(*BOTH, OPEN).after}
+    assert {*firewall_rules.state_of("nftables", [], host).present} == {
+        *Host(tmp_path, "nftables").steps(*BOTH, OPEN).after
+    }
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -163,8 +163,7 @@ def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_
 
 
 @pytest.mark.parametrize(
-    "line, has",
-    [("flags: fpu sse2 avx2 avx512f", True), ("flags: fpu sse2 avx2", False), ("Features: fp asimd", None)],
+    "line, has", [("flags: fpu sse2 avx2 avx512f", True), ("flags: fpu sse2 avx2", False), ("Features: fp asimd", None)]
 )
 def test_which_processors_of_x86_have_avx512(tmp_path, line, has):
     (tmp_path / "proc").mkdir()

@@ -12,12 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-    exporter,
-    metrics,
-    progress,
-    serving,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, serving
 from conftest import SCHEMA, complete
 from support import launched
 from support.hosts import free_port

@@ -7,10 +7,7 @@ import socket
 
 import gguf_files
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    gguf,
-    header_summary,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.modules import model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub

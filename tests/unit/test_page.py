@@ -120,10 +120,7 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
     def page(spoil):
         evil = EVIL * spoil
         cells = [
-            cell._replace(
-                hosts=tuple(host + evil for host in cell.hosts),
-                skipped=cell.skipped and cell.skipped + evil,
-            )
+            cell._replace(hosts=tuple(host + evil for host in cell.hosts), skipped=cell.skipped and cell.skipped + evil)
             for cell in example.cells
         ]
         measured = example._replace(release=example.release + evil, model=example.model + evil, cells=tuple(cells))
@@ -172,11 +169,7 @@ SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name, width, dark",
-    [
-        *(("plan", *screen) for screen in SCREENS),
-        *(("example", *screen) for screen in SCREENS),
-        ("ten", 1400, False),
-    ],
+    [*(("plan", *screen) for screen in SCREENS), *(("example", *screen) for screen in SCREENS), ("ten", 1400, False)],
 )
 def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     address = pages[name]

@@ -117,8 +117,7 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
 
 
 @pytest.mark.parametrize(
-    "build, exact",
-    [("b11063", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])],
+    "build, exact", [("b11063", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])]
 )
 def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact):
     pair.hosts["head"]["variables"]["llama_release"] = build

@@ -100,10 +100,7 @@ def hosts_of(path, named, *arguments):
     }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
-    given = {
-        "__llama_reboot_marks": {"results": []},
-        **({} if named is ALL else {"llama_reboot_hosts": named}),
-    }
+    given = {"__llama_reboot_marks": {"results": []}, **({} if named is ALL else {"llama_reboot_hosts": named})}
     inventory = {"llama_cluster": {"children": groups}}
     return " ".join(playbook_runs.run(path, "run.yml", inventory, "-e", json.dumps(given), *arguments)[1].split())
 

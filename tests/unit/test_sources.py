@@ -80,10 +80,7 @@ def test_what_is_not_a_file_is_not_read(tmp_path, name):
 
 LONG = tarfile.TarInfo("x")
 LONG.size = 300_000  # several blocks of bzip2
-TORN = [
-    gzip.compress(os.urandom(9000))[:5000],
-    bz2.compress(LONG.tobuf() + os.urandom(LONG.size), 1)[:-9] + bytes(9),
-]
+TORN = [gzip.compress(os.urandom(9000))[:5000], bz2.compress(LONG.tobuf() + os.urandom(LONG.size), 1)[:-9] + bytes(9)]
 
 
 @pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", *TORN])

@@ -215,11 +215,7 @@ def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
 
 
 @pytest.mark.parametrize(
-    "names, remedy",
-    [
-        (["head"], "Remove"),
-        (["head", "one"], "Leave llama_workers empty, remove"),
-    ],
+    "names, remedy", [(["head"], "Remove"), (["head", "one"], "Leave llama_workers empty, remove")]
 )
 def test_a_head_that_is_faster_without_workers_that_others_run(names, remedy):
     outside = {"endpoint": "192.0.2.77:50052", "memory_mib": 24000, "host": "gaming-pc", "backend": "cuda"}
@@ -348,11 +344,7 @@ def remedied(planned):
 @pytest.mark.parametrize(
     "name, model, extra",
     [
-        (
-            "spark_trio",
-            of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"),
-            {"llama_server_context": 131072},
-        ),
+        ("spark_trio", of_file("strix_halo_quad/group_vars/llama_cluster/model.yml"), {"llama_server_context": 131072}),
         ("jetsons", dense(39.59), {"llama_server_context": 131072}),
         ("pis", dense(110), {"llama_server_context": 131072}),
         ("mac_and_linux", dense(39.59), {"llama_server_context": 131072}),
