@@ -94,7 +94,7 @@ sanity: dev ## Run ansible-test sanity
 unit: dev ## Run the unit tests but those of unit-long
 	@$(PYTEST_UNIT) -m "not programs"
 
-plans: dev ## Record tests/unit/data/plans again, which test_systems.py compares with: look at each line of the difference
+plans: dev ## Record tests/unit/data/plans again, which test_inventories.py compares with: look at each line of the difference
 	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import m
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards, files
 from conftest import refused, typed
-from test_alerts import PROMTOOL, SERVICES, case, needs_promtool, promtool, states
+from test_monitoring_rules import PROMTOOL, SERVICES, case, needs_promtool, promtool, states
 
 ADDRESSES = {"head": "192.0.2.10", "worker1": "192.0.2.11", "worker2": "192.0.2.12"}
 RULES = yaml.safe_load(files.RULES.read_text())

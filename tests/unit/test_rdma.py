@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evi
 from conftest import complete, definition, typed
 from support.clusters import FORK, TREE
 from support.verification import checks, healthy, judged, several, subject
-from test_verification import with_server
+from test_judge import with_server
 
 HEAD, WORKER = "192.0.2.10", "192.0.2.11"
 ENDPOINT = f"{WORKER}:50052"

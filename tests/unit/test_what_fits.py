@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import wha
 from conftest import CATALOGUE
 from support import actions
 from support.clusters import TREE, cards_of, head_with_cards
-from test_systems import of_file, variables_of
+from test_inventories import of_file, variables_of
 
 OFFERS = {offer.name: offer for offer in what_fits.offers_of(inventory.published_models())}
 SMALL, LARGE = "Qwen3 8B", "DeepSeek V3.1"
