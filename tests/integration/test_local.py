@@ -1,4 +1,6 @@
-"""The whole main job on one machine with real llama.cpp, in the order in which an operator meets it."""
+"""The whole main job on one machine with real llama.cpp, in the order in which an operator meets it.
+
+Another order takes longer: ``served`` applies the inventory again after a test that left something else."""
 
 import json
 import os
@@ -15,6 +17,7 @@ from conftest import PORTS, free_port, known_by, until
 
 
 def test_check_mode_on_a_bare_host_tells_what_would_happen_and_does_nothing(cluster):
+    cluster.clear()
     result = cluster.site("--check --diff")
     assert result.status == "successful", result.text
     assert result.changed > 0

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check links and line lengths of documentation, pins, sizes of packages, imports, names of backends, and names of tasks."""
+"""Check links and line lengths of documentation, pins, the action group, sizes of packages, imports, names of backends, and names of tasks."""
 
 from __future__ import annotations
 
@@ -110,6 +110,9 @@ def task_faults(items: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def faults() -> Iterator[str]:
+    groups = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text())["action_groups"]
+    if groups["cluster"] != sorted(path.stem for path in PLUGINS.glob("modules/*.py")):
+        yield "meta/runtime.yml: the action group must have all modules"
     for page in sorted(PAGES):
         yield from page_faults(page)
     yield from pin_faults()

@@ -271,7 +271,7 @@ def test_the_version_of_glibc(monkeypatch, platform_, said, expected):
 )
 def test_the_newest_cuda_that_a_driver_runs(number, status, expected):
     def version(place):
-        place._obj.value = number
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = number
         return status
 
     driver = types.SimpleNamespace(cuDriverGetVersion=version)

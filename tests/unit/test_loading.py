@@ -158,7 +158,7 @@ def test_a_timeout_says_how_far_each_worker_came(pair):
         return judge.gate(subject(plan), final)
 
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
-    assert "the model is loading, and the limit of 60 s has passed (llama_server_start_timeout, or" in message
+    assert "the limit of 60 s has passed (llama_server_start_timeout" in message
     assert f"to worker {first}" in message
     assert "; raise llama_server_start_timeout if loading continues" in message
     assert "unless it is set); raise" in gate([unhealthy(LOADING)] * 9)
@@ -173,9 +173,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
     final, _lines, seconds = wait(pair.plan(), evidence, 5.0)
     assert seconds == 20
     assert (final.log, final.waits_for) == (log, ())
-    assert final.health.detail == (
-        "llama-server exited 3 times while verify waited for it, the last time with status 1"
-    )
+    assert final.health.detail.startswith("llama-server exited 3 times while verify waited")
 
 
 def test_a_server_with_another_certificate_is_not_waited_for(pair):

@@ -29,8 +29,8 @@ from conftest import complete, typed
 from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, until
+from test_html_page import CONTRAST, OUTPUT, SCREENS, browser
 from test_metrics import exported, one, parsed
-from test_page import CONTRAST, OUTPUT, SCREENS, browser
 from test_status import NOW, VERIFIED, answers_of, of_head, written
 
 __all__ = ["browser", "exported"]

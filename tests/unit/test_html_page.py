@@ -9,7 +9,7 @@ import chromium
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
@@ -82,7 +82,7 @@ def test_the_page_says_what_was_not_measured_and_why(example):
     reasons = {cell.skipped for cell in example.cells if cell.skipped}
     assert reasons
     for reason in reasons:
-        assert html_page._printable(reason) in text
+        assert validation.printable(reason, None) in text
     cut = benchmarks.example()
     cut["cells"][0].update(measured=None, skipped=None)
     text = " ".join(html_page.page(None, benchmark=benchmarks.read(cut)).split())

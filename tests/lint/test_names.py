@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FAULTS = runpy.run_path(str(Path(__file__).parents[1] / "lint" / "names.py"))["faults"]
+FAULTS = runpy.run_path(str(Path(__file__).with_name("names.py")))["faults"]
 GOOD = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\n" for number in range(100))
 
 
