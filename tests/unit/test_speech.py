@@ -102,7 +102,7 @@ OTHER = "0" * 16
             "failed",
             "2.01 bits per byte of plain text, more than 2: the model computes incorrectly",
         ),
-        (None, ((1.0, None),), "not tested", "the server reports no probabilities of given tokens"),
+        (None, ((1.0, None),), "not tested", "the server does not report token probabilities"),
     ],
 )
 def test_a_model_that_reads_worse_than_a_language_model_or_than_before_fails(served, now, earlier, status, said):
@@ -135,7 +135,7 @@ def test_the_model_of_several_that_is_asked_reads(served):
     plan = several(typed(served.accepted()), "one", "two")
     plan = plan._replace(head=plan.head._replace(models=tuple(one._replace(reading=OTHER) for one in plan.head.models)))
     model = Model()
-    reading = evidence._read_text(model, subject(typed_json.dump(plan)).each()[1])
+    reading = evidence._read_text(model, subject(typed_json.dump(plan)).per_model()[1])
     assert (reading.id, model.asked[0]["model"]) == (OTHER, "two")
 
 

@@ -386,7 +386,7 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
         text += f", more than {LARGEST_BITS:g}: the model computes incorrectly, or it was not trained on English text"
         return False, text
     if not earlier:
-        return True, f"{text}; first verification, so nothing to compare it with"
+        return True, f"{text}; nothing to compare with yet"
     ratio = reading.ratio(earlier)
     text += f", perplexity {ratio:.3f} times that of the last verification"
     if ratio > LARGEST_RATIO:
