@@ -70,12 +70,15 @@ site: dev ## Build the documentation site in .venv/site/html
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs/docsite $(SITE)/source $(SITE)/html
 	@echo "$(CURDIR)/$(SITE)/html/index.html"
 
-lint: dev ## Run ansible-lint, ruff, mypy, antsibull-docs and the changelog's check
+lint: dev ## Run ruff, tests/lint, ansible-lint, mypy, antsibull-docs and the changelog's check
 	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
+	@$(VENV)/bin/python tests/lint/names.py plugins
+	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/lint/repository.py
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ansible-lint --offline -q
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml ansible_collections/llamacpp/cluster/plugins
 	@cd $(VENV)/collections && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --strict $(addprefix ansible_collections/llamacpp/cluster/plugins/module_utils/,llamacpp planner lifecycle)
 	@cd $(VENV)/collections && PYTHONPATH=. $(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache > $(CURDIR)/$(VENV)/imports.txt || { cat $(CURDIR)/$(VENV)/imports.txt; false; }
+	@$(CACHED) PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q -p no:anyio -p no:pytest11.testinfra --no-summary tests/lint
 	@$(VENV)/bin/antsibull-changelog lint
 	@cd $(TREE)/cluster && PATH=$(BIN):$$PATH ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/$(VENV)/collections antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs self .
 
@@ -93,7 +96,7 @@ sanity: dev ## Run ansible-test sanity
 unit: dev ## Run the unit tests but those of unit-long
 	@$(PYTEST_UNIT) -m "not programs"
 
-plans: dev ## Record tests/unit/data/plans again, which test_systems.py compares with: look at each line of the difference
+plans: dev ## Record tests/unit/data/plans again, which test_inventories.py compares with: look at each line of the difference
 	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something

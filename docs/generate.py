@@ -50,18 +50,13 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "external-worker": {"where": "*endpoints* of *host*"},
     "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
     "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
-    devices.VULKAN_MEMORY: {
-        "where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)",
-    },
+    devices.VULKAN_MEMORY: {"where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)"},
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
-    "compute-over-capacity": {
-        "flash": "on",
-        "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
-    },
+    "compute-over-capacity": {"flash": "on", "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"},
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
     "architecture-unknown": {"would": "would", "who": "build *build* does not know", "newer": "build *build* or newer"},
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
@@ -74,14 +69,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
 """Example values for the keys in an advisory's texts that are more than a name or a number."""
-ROLES = [
-    "llama_host",
-    "llama_link",
-    "llama_build",
-    "llama_worker",
-    "llama_model",
-    "llama_server",
-]
+ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server"]
 
 INTRODUCTION = """# Variables
 

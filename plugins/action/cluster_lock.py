@@ -45,7 +45,6 @@ class ActionModule(Action):
 
 
 def describe_run(process: int, playbooks: list[str]) -> Run:
-    """Return the description of this run."""
     return Run(
         user=getpass.getuser()[:LONGEST_NAME],
         controller=socket.gethostname()[:LONGEST_NAME],

@@ -13,38 +13,37 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 
 display = Display()
 
 POLL_SECONDS = 2.0
 LIMIT_SECONDS, LIMIT_TIMES = 600, 10
-"""Time that a proof may take: seconds, and a multiple of what is predicted."""
+"""Time limit of a proof: seconds plus a multiple of the prediction."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
 FIX = (
-    "Run it again if its machine or network was away. Otherwise set what helps, another llama_backend or llama_release, or remove that device; "
+    "Run it again if the machine or the network was down. Otherwise set another llama_backend or llama_release, or remove that device; "
     "-e llama_proof=never serves without a proof"
 )
 
 
-class Arguments(NamedTuple):
+class ProofArguments(NamedTuple):
     plan: Plan
     prove: Annotated[str, ("once", "always", NEVER, SEARCH)] = "once"
     stage: Annotated[str, (REFERENCE, DEVICES)] = DEVICES
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = ProofArguments
 
-    def perform(self, arguments: Arguments) -> dict:
-        plan, proofs, wrong = arguments.plan, [], []
+    def perform(self, arguments: ProofArguments) -> dict:
+        plan, proofs, failures = arguments.plan, [], []
         prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
         for prefix, single in (
             zip(prefixes, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ()
@@ -53,11 +52,16 @@ class ActionModule(Action):
             if work:
                 work = work if arguments.prove == SEARCH else work._replace(remedies=())
                 proofs.append(self._prove(single, work, arguments))
-                wrong += [f"{prefix}{sentence}" for sentence in proofs[-1].wrong()]
+                failures += [f"{prefix}{sentence}" for sentence in proofs[-1].failures()]
         hint = "" if arguments.prove == SEARCH else SEARCH_HINT
         crashed = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
         logs = [
-            (name, _log_of(host, names.service(f"worker-{worker.name}")))
+            (
+                name,
+                MANAGERS[host.service_manager].log.format(
+                    prefix=host.prefix, service=names.service(f"worker-{worker.name}")
+                ),
+            )
             for name, host in plan.hosts.items()
             for worker in host.workers
             if f"{name} {worker.name}" in crashed
@@ -66,7 +70,7 @@ class ActionModule(Action):
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
-            "wrong": "; ".join(wrong),
+            "wrong": "; ".join(failures),
             "fix": f"The model was not loaded.{hint} {FIX}{places}",
             "crashed": [{"host": name, "command": _telling(log)} for name, log in logs],
         }
@@ -74,16 +78,18 @@ class ActionModule(Action):
     def _show(self, text: str) -> None:
         display.display(f"  [{self.host}] proof: {text}")
 
-    def _prove(self, plan: Plan, work: Work, arguments: Arguments) -> Proof:
-        planned, prefix = plan.head.proof, plan.hosts[plan.head.host].prefix
-        seconds = (planned.outage_s + planned.seconds if planned else 0) * (1 + len(work.remedies) * len(work.devices))
+    def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:
+        prediction, prefix = plan.head.proof, plan.hosts[plan.head.host].prefix
+        seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * (
+            1 + len(work.remedies) * len(work.devices)
+        )
         lost = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
         job = BackgroundJob("proof", limit, limit, itertools.repeat(POLL_SECONDS), str, lost)
-        if arguments.stage == REFERENCE and planned:
+        if arguments.stage == REFERENCE and prediction:
             self._show(
-                f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {planned.seconds} s; "
-                f"then each device does, about {planned.outage_s} s without an answer"
+                f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
+                f"then each device does, about {prediction.outage_s} s without an answer"
             )
         answer = self.background(
             job, work=typed_json.dump(work), prove=arguments.prove, prefix=prefix, stage=arguments.stage
@@ -95,15 +101,10 @@ class ActionModule(Action):
             return Proof(0)
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
-        elif not proof.wrong():
+        elif not proof.failures():
             took = f", {proof.seconds} s" if answer.get("remaining") else ", by an earlier run"
             self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{took}")
         return proof
-
-
-def _log_of(host: HostPlan, service: str) -> str:
-    """Return the path of a log, or the command that shows it."""
-    return MANAGERS[host.service_manager].log.format(prefix=host.prefix, service=service)
 
 
 def _telling(log: str) -> str:

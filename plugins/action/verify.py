@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waits for the server, judges the cluster, and shows the result."""
+"""Wait for the server, judge the cluster, and show the result."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NOT_REACHED = ""
 FALLBACK_PAUSE_SECONDS = 10
 
 
-class Arguments(NamedTuple):
+class VerifyArguments(NamedTuple):
     plan: Mapping[str, Any]
-    """A Subject with ``gate``, else a Plan."""
+    """A Subject with ``gate``, otherwise a Plan."""
     answers: Mapping[str, Any] = {}
     changed: tuple[str, ...] = ()
     gate: bool = False
@@ -58,9 +58,9 @@ class Arguments(NamedTuple):
 
 
 class ActionModule(Action):
-    ARGUMENTS = Arguments
+    ARGUMENTS = VerifyArguments
 
-    def perform(self, arguments: Arguments) -> dict:
+    def perform(self, arguments: VerifyArguments) -> dict:
         self._arguments = arguments
         subject = typed_json.parse(Subject, arguments.plan)
         if arguments.gate:
@@ -72,23 +72,23 @@ class ActionModule(Action):
         return result
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
-        """Waits for the server and asks it one real question; of several models the first."""
-        first = self._without(self._lost(), subject).each()[0]
-        wrong = judge.gate(first, self._collect(first, first.head.start_timeout))
-        return {"failed": True, "msg": wrong} if wrong else {"changed": False}
+        """Wait for the server and ask it a real question; with several models the first one."""
+        first = self._mark_away(self._lost_hosts(), subject).per_model()[0]
+        problem = judge.gate(first, self._collect(first, first.head.start_timeout))
+        return {"failed": True, "msg": problem} if problem else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
-        """The result; None where the head is on a fallback, and there is time left to wait for its return.
+        """Return the result; None if the head serves on a fallback, and time is left to wait for its return.
 
-        :param deadline: of time.monotonic.
+        :param deadline: time.monotonic() at which to stop waiting.
         """
         answers = changes.read_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
-        away = (self._lost() | (plan.hosts.keys() - drifts)) - {plan.head.host}
-        used = {name for name, host in plan.hosts.items() if any(one.used for one in host.workers)}
-        subject = self._without(away & used if states != {"stopped"} else (), subject)
+        away = (self._lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
+        used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
+        subject = self._mark_away(away & used_hosts if states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
         ends = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
@@ -97,46 +97,46 @@ class ActionModule(Action):
         }
         with ThreadPoolExecutor(max(1, len(ends))) as threads:
             probes = threads.map(_probe, ends.values(), ends)
-            first, *others = subject.each()
+            first, *more_subjects = subject.per_model()
             evidence = self._collect(first, patience)
-            more = [self._collect(other, patience) for other in others if evidence.server]
+            more_evidence = [self._collect(entry, patience) for entry in more_subjects if evidence.server]
             probed = {end: source for end, source in zip(ends, probes) if source != NOT_REACHED}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, more, self._arguments.unproven)
+        observed = judge.Observed(drifts, probed, self._arguments.changed, more_evidence, self._arguments.unproven)
         report = judge.judge(plan, evidence, observed)
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
-        other = rollback.other_plan(
+        warning = rollback.other_plan(
             plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
         )
-        if other:
-            display.warning(other)
-        asleep = all(map(judge.left_asleep, (evidence, *more)))
-        self._record(plan, report, evidence, more, asleep)
+        if warning:
+            display.warning(warning)
+        asleep = all(map(judge.left_asleep, (evidence, *more_evidence)))
+        self._record(plan, report, [evidence, *more_evidence], asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
-    def _lost(self) -> set[str]:
-        """Hosts of the play that failed or froze before this task."""
+    def _lost_hosts(self) -> set[str]:
+        """Return the hosts of the play that failed or froze before this task."""
         return {*self.variables.get("ansible_play_hosts_all", ())} - {*self.variables.get("ansible_play_hosts", ())}
 
     @staticmethod
-    def _without(away: Collection[str], subject: Subject) -> Subject:
-        """The subject, of which these hosts do not answer, as the operator is told."""
+    def _mark_away(away: Collection[str], subject: Subject) -> Subject:
+        """Return the subject with hosts that do not answer, and show these."""
         if away:
             display.display(
-                f"  {', '.join(sorted(away))} did not answer: the server, which may wait for it, gets {collecting.SECONDS_WITHOUT_A_HOST} s for the question"
+                f"  {', '.join(sorted(away))} did not answer: the server may wait for it, so its answer is limited to {collecting.SECONDS_WITHOUT_A_HOST} s"
             )
         return subject._replace(away=tuple(sorted(away)))
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
-        """The evidence of the head, once its server is healthy or waiting makes no sense any more.
+        """Return the evidence of the head once its server is healthy or waiting is pointless.
 
-        :param patience: seconds to wait at most.
+        :param patience: time limit in seconds.
         """
         plan, started = typed_json.dump(subject), time.monotonic()
         waiting = Waiting(subject, patience)
@@ -154,35 +154,37 @@ class ActionModule(Action):
             if line:
                 display.display(f"  {line}")
 
-    def _record(self, plan: Plan, report: Report, evidence: Evidence, others: list[Evidence], asleep: bool) -> None:
-        """Leaves the result on the head, and the speed of the completion for the next plan. Of a benchmark more is known."""
+    def _record(self, plan: Plan, report: Report, evidence: list[Evidence], asleep: bool) -> None:
+        """Record the result on the head, and the speed of the completion for the next plan. A benchmark records its own."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
         self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
-        if report.passed:
-            self.write_record(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
-        completion = evidence.server.completion if evidence.server and not evidence.fallback else None
+        readings = judge.readings_of(evidence) if report.passed else ()
+        if readings:
+            self.write_record(prefix, names.READING, ReadingRecord(readings))
+        first = evidence[0]
+        completion = first.server.completion if first.server and not first.fallback else None
         if completion and not completion.error and not self._arguments.benchmark:
             self.write_record(
                 prefix, names.MEASURED_SPEED, speed_record.new_record(plan.per_model()[0], completion.tokens_per_second)
             )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
-        """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
-        path, written = self._arguments.path, self._arguments.report
+        """Show the result, write the requested files, and return the result of the task."""
+        path, page = self._arguments.path, self._arguments.report
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
-        if written:
-            output.write_report(written, plan, report, self._arguments.benchmark)
+        if page:
+            output.write_report(page, plan, report, self._arguments.benchmark)
         rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
-            lock, own = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
-            if lock and not lock.is_same(own) and not cluster_lock.has_ended(lock):
+            lock, this_run = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
+            if lock and not lock.is_same(this_run) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
         if asleep:
@@ -195,10 +197,10 @@ class ActionModule(Action):
 
 
 def _probe(host: str, endpoint: str) -> str | None:
-    """The controller's own address where it could connect, and sent nothing; None where the port is closed, and NOT_REACHED where
-    nothing shows that the host is reached.
+    """Connect without sending anything. Return the controller's address on success, None if the port is closed, and NOT_REACHED if the host may be
+    out of reach.
 
-    :param host: as the controller reaches it; at another address a refusal would prove nothing.
+    :param host: address by which the controller reaches it. At another address a refusal would prove nothing.
     """
     address = endpoint.rsplit(":", 1)[0]
     try:
@@ -206,5 +208,5 @@ def _probe(host: str, endpoint: str) -> str | None:
             return NOT_REACHED
     except (OSError, UnicodeError):
         return NOT_REACHED
-    found = port_probes.probe([endpoint], [names.EVERY_ADDRESS], PROBE_SECONDS)
-    return (found[0].source if found[0].open else None) if found else NOT_REACHED
+    probes = port_probes.probe([endpoint], [names.EVERY_ADDRESS], PROBE_SECONDS)
+    return (probes[0].source if probes[0].open else None) if probes else NOT_REACHED

@@ -48,9 +48,6 @@ options:
     description: Number of programs of the service, whose results are read.
     type: int
     default: 0
-seealso:
-  - module: llamacpp.cluster.verify
-  - module: llamacpp.cluster.report
 """
 
 EXAMPLES = r"""

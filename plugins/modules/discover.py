@@ -28,9 +28,6 @@ options:
   report:
     description: File on the controller for the page of the plan as HTML.
     type: path
-seealso:
-  - module: llamacpp.cluster.discovery_info
-  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""

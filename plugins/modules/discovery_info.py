@@ -26,9 +26,6 @@ options:
   account:
     description: Account that reads the models when they are served. Default is the connecting account.
     type: str
-seealso:
-  - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.discover
 """
 
 EXAMPLES = r"""

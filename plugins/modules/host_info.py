@@ -23,10 +23,6 @@ options:
     description: Whether to return only RV(kept).
     type: bool
     default: false
-seealso:
-  - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.plan_diff
-  - module: llamacpp.cluster.host_status
 """
 
 EXAMPLES = r"""

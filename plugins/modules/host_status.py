@@ -24,9 +24,6 @@ options:
         secret, are removed.
     type: bool
     default: false
-seealso:
-  - module: llamacpp.cluster.status
-  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

@@ -25,9 +25,6 @@ options:
   served:
     description: Id of a kept plan that serves now.
     type: str
-seealso:
-  - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.rollback
 """
 
 EXAMPLES = r"""

@@ -25,8 +25,6 @@ options:
     type: list
     elements: dict
     required: true
-seealso:
-  - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""

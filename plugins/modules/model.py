@@ -42,8 +42,6 @@ options:
   token:
     description: The token; the action plugin reads it from O(token_file).
     type: str
-seealso:
-  - module: llamacpp.cluster.model_info
 """
 
 EXAMPLES = r"""

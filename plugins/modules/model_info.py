@@ -43,9 +43,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - module: llamacpp.cluster.model
-  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""

@@ -27,8 +27,6 @@ options:
     description: Folder on the controller that gets the files. It is created if it is missing.
     type: path
     required: true
-seealso:
-  - module: llamacpp.cluster.plan
 """
 
 EXAMPLES = r"""

@@ -56,10 +56,6 @@ options:
       - File on the controller for the page of a refused plan as HTML, with O(page). It needs no other file.
       - P(llamacpp.cluster.plan_diff#module) writes the page of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
-seealso:
-  - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.model_info
-  - module: llamacpp.cluster.plan_diff
 """
 
 EXAMPLES = r"""

@@ -45,9 +45,6 @@ options:
   report:
     description: File on the controller for the page as HTML, to which M(llamacpp.cluster.verify) adds its checks. It needs no other file.
     type: path
-seealso:
-  - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

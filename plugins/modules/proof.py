@@ -23,7 +23,7 @@ options:
   prove:
     description:
       - V(once) skips devices on which the head has a verdict, for the same release, model, device and command line. V(never) proves nothing.
-      - V(search) is like V(once), and tries other settings on devices that compute wrong.
+      - V(search) is like V(once), and tries other settings on devices that compute incorrectly.
     type: str
     choices: [once, always, never, search]
     default: once
@@ -56,14 +56,14 @@ proofs:
   type: list
   elements: dict
 wrong:
-  description: Which devices compute wrong or crash. Empty if none does.
+  description: Which devices compute incorrectly or crash. Empty if none does.
   returned: success
   type: str
 fix:
   description: What to do if some do.
   returned: success
   type: str
-ended:
+crashed:
   description: For each worker that crashed its C(host), and the C(command) that shows its log there.
   returned: success
   type: list
@@ -77,7 +77,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
 
 def main():
@@ -93,10 +93,10 @@ def main():
         no_log=True,
     )
     with errors.reported(module):
-        work = typed_json.parse(Work, module.params["work"])
+        work = typed_json.parse(ProofWork, module.params["work"])
         path = Path(module.params["prefix"], names.PROOF)
-        known = run.read_record(path).known(work) if module.params["prove"] != "always" else {}
-        remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in known))
+        valid = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
+        remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof = Proof(0)
         if remaining.devices and module.params["stage"] == "reference":
             accounts.work_as(work.account, run.prepare, remaining, processes.is_served)
@@ -104,7 +104,7 @@ def main():
             result = accounts.work_as(work.account, run.prove, remaining, processes.is_served)
             proof = typed_json.reported("this host", "the proof", Proof, result)
             run.keep(path, proof)
-        devices = {**known, **{verdict.id: verdict for verdict in proof.devices}}
+        devices = {**valid, **{verdict.id: verdict for verdict in proof.devices}}
         verdicts = tuple(devices[side.id] for side in work.devices if side.id in devices)
     module.exit_json(
         changed=False, remaining=len(remaining.devices), proof=typed_json.dump(proof._replace(devices=verdicts))

@@ -36,10 +36,6 @@ options:
         O(llamacpp.cluster.host_status#module:report).
       - C(facts) of each host.
     type: dict
-seealso:
-  - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.verify
-  - module: llamacpp.cluster.benchmark
 """
 
 EXAMPLES = r"""

@@ -30,9 +30,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - module: llamacpp.cluster.kept_plan
-  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

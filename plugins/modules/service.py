@@ -43,9 +43,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.firewall
 """
 
 EXAMPLES = r"""

@@ -39,9 +39,6 @@ options:
     description: Whether to fail if the cluster is not healthy.
     type: bool
     default: true
-seealso:
-  - module: llamacpp.cluster.host_status
-  - module: llamacpp.cluster.verify
 """
 
 EXAMPLES = r"""

@@ -33,8 +33,6 @@ options:
   account:
     description: Account that runs the services and owns the file. Default is the account of the module.
     type: str
-seealso:
-  - module: llamacpp.cluster.host_info
 """
 
 EXAMPLES = r"""

@@ -30,8 +30,6 @@ options:
     description: Name of the host in messages.
     type: str
     default: this host
-seealso:
-  - module: llamacpp.cluster.service
 """
 
 EXAMPLES = r"""

@@ -58,10 +58,6 @@ options:
     description: Whether the operator asked for a proof (M(llamacpp.cluster.proof)) that this run did not make.
     type: bool
     default: false
-seealso:
-  - module: llamacpp.cluster.plan
-  - module: llamacpp.cluster.host_info
-  - module: llamacpp.cluster.status
 """
 
 EXAMPLES = r"""

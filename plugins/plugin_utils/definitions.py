@@ -38,7 +38,6 @@ def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
 
 
 def _escaped(text: str) -> str:
-    """Return text with the escapes of systemd."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
@@ -59,7 +58,6 @@ def systemd_line(text: str) -> str:
 
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
-    """Return variables for systemd."""
     _check_words(variables.values())
     return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
 
@@ -71,7 +69,6 @@ def supervisor_command(words: Sequence[str]) -> str:
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    """Return variables for supervisor."""
     _check_words(variables.values(), (*COMMENTS, *QUOTES))
     escaped = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
     return ",".join(f'{name}="{value}"' for name, value in escaped.items())

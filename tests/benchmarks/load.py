@@ -66,11 +66,7 @@ def written(work: Path, mib: int, width: int) -> Path:
 def planned(work: Path, model: Path, used: tuple[str, ...], variables: dict) -> dict:
     """The plan over these workers."""
     endpoint = {"name": "cpu", "port": WORKER_PORT, "cache": True}
-    common = {
-        "llama_model_path": str(model),
-        "llama_server_port": HEAD_PORT,
-        "llama_worker_endpoints": [endpoint],
-    }
+    common = {"llama_model_path": str(model), "llama_server_port": HEAD_PORT, "llama_worker_endpoints": [endpoint]}
     return play("playbooks/plan.yml", work, used, {**common, **variables})[1]
 
 

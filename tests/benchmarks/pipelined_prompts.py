@@ -20,10 +20,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    known_answer,
-    known_answer_file,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from fast_load import PORT, WORKER_PROGRAMS, health, listens, running
 from first_run import machine

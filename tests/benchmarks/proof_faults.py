@@ -43,7 +43,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import speech
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
 from first_run import machine
@@ -159,7 +159,7 @@ def write(path: Path, shape: str) -> None:
             part[:] = noise(random, tensor.tensor_type.name, len(part) // size, size, spread)
 
 
-def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> Work:
+def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> ProofWork:
     """Return what proves two workers with all layers of a model."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
     sample = layer_sample.choose(summary, layer_sample.Room(1 << 40, 512))
@@ -180,7 +180,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
     elif summary.architecture == "deepseek2":
         variants = variants[1:]  # tiles of AMX: llama.cpp finds no place for latent attention
     environment = {"CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
-    return Work(
+    return ProofWork(
         model=str(model),
         layers=sample.layers,
         bytes=sample.bytes,
@@ -224,7 +224,7 @@ def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
             worker.wait()
 
 
-def read(job: Work, model: Path, folder: Path) -> Reading | None:
+def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     """Return how well the model reads plain text behind the second worker."""
     target = folder / "layers.gguf"
     target.symlink_to(model)
@@ -261,17 +261,17 @@ def measure(
             row["bits_per_byte"] = round(reading.bits_per_byte, 3) if reading else None
             row["verdicts"] = [one.failure or [one.distance, one.bound, one.place] for one in proof.devices]
             print(json.dumps(row), flush=True)
-            wrong = [not one.right for one in proof.devices]
+            wrong = [not one.is_correct for one in proof.devices]
             counts.update(right=1 if fault else 2, refused=sum(wrong[: 1 if fault else 2]))
             counts.update(faults=bool(fault), named=bool(fault) and wrong[1:] == [True])
     return counts
 
 
-def predicted(job: Work, model: Path) -> float:
+def predicted(job: ProofWork, model: Path) -> float:
     """Return the seconds that the plan predicts for the reference, on a processor that no table knows."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
     asked = questions.list_questions(job.context)
-    asked += questions.of_variants(asked) * len(job.variants)
+    asked += questions.variant_questions(asked) * len(job.variants)
     cores = os.cpu_count() or 1
     gflops = cores * device_rates.CORE_GFLOPS["avx512f" in Path("/proc/cpuinfo").read_text()]
     computing = proof_plan._compute_s(summary, asked, summary.layers, min(50.0, 5.0 * cores), gflops)

@@ -37,19 +37,7 @@ def measured(options: argparse.Namespace, folder: Path, kind: str) -> dict[str, 
     program = next(options.programs / name for name in WORKER_PROGRAMS if (options.programs / name).exists())
     ends = [f"127.0.0.1:{PORT + 1 + index}" for index in range(2)]
     argv = [str(options.programs / "llama-server"), "-m", str(folder / "model.gguf"), "-c", "4096", "-np", "1"]
-    argv += [
-        "--rpc",
-        ",".join(ends),
-        "--device",
-        "RPC0,RPC1",
-        "-ngl",
-        "99",
-        "-ts",
-        "9,8",
-        "--no-warmup",
-        "-t",
-        "1",
-    ]
+    argv += ["--rpc", ",".join(ends), "--device", "RPC0,RPC1", "-ngl", "99", "-ts", "9,8", "--no-warmup", "-t", "1"]
     argv += ["--host", "127.0.0.1", "--port", str(PORT), "-fit", "off", "--cache-ram", "0"]
     argv += [word.format(draft=folder / "draft.gguf") for word in (*KINDS[kind], *options.more.split())]
     sentence = [known_answer.first_piece() + index for index in range(len(known_answer.pieces()))]

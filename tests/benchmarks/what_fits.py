@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from conftest import CATALOGUE
-from test_systems import variables_of
+from test_inventories import variables_of
 
 made, make_candidate = [], planner.make_candidate
 planner.make_candidate = lambda *given, **more: made.append(1) or make_candidate(*given, **more)

@@ -67,11 +67,7 @@ def test_a_patch_that_is_not_there(bare):
 
 def test_a_port_that_something_else_uses(bare):
     with socket.create_server(("127.0.0.1", PORTS[1])):
-        refuses(
-            bare,
-            f"127.0.0.1:{PORTS[1]}, the port of llamacpp-worker-two",
-            "change port in llama_worker_endpoints",
-        )
+        refuses(bare, f"127.0.0.1:{PORTS[1]}, the port of llamacpp-worker-two", "change port in llama_worker_endpoints")
 
 
 def test_a_model_that_is_something_else(tmp_path):

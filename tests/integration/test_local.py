@@ -1,4 +1,6 @@
-"""The whole main job on one machine with real llama.cpp, in the order in which an operator meets it."""
+"""The whole main job on one machine with real llama.cpp, in the order in which an operator meets it.
+
+Another order takes longer: ``served`` applies the inventory again after a test that left something else."""
 
 import json
 import os
@@ -15,6 +17,7 @@ from conftest import PORTS, free_port, known_by, until
 
 
 def test_check_mode_on_a_bare_host_tells_what_would_happen_and_does_nothing(cluster):
+    cluster.clear()
     result = cluster.site("--check --diff")
     assert result.status == "successful", result.text
     assert result.changed > 0
@@ -215,7 +218,7 @@ def test_verify_notices_two_layers_that_are_swapped(served, tmp_path):
     assert served.complete() != known_answer.SENTENCE
     result = served.run("playbooks/verify.yml", llama_verify_path=str(tmp_path / "verify.json"))
     assert result.status == "failed"
-    assert "at least one layer computes wrong" in result.text
+    assert "at least one layer computes incorrectly" in result.text
     failed = [
         check for check in json.loads((tmp_path / "verify.json").read_text())["checks"] if check["status"] == "failed"
     ]

@@ -107,13 +107,7 @@ def test_a_missing_list_is_fetched_and_the_host_asked_again(look, tmp_path):
     assert "scope user" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "facts, options",
-    [
-        (LISTED, []),
-        (NO_LIST, ["--check"]),
-    ],
-)
+@pytest.mark.parametrize("facts, options", [(LISTED, []), (NO_LIST, ["--check"])])
 def test_where_there_is_a_list_or_it_may_not_be_fetched_nothing_is_done(look, tmp_path, facts, options):
     result = look(facts, *options)
     assert result.returncode == 0, result.stdout

@@ -39,11 +39,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         for endpoint in endpoints[: len(split)]
     )
     defaults = {name: option.get("default") for name, option in inventory.specification().items()}
-    chosen = {
-        **defaults,
-        "llama_server_port": SERVER_PORT,
-        "llama_server_load_mode": "none",
-    }
+    chosen = {**defaults, "llama_server_port": SERVER_PORT, "llama_server_load_mode": "none"}
     chosen |= {"llama_server_context": 4096, **{f"llama_server_{name}": value for name, value in variables.items()}}
     chosen["llama_server_override_tensor"] = [
         entry.format(*(device.buffer for device in devices)) for entry in chosen["llama_server_override_tensor"]

@@ -1,13 +1,13 @@
 """The proof by the first layers on real llama-servers and workers: no false alarm, and the device that computes something else is named.
 
-A device that computes wrong is one that is told another value of the model's header than the head's processor.
+A device that computes incorrectly is one that is told another value of the model's header than the head's processor.
 """
 
 import models
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from conftest import free_port
 
 MODELS = {
@@ -60,7 +60,7 @@ def prove(programs, workers, tmp_path):
             split = ["--tensor-split", "2,3"] if len(used) > 1 else []
             return Side(name, (*argv, *split, *words, *further), processor=True)
 
-        work = Work(
+        work = ProofWork(
             id="0" * 16,
             model=str(path),
             layers=LAYERS,
@@ -96,16 +96,16 @@ def prove(programs, workers, tmp_path):
 )
 def test_devices_that_compute_right_give_no_alarm(prove, name, kind, words):
     proof = prove(name, kind, words)
-    assert (proof.untested, proof.wrong()) == (None, [])
+    assert (proof.untested, proof.failures()) == (None, [])
     assert proof.together.equal > proof.together.of // 2
 
 
 @pytest.mark.timeout(600)
 def test_the_device_that_computes_something_else_is_named(prove):
     proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
-    assert [one.right for one in proof.devices] == [True, False]
-    assert proof.wrong()[0].startswith(
-        "second cpu computes wrong in prompts of 2 to 8 tokens, in prompts of 9 to 64 tokens, "
+    assert [one.is_correct for one in proof.devices] == [True, False]
+    assert proof.failures()[0].startswith(
+        "second cpu computes incorrectly in prompts of 2 to 8 tokens, in prompts of 9 to 64 tokens, "
     )
 
 
@@ -113,6 +113,6 @@ def test_the_device_that_computes_something_else_is_named(prove):
 def test_the_device_that_ends_is_named_with_the_line_of_its_log(prove, workers, monkeypatch):
     monkeypatch.setattr(run, "WORKER_SECONDS", 0)
     proof = prove("dense", endpoints=[workers[0], f"127.0.0.1:{free_port()}"])
-    assert len(proof.wrong()) == 1
-    assert proof.wrong()[0].startswith("second cpu ends by signal 6: ")
-    assert "Failed to connect" in proof.wrong()[0]
+    assert len(proof.failures()) == 1
+    assert proof.failures()[0].startswith("second cpu ends by signal 6: ")
+    assert "Failed to connect" in proof.failures()[0]

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_SHARE = 0.02
+MAX_SHARE = 0.012
 MAX_SHARED_CLASSES = 5
 """Ansible prescribes ActionModule and FilterModule, and the action plugins name their arguments alike."""
 BARE_WORDS = """
@@ -53,5 +53,5 @@ def faults(root: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     lines = list(faults(Path(sys.argv[1] if len(sys.argv) > 1 else "plugins")))
-    print("\n".join(lines))
+    print("\n".join(lines), end="\n" * bool(lines))
     sys.exit(bool(lines))

@@ -239,7 +239,7 @@ def certify(tmp_path):
             openssl(*new)
             openssl("x509", "-req", "-in", certificate, "-signkey", key, "-days", "-1", "-out", certificate)
         else:
-            openssl(*new, "-x509", "-days", "2", "-addext", "subjectAltName=DNS:head.lan,IP:192.0.2.10")
+            openssl(*new, "-x509", "-days", "2", "-addext", f"subjectAltName=DNS:head.lan,DNS:{name},IP:192.0.2.10")
         return certificate, key
 
     if not shutil.which("openssl"):

@@ -8,7 +8,6 @@ import shlex
 import tarfile
 import urllib.parse
 from pathlib import Path
-from unittest import mock
 
 import jinja2
 import pytest
@@ -191,7 +190,6 @@ def bundled(found, path, own=(), **others):
         "other": 1,
     }
     made = actions.made(action, path=str(path), bundle=found, **others)
-    made._play_context = mock.Mock(password=None, become_pass="")
     made.run(task_vars={"hostvars": dict.fromkeys(found["reports"], own)})
     if not path.exists():
         return {}

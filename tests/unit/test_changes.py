@@ -116,10 +116,10 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
 
 def test_builders_that_cannot_be(pair):
     pair.hosts["worker1"]["variables"]["llama_build_host"] = "nobody"
-    assert "llama_build_host of worker1 is 'nobody', which is not a host of this cluster" in pair.reason()
+    assert "llama_build_host of worker1 is 'nobody'" in pair.reason()
     for builder in ("worker1", "worker2"):
         pair.hosts[builder]["variables"]["llama_build_host"] = builder
-    assert "llama_build_host is worker1 and worker2 for hosts that share a build (head, worker1," in pair.reason()
+    assert "llama_build_host is worker1 and worker2 for hosts that share" in pair.reason()
 
 
 def test_what_only_makes_builds_faster_is_installed_where_something_is_built(pair):

@@ -99,10 +99,7 @@ def mac(**variables):
 
 @pytest.mark.parametrize(
     "variables",
-    [
-        {"llama_backend": ["metal", "cpu"]},
-        {"llama_backend": "metal", "llama_worker_endpoints": [{"device": "CPU"}]},
-    ],
+    [{"llama_backend": ["metal", "cpu"]}, {"llama_backend": "metal", "llama_worker_endpoints": [{"device": "CPU"}]}],
 )
 def test_a_head_drives_its_graphics_beside_a_worker_on_its_processor(variables):
     plan = mac(**variables).plan()

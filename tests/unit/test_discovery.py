@@ -5,7 +5,7 @@ import types
 from unittest import mock
 
 import pytest
-import test_systems
+import test_inventories
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import discover
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -106,7 +106,7 @@ def network(*names, **cables):
 
 
 def a_model(name, model="gpt_oss_20b", **changes):
-    summary = test_systems.of_file(f"models/{model}.yml")["llama_model_gguf_summary"]
+    summary = test_inventories.of_file(f"models/{model}.yml")["llama_model_gguf_summary"]
     return {"kind": "path", "name": name, "file": name, "closed": None, "summary": summary, **changes}
 
 
@@ -125,9 +125,9 @@ def discovered(tmp_path, found, hosts=None, facts=None, check=False):
 
 def planned(path, **extra):
     """Groups of an inventory, and its plan."""
-    groups = test_systems.parsed(str(path))[1].get_groups_dict()
+    groups = test_inventories.parsed(str(path))[1].get_groups_dict()
     answers = {name: {"facts": FACTS} for name in groups["llama_cluster"]}
-    return groups, test_systems.planned_of(test_systems.variables_of(str(path), extra), answers)
+    return groups, test_inventories.planned_of(test_inventories.variables_of(str(path), extra), answers)
 
 
 def test_a_direct_link_and_a_head_with_most_links(tmp_path):
@@ -191,8 +191,7 @@ def test_a_model_of_ollama(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "itself",
-    ["b:22", "b", "away", "null", "on", "1234", "2024-01-01", "all", "llama_head", "c[0:9]", "{{ x }}", "b,c"],
+    "itself", ["b:22", "b", "away", "null", "on", "1234", "2024-01-01", "all", "llama_head", "c[0:9]", "{{ x }}", "b,c"]
 )
 def test_a_host_takes_no_place_of_another_by_its_name(tmp_path, itself):
     found = network("b", "10.0.0.2", "10.0.0.3", "10.0.0.4", "away")
@@ -285,7 +284,7 @@ def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
     discover._read_discovered(
         "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
     )
-    with pytest.raises(Refusal, match="reports of links and models is not as"):
+    with pytest.raises(Refusal, match="report of a about links and models does not match"):
         discover._read_discovered("a", {"discovered": said})
 
 
@@ -296,7 +295,7 @@ STRUCTURE = ("llama_links", "llama_worker_endpoints", "llama_backend", *SAID)
 
 @pytest.mark.parametrize("name", ["strix_halo_pair", "cuda_triple"])
 def test_what_is_proposed_for_a_system_plans_like_the_inventory_that_somebody_wrote(name, tmp_path):
-    task_vars = test_systems.variables_of(name, {})
+    task_vars = test_inventories.variables_of(name, {})
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     keys = ("ansible_host", "ansible_connection", *SAID)
     hosts = {
@@ -307,7 +306,8 @@ def test_what_is_proposed_for_a_system_plans_like_the_inventory_that_somebody_wr
     head = hostvars[groups["llama_head"][0]]
     extra = {key: head[key] for key in inventory.specification() if key in head and key not in STRUCTURE}
     ours, theirs = (
-        test_systems.plan_of(source, **{**extra, "llama_model_known_answer": None}) for source in (str(done.path), name)
+        test_inventories.plan_of(source, **{**extra, "llama_model_known_answer": None})
+        for source in (str(done.path), name)
     )
     assert ours["head"]["host"] == theirs["head"]["host"]
     places, links = (

@@ -22,7 +22,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
     FilePlan,
+    FirewallRule,
     FolderPlan,
+    KernelTuning,
     LinkPlan,
     ModelFilePlan,
     ServiceFallback,
@@ -30,6 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from support import builds
 from support.hosts import build_plan, free_port, host_plan, service_plan
+from test_links import Machine
 
 MODULE = host_info
 
@@ -196,12 +199,15 @@ def test_the_known_answer_model_is_compared_by_its_size_and_time(planned):
         assert bool(planned.drift().changed_files) is changed
 
 
-def under_systemd(monkeypatch, planned, firewall=False, links=False, tuned=False):
-    """The host with systemd, and with a firewall, links or kernel parameters that differ."""
-    planned.change(service_manager="systemd", links=(LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True),))
-    monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: firewall)
-    monkeypatch.setattr(state.configuration, "differs", lambda _links, _system: links)
-    monkeypatch.setattr(state.kernel_parameters, "differ", lambda _parameters, _system: tuned)
+def under_systemd(monkeypatch, planned, **changes):
+    """The host with systemd, without any rule, link or kernel parameter."""
+    planned.change(service_manager="systemd", **changes)
+    monkeypatch.setattr(state, "System", lambda: Machine(planned.prefix.parent / "root").system)
+
+
+RULE = FirewallRule(50052, ("192.0.2.10",), "192.0.2.11")
+LINK = LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True)
+TUNING = KernelTuning({"ttm.pages_limit": "1"}, False)
 
 
 def without_lingering(monkeypatch, planned):
@@ -279,9 +285,13 @@ SPOILED = [
     ("boot", "llamacpp-worker-x is not started at boot", lambda p, m: under_systemd(m, p)),
     ("manager", "supervisor is not running", lambda p, m: None),
     ("manager", "stop at logout", lambda p, m: without_lingering(m, p)),
-    ("firewall", "a firewall that is not active are not as", lambda p, m: under_systemd(m, p, firewall=True)),
-    ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=True)),
-    ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuned=True)),
+    (
+        "firewall",
+        "nftables are not as",
+        lambda p, m: under_systemd(m, p, firewall_manager="nftables", firewall=(RULE,)),
+    ),
+    ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=(LINK,))),
+    ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("unplanned", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
@@ -321,9 +331,7 @@ def test_every_kind_of_difference_is_found():
 
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):
-    planned.change(service_manager="systemd", links=(LinkPlan("eth0", "192.0.2.1/24", None, None, manage=True),))
-    monkeypatch.setattr(state.firewall_rules, "differs", lambda manager, rules, system: False)
-    monkeypatch.setattr(state.configuration, "_link_refusals", lambda *_arguments: ["eth0 carries the connection"])
+    under_systemd(monkeypatch, planned, links=(LINK._replace(interface="eth0"),))
     with pytest.raises(Refusal, match="carries the connection"):
         planned.drift()
 

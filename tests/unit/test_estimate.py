@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Interface
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, estimate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, site
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, speed_text
 from conftest import identity, typed
 from support.clusters import accelerator, strix_halos
@@ -166,9 +166,9 @@ def test_a_range_has_two_digits_and_is_wider_where_less_is_known(serving, pair):
     assert widths["Other"] > 1.5 * widths["8060S"] > 1.5
 
 
-def test_one_layer_that_proves_is_said_as_one(big_model):
+def test_the_layers_that_prove_are_shown_with_the_outage(big_model):
     plan = typed(serves(strix_halos(1, 69), big_model).plan())
-    assert speed_text.speed_rows(plan)[3][2] == "once, with the first layer"
+    assert speed_text.speed_rows(plan)[3] == ["proof", "40 s, then an outage of 7 s", "once: 1 of 80 layers"]
 
 
 def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):

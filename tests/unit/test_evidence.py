@@ -74,7 +74,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert found.handshakes == ({}, None)
     assert found.drift.differences == ()
     assert found.server.completion[:3] == ("hello", 1, 5)
-    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64})]
+    assert server.asked == [("Bearer secret", {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1})]
     assert "secret" not in json.dumps(typed_json.dump(found))
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
     left, woken = collect(wake=False), collect(start_timeout=900)
     assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
         " it sleeps",
-        " it slept, and the question of this check woke it",
+        " it slept until this check woke it",
     ]
     assert [found.server.buffers for found in (left, woken)] == [{"CPU": {"model": 2.0}}] * 2
     assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
@@ -120,7 +120,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     (folder / f"a%20two.{journal.START_LOG}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-1] == "/props?model=a%20two"
-    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "model": "a two"}
+    assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1, "model": "a two"}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}
@@ -159,7 +159,7 @@ def test_a_model_that_fails_names_the_workers_that_it_lacks(collect, server, fol
     assert not collect().waits_for
     server.status = 500
     found = collect()
-    assert found.waits_for == (f"it needs worker {endpoints[0]}: unreachable, no route",)
+    assert found.waits_for == (f"the model needs worker {endpoints[0]}: unreachable, no route",)
     assert [found.handshakes.workers[endpoint].state for endpoint in endpoints] == ["unreachable", "ok"]
 
 
@@ -215,7 +215,7 @@ def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
     assert evidence.handshakes(path, [os.getpid()]) == Handshakes(answers)
     found = evidence.handshakes(path, [1])
     assert found.workers == {}
-    assert "of an earlier start: the disk may be full or read-only" in found.error
+    assert "from an earlier start: check whether the disk is full or read-only" in found.error
 
 
 def test_what_the_head_waits_for():
@@ -223,9 +223,9 @@ def test_what_the_head_waits_for():
         "192.0.2.12:50052": Handshake("unreachable", "timed out", None, ()),
         "192.0.2.11:50052": Handshake("ok", "", None, ()),
     }
-    assert evidence.waits_for(workers) == ("it waits for worker 192.0.2.12:50052: unreachable, timed out",)
+    assert evidence.waits_for(workers) == ("the head waits for worker 192.0.2.12:50052: unreachable, timed out",)
     named = evidence.waits_for(workers, {"192.0.2.12:50052": "nas"})
-    assert named == ("it waits for nas's worker 192.0.2.12:50052: unreachable, timed out",)
+    assert named == ("the head waits for nas's worker 192.0.2.12:50052: unreachable, timed out",)
 
 
 def test_an_answer_of_another_form_is_an_error():
@@ -241,8 +241,8 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not one of llama-server" in server_client.completion(replies.Reply(200, text)).error
-        assert "not one of llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text)).error
+        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
 
 
 def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():

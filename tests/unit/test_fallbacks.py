@@ -183,7 +183,7 @@ def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["slower-than-one-host"]
     plan = cluster.plan()
     assert {entry["endpoint"] for entry in plan["placement"]} == {WORKERS[0]}
-    assert plan["head"]["environment"]["CUDA_VISIBLE_DEVICES"] in ("", "-1")
+    assert plan["head"]["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
     assert [entry["device"] for entry in plan["fallbacks"][0]["placement"]] == ["CUDA0"]
     devices = plan["hosts"]["head"]["services"][-1]["devices"]
     cluster.hosts["head"]["variables"]["llama_server_fallback"] = True
@@ -205,7 +205,7 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     )
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     part = plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
-    assert part[0] == "  without worker1:cpu:  cannot be planned: llama_server_tensor_split says what each device gets"
+    assert part[0].startswith("  without worker1:cpu:  cannot be planned: llama_server_tensor_split")
     missing = plan_text.plan_parts(typed(strix_halos(2, 200).plan()))["While a worker is away"]
     assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
     assert missing[0].endswith(" MiB missing")

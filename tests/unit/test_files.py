@@ -1,5 +1,6 @@
 """The files of a plan as Ansible writes them: one call for all, whole, and without a word of what is in them."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import files as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.modules import files
 from support import actions
 
@@ -15,7 +16,8 @@ MODULE = files
 
 
 def planned(path, text, mode="0644"):
-    return typed_json.dump(completion._file(str(path), text.encode())._replace(mode=mode))
+    content = text.encode()
+    return typed_json.dump(FilePlan(str(path), len(content), hashlib.sha256(content).hexdigest(), mode, content=text))
 
 
 @pytest.mark.parametrize("before", ["nothing", "other", "mode", "link", "pipe", "the same"])

@@ -3,9 +3,10 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.filter.missing_collection import missing_collection
+from ansible_collections.llamacpp.cluster.plugins.filter import missing_collection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall as facts
@@ -160,9 +161,9 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
         held.add(("public", 'rule priority="5" family="ipv4" port port="50060" protocol="tcp" accept'))
     recorded = ZONES.replace("-20052", "-20050").replace("-20051", "-20049")
     host.run = lambda argv, run=host.run: recorded if argv[-1] == "--list-all-zones" else run(argv)
-    present = firewall_rules._firewalld([], host).present
+    present = firewall_rules.state_of("firewalld", [], host).present
     assert [line.partition(": ")[0] for line in present] == ["public"] * 4
-    assert {*present} < {*firewall_rules._firewalld(firewall_rules._rules(BOTH), host).goals}
+    assert {*present} < {*firewall_rules.state_of("firewalld", BOTH, host).goals}
     del host.run
     host.zones[""] = {(zone, rich) for zone, rich in host.zones[""] if not rich.endswith("drop")}
     assert host.differs(rule())
@@ -239,10 +240,14 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
     assert firewall_rules.foreign_things(host) == [], done.stderr
-    assert {*firewall_rules._nftables([], host).present} == {*Host(tmp_path, "nftables").steps(*BOTH, OPEN).after}
+    assert {*firewall_rules.state_of("nftables", [], host).present} == {
+        *Host(tmp_path, "nftables").steps(*BOTH, OPEN).after
+    }
 
 
-def test_the_collection_that_drives_a_firewall_is_named_where_it_is_missing():
-    assert [missing_collection(manager) for manager in ("nftables", None)] == ["", ""]
-    for manager, collection in (("firewalld", "ansible.posix"), ("ufw", "community.general")):
-        assert missing_collection(manager) in ("", collection)
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_collection_that_drives_a_firewall_is_named_if_it_is_missing(monkeypatch, installed):
+    finder = SimpleNamespace(find_plugin_with_context=lambda _name: SimpleNamespace(resolved=installed))
+    monkeypatch.setattr(missing_collection, "module_loader", finder)
+    named = [missing_collection.missing_collection(manager) for manager in ("firewalld", "ufw", "nftables", None)]
+    assert named == ["" if installed else "ansible.posix", "" if installed else "community.general", "", ""]

@@ -180,9 +180,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
     shallow = tmp_path / "shallow"
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{repository.path}", str(shallow)], check=True)
     request = {"source": "git", "repository": str(shallow), "ref": "main"}
-    with pytest.raises(
-        Refusal, match=r"'main', whose commits could not be counted .*its history is incomplete there.*add build"
-    ):
+    with pytest.raises(Refusal, match=r"'main', whose commits could not be counted .*add build"):
         resolve(request, nowhere)
     release = releases.release_of(resolve({**request, "build": 3}, nowhere), {})
     assert sources.fetch(release)[0].commit == repository.commits[2]
@@ -190,7 +188,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
 
 def test_a_controller_without_git(repository, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refusal, match="the controller has no git; install it there, or use source: pypi or archive"):
+    with pytest.raises(Refusal, match="the controller has no git; install it there"):
         repository.resolved("main")
     with pytest.raises(AnsibleError, match="the controller has no git"):
         repository.fetched("b4321")
@@ -252,7 +250,7 @@ def test_patches_are_known_by_their_content(tmp_path):
     assert release("one.patch").patches[0].path == str(tmp_path / "one.patch")
     assert release("one.patch").id == release("two.patch").id
     assert release("one.patch").id not in (release().id, release("one.patch", "two.patch").id)
-    assert "patches" not in release()
+    assert release().patches == ()
 
 
 def test_a_patch_that_cannot_be_read(tmp_path):

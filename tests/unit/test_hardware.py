@@ -163,8 +163,7 @@ def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_
 
 
 @pytest.mark.parametrize(
-    "line, has",
-    [("flags: fpu sse2 avx2 avx512f", True), ("flags: fpu sse2 avx2", False), ("Features: fp asimd", None)],
+    "line, has", [("flags: fpu sse2 avx2 avx512f", True), ("flags: fpu sse2 avx2", False), ("Features: fp asimd", None)]
 )
 def test_which_processors_of_x86_have_avx512(tmp_path, line, has):
     (tmp_path / "proc").mkdir()
@@ -272,7 +271,7 @@ def test_the_version_of_glibc(monkeypatch, platform_, said, expected):
 )
 def test_the_newest_cuda_that_a_driver_runs(number, status, expected):
     def version(place):
-        place._obj.value = number
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = number
         return status
 
     driver = types.SimpleNamespace(cuDriverGetVersion=version)

@@ -118,9 +118,7 @@ def test_a_cluster_without_head_and_workers():
 
 def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
-    with pytest.raises(
-        Refusal, match=r"The group llama_worker of b is not a group of .* rename it to llama_workers, or remove"
-    ):
+    with pytest.raises(Refusal, match=r"The group llama_worker of b is .* rename it to llama_workers"):
         inventory.cluster_hosts(task_vars(groups))
     groups["llama_workers_off"] = groups.pop("llama_worker")
     _cluster, hosts = inventory.cluster_hosts(task_vars(groups))

@@ -56,20 +56,14 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
 
     made = {name: len(text.read_text().split()) for name in hosts if (text := tmp_path / name / "made").exists()}
     assert made == {"new": 2, "running": 1, "broken": 1}, said
-    assert "new: a reboot is due for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
+    assert "reboot is due for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
     assert "new: a reboot is due to forget" in said
     assert "running: a reboot" not in said
     assert "broken cannot have options of kernel modules: disk full" in said, said
     assert "which this collection did not make: move it away" in said
     left = {name: [path.name for path in (tmp_path / name / "etc/modprobe.d").iterdir()] for name in hosts}
     file = ["llamacpp.conf"]
-    assert left == {
-        "new": ["llamacpp.conf.kept"],
-        "running": file,
-        "broken": [],
-        "theirs": file,
-        "theirs_unused": file,
-    }
+    assert left == {"new": ["llamacpp.conf.kept"], "running": file, "broken": [], "theirs": file, "theirs_unused": file}
     kept = tmp_path / "new/etc/modprobe.d/llamacpp.conf.kept"
     assert kept.read_text().endswith("\noptions amdgpu gttsize=126976\noptions ttm pages_limit=32505856\n")
     kept.rename(kept.with_suffix(""))

@@ -8,10 +8,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import WORKER_SECONDS, Waiting
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
+    WORKER_SECONDS,
+    Waiting,
+    expected_of,
+)
 from conftest import typed
 from support.verification import subject, unhealthy
 
@@ -155,10 +158,10 @@ def test_a_timeout_says_how_far_each_worker_came(pair):
         return judge.gate(subject(plan), final)
 
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
-    assert "the model is loading, and the limit of 60 s is over (llama_server_start_timeout, or" in message
+    assert "the limit of 60 s has passed (llama_server_start_timeout" in message
     assert f"to worker {first}" in message
-    assert "; set llama_server_start_timeout to more where it goes on" in message
-    assert "where that is not set); set" in gate([unhealthy(LOADING)] * 9)
+    assert "; raise llama_server_start_timeout if loading continues" in message
+    assert "unless it is set); raise" in gate([unhealthy(LOADING)] * 9)
     assert gate([unhealthy("refused")] * 9).endswith("healthy: refused.")
 
 
@@ -166,11 +169,11 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
     """It is never seen to run, and its launcher was started often before."""
     log = ("error: invalid argument: --colour",)
     evidence = [unhealthy(exits=Exits(number, "with status 1", log)) for number in (7, 8, 8, 10, 11)]
-    evidence[3] = evidence[3]._replace(waits_for=("it waits for worker x",))
+    evidence[3] = evidence[3]._replace(waits_for=("the head waits for worker x",))
     final, _lines, seconds = wait(pair.plan(), evidence, 5.0)
     assert seconds == 20
     assert (final.log, final.waits_for) == (log, ())
-    assert final.health.detail == ("llama-server ended 3 times while verify waited for it, the last time with status 1")
+    assert final.health.detail.startswith("llama-server exited 3 times while verify waited")
 
 
 def test_a_server_with_another_certificate_is_not_waited_for(pair):
@@ -180,7 +183,7 @@ def test_a_server_with_another_certificate_is_not_waited_for(pair):
 
 def test_a_worker_is_waited_for_longer_than_the_launcher_does(pair):
     """Else it would end before the launcher gives the worker up."""
-    waiting = [unhealthy(waits_for=("it waits for worker x",))] * 99
+    waiting = [unhealthy(waits_for=("the head waits for worker x",))] * 99
     assert wait(pair.plan(), waiting, 5.0)[2] == WORKER_SECONDS
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
     assert wait(pair.plan(), waiting, 5.0)[2] == 60 + WORKER_SECONDS

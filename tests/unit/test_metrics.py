@@ -12,12 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
-    exporter,
-    metrics,
-    progress,
-    serving,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, serving
 from conftest import SCHEMA, complete
 from support import launched
 from support.hosts import free_port
@@ -283,7 +278,8 @@ def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
     failing = exporter.Sensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
-    failing._query_nvidia()
+    failing.read(["CUDA1"])
+    failing.query_thread.join()
     assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
     missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
     assert missing.read(["CUDA0"]) == {}
@@ -308,9 +304,10 @@ def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, wa
     told = metrics.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
     record = serving.HeadRecord(tmp_path)
     record.set(serving.FALLBACK, without, waiting_for)
-    figures = metrics.Figures()
-    exporter._add_record(figures, record, told)
-    found = parsed(figures.text())["worker_awaited"]
+    exported = exporter.Exporter(None, "s")
+    exported.description = told._replace(folder="")
+    exported.export_head(record)
+    found = parsed(exported.snapshot.figures.text())["worker_awaited"]
     assert {dict(labels)["worker"] for labels, value in found.items() if value} == awaited
     assert len(found) == len(workers)
 

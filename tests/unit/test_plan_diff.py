@@ -126,7 +126,5 @@ def test_a_report_of_another_form_is_refused(pair, where, answer):
     found["worker1"] = {"drift": {**found["worker1"]["drift"], **answer}} if isinstance(answer, dict) else answer
     with pytest.raises(AnsibleActionFail) as raised:
         run(plan=plan, answers=found)
-    assert str(raised.value).startswith(
-        f"The report of worker1 about itself does not match this version's format ({where}"
-    )
+    assert f"this version's format ({where}" in str(raised.value)
     assert str(raised.value).isprintable()

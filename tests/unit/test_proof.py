@@ -1,58 +1,64 @@
-"""The proof by the first layers: which are taken, how they are cut, what is run, and when answers are the same. Real llama-servers are asked by the integration
-tests; here they are stand-ins that answer as recorded ones do."""
+"""The proof of the devices: which layers it takes, how it cuts them, what it runs, and when answers count as the same. Integration tests ask real
+llama-servers; here they are stand-ins that answer as recorded ones do."""
 
 import html
+import http.server
 import json
-import math
 import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
 import gguf_files
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
-    first_layers,
     gguf,
     header_summary,
     known_answer,
+    layer_sample,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import first_layers as planned
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Compared, Proof, Remedy, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Bounds
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
+    Proof,
+    ProofWork,
+    Remedy,
+    Side,
+    Verdict,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from conftest import known_answer_of, typed
-from support import actions
-from support.verification import healthy, verify
+from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
+from conftest import RELEASE, known_answer_of, typed
+from support import actions, verification
+from support.clusters import IK_LLAMA, with_small_layers
 
+MODULE = proof_module
 KEYS = (
     ("general.architecture", gguf_files.STRING, "unheard"),
     ("unheard.block_count", gguf_files.U32, 4),
     ("unheard.nextn_predict_layers", gguf_files.U32, 1),
-    ("unheard.attention.shared_kv_layers", gguf_files.U32, 1),
+    ("unheard.leading_dense_block_count", gguf_files.U32, 2),
+    ("unheard.attention.shared_kv_layers", gguf_files.U32, 2),
     ("unheard.attention.head_count_kv", gguf_files.ARRAY, (gguf_files.U32, [1, 2, 3, 4])),
     ("unheard.swiglu_limits", gguf_files.ARRAY, (gguf_files.F32, [1.5, 2.5, 3.5])),
     ("unheard.rope.dimension_sections", gguf_files.ARRAY, (gguf_files.I32, [8, 8, 8, 8])),
-    ("unheard.attention.head_count", gguf_files.U32, 1),
-    ("unheard.embedding_length", gguf_files.U32, 64),
-    ("unheard.context_length", gguf_files.U32, 128),
     ("tokenizer.ggml.tokens", gguf_files.ARRAY, (gguf_files.STRING, [f"token {number}" for number in range(5000)])),
     ("other.\u200bname", gguf_files.U32, 1),
     ("other.list", gguf_files.ARRAY, (gguf_files.U32, [1, 2, 3, 4])),
 )
+ROWS = {"blk.0.attn_q": 3, "blk.1.attn_q": 5, "blk.10.attn_q": 7, "blk.2.attn_q": 9, "blk.3.nextn.eh_proj": 7}
 TENSORS = (
     ("token_embd.weight", (64, 32), 0),
-    ("blk.0.attn_q.weight", (64, 3), 1),
-    ("blk.1.attn_q.weight", (64, 5), 8),
-    ("blk.10.attn_q.weight", (64, 7), 1),
-    ("blk.2.attn_q.weight", (64, 7), 1),
-    ("blk.3.nextn.eh_proj.weight", (64, 7), 1),
+    *((f"{name}.weight", (64, rows), 8 if rows == 5 else 1) for name, rows in ROWS.items()),
     ("output_norm.weight", (64,), 0),
 )
 
@@ -73,154 +79,199 @@ def bytes_of(path):
 
 
 @pytest.mark.parametrize("alignment", [32, 64])
-def test_the_first_layers_of_an_architecture_that_nobody_has_heard_of(tmp_path, alignment):
+@pytest.mark.parametrize(
+    "layers, dense, sharing, kv_heads, limits",
+    [((0, 2), 1, 1, [1, 3], [1.5, 3.5]), ((0, 1), 2, 0, [1, 2], [1.5, 2.5]), ((2,), 0, 1, [3], [3.5])],
+)
+def test_layers_of_an_unheard_of_architecture(tmp_path, alignment, layers, dense, sharing, kv_heads, limits):
     whole, cut = tmp_path / "whole.gguf", tmp_path / "cut.gguf"
     keys = (*KEYS, ("general.alignment", gguf_files.U32, alignment))
     whole.write_bytes(gguf_files.model(keys=keys, tensors=TENSORS, alignment=alignment))
     noise(whole)
-    first_layers.write(str(whole), cut, 2)
+    layer_sample.write(str(whole), cut, layers)
     before, after = gguf.read_path(str(whole)), gguf.read_path(str(cut))
-    kept = [name for name in before.tensors if not name.startswith(("blk.10", "blk.2", "blk.3"))]
-    assert bytes_of(cut) == {name: data for name, data in bytes_of(whole).items() if name in kept}
-    assert after.tensors == {name: before.tensors[name] for name in kept}
+    renamed = {f"blk.{layer}.attn_q.weight": f"blk.{place}.attn_q.weight" for place, layer in enumerate(layers)}
+    renamed.update({name: name for name in ("token_embd.weight", "output_norm.weight")})
+    data = bytes_of(whole)
+    assert bytes_of(cut) == {new: data[old] for old, new in renamed.items()}
+    assert after.tensors == {new: before.tensors[old] for old, new in renamed.items()}
     assert after.metadata == {
         **before.metadata,
-        "unheard.block_count": 2,
+        "unheard.block_count": len(layers),
         "unheard.nextn_predict_layers": 0,
-        "unheard.attention.shared_kv_layers": 0,
-        "unheard.attention.head_count_kv": [1, 2],
-        "unheard.swiglu_limits": [1.5, 2.5],
+        "unheard.leading_dense_block_count": dense,
+        "unheard.attention.shared_kv_layers": sharing,
+        "unheard.attention.head_count_kv": kv_heads,
+        "unheard.swiglu_limits": limits,
     }
 
 
-def test_the_first_layers_of_a_model_in_parts_are_one_file(tmp_path):
+def test_layers_of_a_model_in_parts_are_one_file(tmp_path):
     first, *others = gguf_files.write_parts(tmp_path)
     for part in (first, *others):
-        data = bytearray(part.read_bytes())
-        data[-64:] = os.urandom(64)
-        part.write_bytes(data)
-    first_layers.write(str(first), tmp_path / "cut.gguf", 2)
-    after = gguf.read_path(str(tmp_path / "cut.gguf"))
-    assert "split.count" not in after.metadata
+        part.write_bytes(part.read_bytes()[:-64] + os.urandom(64))
+    layer_sample.write(str(first), tmp_path / "cut.gguf", (0, 1))
+    assert "split.count" not in gguf.read_path(str(tmp_path / "cut.gguf")).metadata
     assert bytes_of(tmp_path / "cut.gguf") == bytes_of(first)
 
 
 @pytest.mark.parametrize(
     "keys, layers, why",
     [
-        (KEYS[:1], 1, "None layers, of which 1"),
-        (KEYS, 5, "4 layers, of which 5"),
-        ((KEYS[0], ("unheard.block_count", gguf_files.STRING, "4")), 1, "'4' layers, of which 1"),
+        (KEYS[:1], (0,), "None layers, and not all of 0"),
+        (KEYS, (0, 4), "4 layers, and not all of 0, 4"),
+        (KEYS, (), "4 layers"),
+        ((KEYS[0], ("unheard.block_count", gguf_files.STRING, "4")), (0,), "'4' layers"),
     ],
 )
-def test_a_file_without_so_many_layers(tmp_path, keys, layers, why):
+def test_a_file_without_these_layers(tmp_path, keys, layers, why):
     (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
     with pytest.raises(gguf.GGUFError, match=why):
-        first_layers.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
+        layer_sample.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
 
-def summary_of(groups, layers=8, **keys):
-    """:param groups: layers in which a tensor of 100 bytes is."""
+def summary_of(groups, layers=8, architecture="llama", **keys):
+    """:param groups: name → layers in which a tensor of 100 bytes is."""
     summary = header_summary.parse(known_answer.summary(layers, 128, "f32"))
     outside = tuple(group for group in summary.named_tensors if group.layers is None)
-    rows = tuple(
-        outside[0]._replace(name=f"blk.*.{index}", bytes=100, layers=tuple(of)) for index, of in enumerate(groups)
-    )
-    return summary._replace(
-        tensors=(*outside, *rows), layer_bytes=(100,) * layers, keys=(*summary.keys, *keys.items())
-    ), sum(group.bytes for group in outside)
+    rows = tuple(outside[0]._replace(name=name, bytes=100, layers=tuple(of)) for name, of in groups.items())
+    keys = (*summary.keys, *((key.replace("__", "."), value) for key, value in keys.items()))
+    summary = summary._replace(tensors=(*outside, *rows), layer_bytes=(100,) * layers, keys=keys)
+    return summary._replace(architecture=architecture), sum(group.bytes for group in outside)
+
+
+ALIKE, MIXED = {"blk.*.a": range(8)}, {"blk.*.a": range(8), "blk.*.b": range(1, 8, 2)}
+EXPERTS = {"blk.*.a": range(8), "blk.*.up": range(3), "blk.*.up_exps": range(3, 8)}
+PATTERN = {"attention__sliding_window_pattern": (1, 1, 0, 1, 1, 0, 1, 1)}
+RARE, TWO = {"blk.*.a": range(8), "blk.*.b": (5,)}, {"blk.*.a": (0, 3), "blk.*.a ": (1, 2, 4, 5, 6, 7)}
+FURTHER = {"blk.*.a": range(7), "blk.*.b": (7,)}
+LATENT = {"layers": 27, "architecture": "deepseek2"}
 
 
 @pytest.mark.parametrize(
-    "groups, keys, devices, room, expected",
+    "groups, keys, room, layers, every_kind, experts",
     [
-        ([range(8)], {}, 3, 10_000, (3, True)),
-        ([range(3), range(3, 8)], {}, 2, 10_000, (4, True)),
-        ([range(8), (3, 7)], {}, 1, 10_000, (4, True)),
-        ([range(8)], {"attention.sliding_window_pattern": (1, 1, 0, 1, 1, 0, 1, 1)}, 1, 10_000, (3, True)),
-        ([range(8)], {}, 9, 10_000, (8, True)),
-        ([range(5), range(5, 8)], {}, 2, 300, (3, False)),
-        ([range(8)], {}, 4, 100, (1, True)),
-        ([range(7), (7,)], {"nextn_predict_layers": 1}, 2, 10_000, (2, True)),
+        pytest.param(ALIKE, {}, 99, range(8), True, True, id="all"),
+        pytest.param(ALIKE, {}, 1, (0,), True, True, id="one"),
+        pytest.param(ALIKE, {}, 2, (0, 7), True, True, id="first and last"),
+        pytest.param(ALIKE, {}, 3, (0, 4, 7), True, True, id="spread over the depth"),
+        pytest.param(RARE, {}, 6, (0, 2, 3, 4, 7, 5), True, True, id="a rare kind at its place"),
+        pytest.param(TWO, {}, 1, (0,), False, True, id="one of two"),
+        pytest.param(MIXED, {}, 4, (0, 1, 6, 7), True, True, id="kinds in turn"),
+        pytest.param(MIXED, {}, 3, (0, 1, 6), True, True, id="kinds in turn, an odd number"),
+        pytest.param(ALIKE, PATTERN, 4, (0, 3, 2, 7), True, True, id="a pattern keeps its places"),
+        pytest.param(EXPERTS, {}, 3, (0, 3, 7), True, True, id="one of the leading dense layers"),
+        pytest.param(EXPERTS, {}, 1, (0,), False, False, id="dense layers alone"),
+        pytest.param(ALIKE, {"attention__shared_kv_layers": 4}, 5, (0, 1, 2, 3, 4), True, True, id="a shared cache"),
+        pytest.param(FURTHER, {"nextn_predict_layers": 1}, 9, range(7), True, True, id="further tokens"),
+        pytest.param({"blk.*.a": range(27)}, LATENT, 27, range(27), True, True, id="recognised by its layers"),
     ],
 )
-def test_which_layers_are_taken(groups, keys, devices, room, expected):
+def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
     summary, outside = summary_of(groups, **keys)
-    chosen = first_layers.choose(summary, devices, outside + room, 99)
-    assert (chosen.layers, chosen.of_each_kind) == expected
-    assert chosen.bytes == outside + 100 * chosen.layers
-    assert first_layers.choose(summary, devices, outside + 99, 99) is None
+    sample = layer_sample.choose(summary, layer_sample.Room(10_000 + outside, room))
+    assert sample == (tuple(layers), outside + 100 * len(layers), every_kind, experts)
+    if len(layers) < room:
+        return
+    less = layer_sample.choose(summary, layer_sample.Room(outside + 100 * len(layers) - 1, room))
+    assert isinstance(less, str) if len(layers) == 1 or "architecture" in keys else len(less.layers) < len(layers)
 
 
-def answers(shift=0.0, seed=1):
-    """To each question; ``shift`` is what the logarithms are off, with alternating sign."""
-    return [
-        {
-            token: -math.log(2 + (token * seed) % 64) + shift * (-1) ** token
-            for token in sorted(range(64), key=lambda token: (token * seed) % 64)
-        }
-        for _question in ASKED
-    ]
+@pytest.mark.parametrize(
+    "groups, keys, room, why",
+    [
+        (ALIKE, {}, 99, "one layer and the tables have 0.0 GiB, the limit is 0.0"),
+        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and all of them are too many"),
+        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each of them"),
+        (None, {}, 9000, "names of its tensors are not known"),
+    ],
+)
+def test_why_no_layers_are_taken(groups, keys, room, why):
+    summary, outside = summary_of(groups or {}, **keys)
+    summary = summary if groups else summary._replace(tensors=None)
+    assert why in layer_sample.choose(summary, layer_sample.Room(outside + room, 99))
 
 
-GROUPS = [
-    *(f"in prompts {lengths}" for lengths in questions.RANGES),
-    "in single tokens beyond 1024",
-    "in single tokens beyond 4096",
-]
-EVERYWHERE = ", ".join(GROUPS)
-ASKED = questions.questions(planned.CONTEXT)
+# ------------------------------------------------------------------------------------------------- what is compared
+
+ASKED = questions.list_questions(questions.CONTEXT)
+GROUPS = [*dict.fromkeys(one.group for one in ASKED)]
+
+
+def answers(shift=0.0, turn=1, asked=ASKED):
+    """To each question; ``shift`` is what the logarithms are off, with alternating sign, in parts of their range."""
+    listed = {token * turn % 64: -token / 31 - 1 + shift * (-1) ** token for token in range(64)}
+    return [listed] * len(asked)
+
+
+def judged(other, limits=None):
+    """The value in parts of its bound, and the place, where another side is farthest."""
+    found = questions.farthest(questions.distances(ASKED, answers(), other), limits or Bounds())
+    return round(found.value / found.bound, 3), found.place
 
 
 def test_what_is_asked_fits_the_context():
-    assert len(ASKED) == 64
-    assert [*dict.fromkeys(one.group for one in ASKED)] == GROUPS
-    assert max(one.length for one in ASKED) < planned.CONTEXT
-    assert [*dict.fromkeys(one.group for one in questions.questions(2048))] == GROUPS[:-1]
-    assert all(0 <= token < 100 for token in questions.tokens(100))
-    tokens = questions.tokens(1 << 20)
-    assert [len(one.prompt(tokens)) for one in ASKED] == [one.length for one in ASKED]
-    short = [set(one.prompt(tokens)) for one in ASKED[:7]]
-    assert len(set.union(*short)) == sum(map(len, short))
-    assert all(two.prompt(tokens)[:-1] == one.prompt(tokens) for one, two in zip(ASKED, ASKED[1:]) if two.goes_on)
+    assert len(GROUPS) == 7
+    assert max(one.length for one in ASKED) < questions.CONTEXT
+    assert {one.length for one in questions.list_questions(65)} == {*range(2, 10), 16, 17, 31, 32, 33, 48, 64}
+    assert max(one.length for one in questions.variant_questions(ASKED)) == questions.VARIANT_LENGTH
+    assert questions.list_questions(2) == []
 
 
-def compare(other, processor):
-    return questions.compare(Side("x", (), processor), ASKED, answers(), other)
+def test_prompts_are_text_and_random_tokens_in_turn_after_the_model_s_own_prefix():
+    assert all(0 <= token < 100 for token in questions.random_tokens(100))
+    tokens = questions.Tokens((7, 8), tuple(range(1000, 1100)), tuple(range(2000, 2100)))
+    prompts = [tokens.prompt(one) for one in ASKED]
+    assert [len(prompt) for prompt in prompts] == [one.length for one in ASKED]
+    assert {tuple(prompt[:2]) for prompt in prompts} == {(7, 8)}
+    assert [prompt[2] // 1000 for prompt in prompts[1:7]] == [2, 1, 2, 1, 2, 1]
+    grown = [one for one in zip(ASKED, prompts, prompts[1:], ASKED[1:]) if one[3].grows]
+    assert len(grown) == len(questions.LONG) - 1
+    assert all(after[: before.length] == prompt for before, prompt, after, _question in grown)
+    assert questions.count_tokens(ASKED) == sum(sum(of) for of in questions.SHORT.values()) + questions.LONG[-1]
+    assert questions.count_pairs(ASKED) < questions.LONG[-1] ** 2
 
 
-@pytest.mark.parametrize(
-    "shift, processor, differs", [(0.01, True, ()), (0.3, False, ()), (0.3, True, tuple(GROUPS[:4]))]
-)
-def test_answers_that_round_otherwise_are_the_same_and_processors_round_prompts_alike(shift, processor, differs):
-    assert compare(answers(shift), processor) == Compared("x", 64, 64, differs)
+def test_bounds_are_three_times_the_largest_distance_of_a_variant_with_floors():
+    asked = questions.variant_questions(ASKED)
+    for shifts, expected in (([], (0.05, 0.25)), ([0.01], (0.05, 0.25)), ([0.01, 0.1, 0.02], (0.3, 0.3))):
+        variants = [answers(shift, asked=asked) for shift in shifts]
+        assert questions.bounds(ASKED, answers(), variants) == pytest.approx(Bounds(*expected))
 
 
-@pytest.mark.parametrize("other", [answers(2.0), answers(seed=5), [{}] * len(ASKED)])
-def test_answers_of_a_device_that_computes_wrong(other):
-    assert compare(other, processor=False).differs == tuple(GROUPS)
+def test_a_variant_that_differs_at_one_position_widens_the_bound_of_positions_alone():
+    variant = answers(0.2, asked=ASKED[:1]) + answers(asked=ASKED[:10])
+    assert questions.bounds(ASKED, answers(), [variant]) == pytest.approx(Bounds(0.05, 0.6))
+
+
+@pytest.mark.parametrize("other, value", [(0.04, 0.8), (0.06, 1.2), (answers(turn=3), 12), ([{}] * len(ASKED), 20)])
+def test_answers_that_round_otherwise_are_within_the_bound_and_wrong_ones_beyond(other, value):
+    other = other if isinstance(other, list) else answers(other)
+    assert judged(other) == (pytest.approx(value, rel=0.2), GROUPS[0])
+    assert judged(other, Bounds(0.07, 0.25))[0] == pytest.approx(value * 5 / 7, rel=0.2)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_kernel_that_is_wrong_for_some_numbers_of_rows_alone(group):
-    some = [wrong if one.group == group else right for one, right, wrong in zip(ASKED, answers(), answers(seed=5))]
-    assert compare(some, processor=False).differs == (group,)
+def test_a_kernel_that_is_wrong_for_some_lengths_alone(group):
+    some = [wrong if one.group == group else right for one, right, wrong in zip(ASKED, answers(), answers(0.06))]
+    assert judged(some) == (1.2, group)
 
 
-def test_experts_that_are_chosen_otherwise_now_and_then_are_no_fault():
-    some = [wrong if index % 5 == 0 else right for index, (right, wrong) in enumerate(zip(answers(), answers(seed=5)))]
-    assert compare(some, processor=False).differs == ()
+def test_a_single_position_that_is_wrong_is_found_but_not_one_whose_experts_differ():
+    for shift, expected in ((0.3, 1.2), (0.2, 0.8)):
+        other = [*(answers(shift)[0] if one.length == 17 else answers()[0] for one in ASKED)]
+        assert judged(other) == (expected, f"one of the {GROUPS[1]}")
 
 
 def test_a_reply_of_another_form_is_none():
     def answer(*listed):
         top = [{"id": token, "logprob": value} for token, value in enumerate(listed, 1)]
-        return questions.answer_of({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})
+        return questions.parse_answer({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})
 
     assert answer(-1.0) == answer(-1.0, None) == answer(-1.0, -3.4e38) == {1: -1.0}
     assert answer(None) == {}
     with pytest.raises(KeyError):
-        questions.answer_of({"content": "x"})
+        questions.parse_answer({"content": "x"})
 
 
 # ------------------------------------------------------------------------------------------------------- what is run
@@ -228,425 +279,522 @@ def test_a_reply_of_another_form_is_none():
 
 @pytest.fixture
 def served(pair, big_model):
-    """A head and two workers that serve a model of 80 layers."""
-    pair.set(
-        "head",
-        **{
-            "llama_model_known_answer": None,
-            "llama_model_path": "/models/big.gguf",
-            "llama_model_gguf_summary": {**big_model, "layer_bytes": [1 << 20] * 80},
-            "llama_placement": "all",
-            "llama_server_cache_type_k": "q8_0",
-            "llama_server_flash_attention": "on",
-            "llama_server_extra_args": ["--metrics", "--jinja", "--draft-max", "3"],
-        },
-    )
-    rows = pair.hosts["head"]["variables"]["llama_model_gguf_summary"]["tensors"]
-    rows[0] = {**rows[0], "bytes": 1 << 20}
-    return pair
+    """A head and two workers that serve a model of 80 layers with 1 MiB each."""
+    settings = {"llama_server_cache_type_k": "q8_0", "llama_server_flash_attention": "on"}
+    return with_small_layers(pair, big_model, **settings, llama_server_extra_args=["--metrics", "--jinja"])
 
 
-def test_each_side_is_the_planned_command_line_with_another_model(served):
+def work_of(cluster):
+    return proof_plan.work_of(typed(cluster.accepted()))
+
+
+def test_each_side_is_the_planned_command_line_on_one_device(served):
     plan = typed(served.accepted())
-    assert plan.head.first_layers._replace(seconds=0, bytes=0) == (2, 0, True, 0)
-    work = planned.work_of(plan)
-    shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 4352"]
+    work = proof_plan.work_of(plan)
+    assert (work.layers, plan.head.proof.coverage(80)) == (tuple(range(80)), "80 of 80 layers")
+    shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 1536"]
     expected = {
-        work.processor: ["--device none", "--n-gpu-layers 0"],
-        work.together: [
-            "--device RPC0,RPC1",
-            "--n-gpu-layers 3",
-            "--tensor-split 1,2",
-            "--rpc 192.0.2.11:50052,192.0.2.12",
-        ],
-        work.devices[1]: ["--device RPC0 ", "--n-gpu-layers 3", "--rpc 192.0.2.12:50052 "],
+        work.processor: ["--device none", "--n-gpu-layers 0", "--no-repack"],
+        work.devices[0]: ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.11:50052 "],
+        work.devices[1]: ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.12:50052 "],
     }
     for side, words in expected.items():
-        said = " ".join(side.argv)
-        assert [word for word in [*words, *shared] if word not in said] == [], said
-        assert not {"--model", "--port", "--metrics", "--tensor-split"}.intersection(side.argv) - (
-            {"--tensor-split"} if side is work.together else set()
-        )
-    assert [(side.name, side.processor) for side in work.devices] == [("worker1 cpu", True), ("worker2 cpu", True)]
-    typed_json.parse(Work, typed_json.dump(work))
+        line = " ".join(side.argv)
+        assert [word for word in [*words, *shared] if word not in line] == [], line
+        assert not {"--model", "--host", "--port", "--metrics", "--tensor-split"}.intersection(side.argv)
+    assert work.variants == (("--repack",), ("--flash-attn", "off"))
+    assert work.sockets
+    assert work.patience > 5 * (plan.head.proof.seconds + plan.head.proof.outage_s)
+    assert [side.name for side in work.devices] == ["worker1 cpu", "worker2 cpu"]
+    assert [(one.id, one.name) for one in plan.head.proof.devices] == [side[:2] for side in work.devices]
+    typed_json.parse(ProofWork, typed_json.dump(work))
+
+
+def test_quantised_values_leave_no_other_attention(served):
+    served.set("head", llama_server_cache_type_k="f16", llama_server_flash_attention="off")
+    assert work_of(served).variants == (("--repack",), ("--flash-attn", "on"))
+    served.set("head", llama_server_cache_type_v="q8_0", llama_server_flash_attention="on")
+    assert work_of(served).variants == (("--repack",),)
+
+
+def test_the_fork_neither_repacks_nor_listens_on_unix_sockets(served):
+    for host in served.hosts:
+        served.set(host, llama_release=IK_LLAMA, llama_accept_advisories=["rpc-remote-code-execution"])
+    served.set("head", llama_server_extra_args=[])
+    work = work_of(served)
+    assert (work.sockets, len(work.variants)) == (False, 1)
+    assert not [word for side in (work.processor, *work.devices) for word in side.argv if "repack" in word]
+    served.set("worker2", llama_worker_endpoints=[{"name": "cpu", "port": 50077}])
+    assert [side.id for side in work_of(served).devices] == [side.id for side in work.devices]
 
 
 @pytest.mark.parametrize(
     "attention, type_k, type_v, micro, settings",
     [
-        ("on", "q8_0", "f16", None, ["flash_attention: 'off'", "cache_type_k: 'f16'", "micro_batch: 128"]),
-        ("off", "f16", "f16", None, ["flash_attention: 'on'", "micro_batch: 128"]),
+        ("on", "q8_0", "f16", None, "flash_attention: 'off'; cache_type_k: 'f16'; micro_batch: 128"),
+        ("off", "f16", "f16", None, "flash_attention: 'on'; micro_batch: 128"),
         (
             None,
             "f16",
             "q8_0",
             128,
-            ["flash_attention: 'off', cache_type_v: 'f16'", "flash_attention: 'on'", "cache_type_v: 'f16'"],
+            "flash_attention: 'off', cache_type_v: 'f16'; flash_attention: 'on'; cache_type_v: 'f16'",
         ),
     ],
 )
-def test_remedies_are_settings_that_the_planned_command_line_does_not_have(
-    served, attention, type_k, type_v, micro, settings
-):
+def test_remedies_are_settings_that_the_plan_does_not_have(served, attention, type_k, type_v, micro, settings):
     types = {"llama_server_cache_type_k": type_k, "llama_server_cache_type_v": type_v}
     served.set("head", **types, llama_server_flash_attention=attention, llama_server_micro_batch=micro)
-    work = planned.work_of(typed(served.accepted()))
-    assert [one.setting.replace("llama_server_", "") for one in work.remedies] == settings
+    work = work_of(served)
+    assert "; ".join(one.setting for one in work.remedies).replace("llama_server_", "") == settings
     for remedy in work.remedies:
         said = zip(map(options.by_word, remedy.words[::2]), remedy.words[1::2])
         assert remedy.setting.replace("'", "") == ", ".join(f"{option.variable}: {value}" for option, value in said)
 
 
-def test_a_proof_is_another_one_where_its_result_may_be(served):
-    first = planned.work_of(typed(served.accepted())).id
-    assert planned.work_of(typed(served.accepted())).id == first
-    served.set("head", llama_server_flash_attention="off", llama_server_cache_type_k="f16")
-    assert planned.work_of(typed(served.accepted())).id != first
+@pytest.mark.parametrize(
+    "host, settings, facts, new",
+    [
+        ("head", {"llama_server_parallel": 2}, {}, 0),
+        ("head", {"llama_server_port": 9090, "llama_server_extra_args": ["--jinja", "--alias", "x"]}, {}, 0),
+        ("head", {"llama_server_batch": 1024, "llama_server_micro_batch": 256}, {}, 0),
+        ("worker2", {"llama_worker_endpoints": [{"name": "cpu", "port": 50077}]}, {}, 0),
+        ("head", {"llama_release": {**RELEASE, "checksum": "sha256:" + "b" * 64}}, {}, 2),
+        ("head", {"llama_server_cache_type_k": "f16"}, {}, 2),
+        ("head", {"llama_server_environment": {"GGML_X": "1"}}, {}, 2),
+        ("head", {"llama_proof_seconds": 1}, {}, 2),
+        ("worker2", {"llama_worker_endpoints": [{"name": "cpu", "environment": {"GGML_X": "1"}}]}, {}, 1),
+        ("worker2", {}, {"cpu": {"model": "test", "cores": 8, "features_id": "f"}}, 1),
+    ],
+)
+def test_what_needs_a_new_proof(served, host, settings, facts, new):
+    before = work_of(served)
+    for name in served.hosts if "llama_release" in settings else [host]:
+        served.set(name, **settings)
+    served.hosts[host]["facts"].update(facts)
+    after = work_of(served)
+    assert len({side.id for side in after.devices} - {side.id for side in before.devices}) == new
+    assert len(after.devices) == 2
 
 
-def test_a_model_that_makes_no_text_and_the_known_answer_model_need_no_proof(served):
+def test_a_model_that_generates_no_text_and_the_known_answer_model_need_no_proof(served):
     served.set("head", llama_server_extra_args=["--embeddings"])
-    assert planned.work_of(typed(served.accepted())) is None
+    assert work_of(served) is None
     served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_model_known_answer=known_answer_of())
     served.set("head", llama_server_extra_args=[])
-    assert planned.work_of(typed(served.accepted())) is None
+    assert work_of(served) is None
 
 
-def test_an_accelerator_may_round_otherwise_than_the_processor(served):
-    plan = typed(served.accepted())
-    (worker,) = plan.hosts["worker2"].workers
-    host = plan.hosts["worker2"]._replace(workers=(worker._replace(backend="vulkan"),))
-    work = planned.work_of(plan._replace(hosts={**plan.hosts, "worker2": host}))
-    assert [side.processor for side in (work.processor, *work.devices, work.together)] == [True, True, False, False]
-    external = ExternalWorkerPlan("e", "other", worker.endpoint, "cpu", 1, None, True)
-    hosts = {**plan.hosts, "worker2": host._replace(workers=())}
-    assert planned.work_of(plan._replace(hosts=hosts, external_workers=(external,))).together.processor
-
-
-def test_each_device_is_asked_alone_where_there_are_fewer_layers_and_each_loads_them(served, monkeypatch):
-    both = typed(served.accepted()).head.first_layers
-    monkeypatch.setattr(planned, "MOST_BYTES", both.bytes - 1)
-    plan = typed(served.accepted())
-    assert plan.head.first_layers.seconds > both.seconds
-    work = planned.work_of(plan)
-    assert (work.layers, work.together, len(work.devices)) == (1, None, 2)
-    assert work.patience > 5 * plan.head.first_layers.seconds
-
-
-def test_what_the_processor_would_compute_for_long_has_fewer_layers_but_one(served):
-    for parameters, layers in ((10**9, 2), (10**13, 1)):
-        served.hosts["head"]["variables"]["llama_model_gguf_summary"]["parameters"] = parameters
-        assert typed(served.accepted()).head.first_layers.layers == layers
-
-
-def test_slow_workers_make_a_proof_longer(served):
-    served.hosts["head"]["variables"]["llama_model_gguf_summary"]["parameters"] = 10**12
-    fast, slow = typed(served.accepted()).head.first_layers, served.hosts["worker2"]["facts"]
+def test_the_plan_predicts_what_the_proof_takes(served):
+    whole = typed(served.accepted()).head.proof
+    served.set("head", llama_proof_seconds=1)
+    short = typed(served.accepted()).head.proof
+    assert (short.layers[0], short.layers[-1], len(short.layers) < 80) == (0, 79, True)
+    assert short.seconds < whole.seconds
+    assert short.outage_s <= whole.outage_s
+    slow = served.hosts["worker2"]["facts"]
     served.hosts["worker2"]["facts"] = {**slow, "cpu": {**slow["cpu"], "cores": 1}}
-    assert typed(served.accepted()).head.first_layers.seconds > 2 * fast.seconds
+    served.set("head", llama_proof_seconds=60)
+    slower = typed(served.accepted()).head.proof
+    assert (slower.seconds, slower.outage_s > whole.outage_s) == (whole.seconds, True)
+
+
+@pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])
+def test_a_file_of_layers_has_a_limit(served, monkeypatch, limit, layers):
+    monkeypatch.setattr(proof_plan, "LARGEST_FILE", limit)
+    plan = typed(served.accepted())
+    assert len(plan.head.proof.layers) == layers
+    assert bool(plan.head.proof.reason) == (proof_plan.work_of(plan) is None) == (layers == 0)
 
 
 def test_which_of_several_models_is_computed_wrong_is_said(served):
     known = served.hosts["head"]["variables"]["llama_model_gguf_summary"]
     models = [{"name": name, "path": f"/models/{name}.gguf", "gguf_summary": known} for name in ("one", "two")]
     served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_models=models)
-    action = actions.made(action_plugin, plan=served.accepted())
-    proofs = [Proof("0" * 16, 9, **one) for one in ({"together": Compared("x", 64, 64, ())}, WRONG)]
+    plan = served.accepted()
+    first, second = typed(plan).head.models
+    assert (first.proof, first.reading) == (typed(plan).head.proof, typed(plan).head.reading)
+    assert first.reading != second.reading
+    assert not {one.id for one in first.proof.devices} & {one.id for one in second.proof.devices}
+    action = actions.made(action_plugin, plan=plan)
+    proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
     action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
-    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith("two: worker2 cpu computes wrong")
+    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
+        "two: worker2 cpu computes incorrectly"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- how it is run
 
 SERVER = f"""#!{sys.executable}
-import http.server, json, os, sys, time
-port = int(sys.argv[sys.argv.index("--port") + 1])
-how = [word for word in sys.argv[1 : sys.argv.index("--model")] if word != "--no-repack"][-1]
-if how == "ends" or how == "tiles" and "--no-repack" not in sys.argv:
+import http.server, json, os, socketserver, sys, time
+words = sys.argv[1:]
+how, host = words[words.index("--model") - 1], words[words.index("--host") + 1]
+def once(name, seconds=0):
+    first = not os.path.exists(__file__ + name)
+    open(__file__ + name, "a").close()
+    return first or os.path.getmtime(__file__ + name) + seconds > time.time()
+if how == "crashes":
     print("loading\\nx.cu:3: GGML_ASSERT(rows < 8) failed\\nrecv failed\\nbye", flush=True)
     sys.exit(3)
-if how == "lost" and not os.path.exists(__file__ + ".lost"):
-    open(__file__ + ".lost", "w").close()
+if how == "cannot load":
+    sys.exit("llama_model_load: error loading model: unknown kind\\nsrv load_model: failed to load model\\nexiting due to an error")
+if how == "away" or how == "starting" and once(".starting"):
+    sys.exit("ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1")
+if how == "lost" and once(".lost") or how == "comes back" and once(".back", 2):
     sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
-if how == "comes back":
-    open(__file__ + ".lost", "a").close()
-    if os.path.getmtime(__file__ + ".lost") + 3 > time.time():
-        sys.exit("ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response")
 if how == "hangs":
     print("start", file=open(__file__ + ".starts", "a"), flush=True)
     time.sleep(60)
 class Handler(http.server.BaseHTTPRequestHandler):
+    def address_string(self):
+        return "socket"
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-        if self.path != "/v1/completions":  # ik_llama.cpp has its own form there, and adds a bias to what it lists
-            answer = {{"completion_probabilities": [{{"probs": [{{"tok_str": "1", "prob": 1.0}}]}}]}}
-        elif how == "stops" and len(asked["prompt"]) > 1024:
+        self.do_GET()
+        if self.path == "/tokenize":
+            answer = {{"tokens": [1] * asked["add_special"] + list(range(10, 40)) * (how != "mute")}}
+        elif how == "stops" and len(asked["prompt"]) > 256:
             print("srv  error: TOP_K is not supported", flush=True)
             os._exit(134)
         else:
-            turn = 3 if how == "wrong" else 1
-            listed = [{{"id": token * turn % 64, "logprob": None if how == "none" else -token / 8}} for token in range(64)]
+            assert (asked["grammar"], asked["prompt"][0]) == ('root ::= "1"', 1)
+            wrong = how == "wrong" or how == "wrong once" and len(asked["prompt"]) == 17
+            turn = (os.path.getsize(words[words.index("--model") + 1]) >> 13) * 2 + 1 + 2 * wrong
+            shift = {{"near": 0.08, "rounds": 0.2}}.get(how, 0)
+            logarithms = [None if how == "none" else -token / 8 - 1 + shift * (-1) ** token for token in range(64)]
+            listed = [{{"id": token * turn % 64, "logprob": value}} for token, value in enumerate(logarithms)]
             if how == "sure" or "logit_bias" in asked:
                 listed = [{{"id": 49, "logprob": 0.0}}, {{"id": 1, "logprob": -3.4e38}}]
             answer = {{"choices": [{{"logprobs": {{"content": [{{"top_logprobs": listed}}]}}}}]}}
-            assert asked["grammar"] == 'root ::= "1"'
         self.wfile.write(json.dumps(answer).encode())
     def log_message(self, *words):
         pass
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+if host.startswith("/"):
+    print(oct(os.stat(os.path.dirname(host)).st_mode), file=open(__file__ + ".mode", "w"))
+    socketserver.UnixStreamServer(host, Handler).serve_forever()
+http.server.HTTPServer((host, int(words[words.index("--port") + 1])), Handler).serve_forever()
 """
+ID = "{:016x}".format
 
 
 @pytest.fixture
-def prove(tmp_path):
-    """Runs a proof whose sides are stand-ins; returns it."""
+def work(tmp_path):
+    """What is run, with stand-ins for llama-server."""
     program, model = tmp_path / "llama-server", tmp_path / "model.gguf"
     program.write_text(SERVER)
     program.chmod(0o755)
     model.write_bytes(gguf_files.vocabulary(100))
 
-    def of(processor="right", together="right", devices=("right", "right"), remedies=(), **changed):
-        def side(name, how):
-            return Side(name, (str(program), how), True)
-
-        work = Work(
-            id="0" * 16,
-            model=str(model),
-            layers=1,
-            bytes=1000,
-            folder=str(tmp_path),
-            account=None,
-            environment={},
-            client=(),
-            context=4352,
-            patience=30,
-            processor=side("head's processor", processor),
-            together=side("both", together) if together else None,
-            devices=tuple(side(f"worker{index} cpu", how) for index, how in enumerate(devices)),
+    def of(processor="right", devices=("right", "right"), variants=(), remedies=(), reference=99, **changed):
+        return ProofWork(
+            **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
+            **{"account": None, "environment": {}, "client": (), "sockets": True, "micro_batch": 512, "patience": 30},
+            processor=Side(ID(reference), "head's processor", (str(program), processor)),
+            variants=tuple((how,) for how in variants),
+            devices=tuple(Side(ID(n), f"worker{n} cpu", (str(program), how)) for n, how in enumerate(devices)),
             remedies=tuple(Remedy(f"s: {how}", (how,)) for how in remedies),
-        )
-        (tmp_path / "first-layers-of-one-that-was-killed").mkdir()
-        proof = typed_json.parse(Proof, run.prove(work._replace(**changed)))
-        assert not list(tmp_path.glob("first-layers-*"))
+        )._replace(**changed)
+
+    return of
+
+
+@pytest.fixture
+def prove(work, tmp_path):
+    """Runs a proof; returns it."""
+
+    def of(*sides, **changed):
+        (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
+        (tmp_path / run.FOLDER / "partial").write_text("")
+        proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), processes.is_served))
+        assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} <= {".json"}
         return proof
 
     return of
 
 
 @pytest.mark.programs
-def test_devices_that_compute_right_are_asked_together_once(prove):
-    proof = prove(devices=("ends", "ends"))
-    assert proof.right
-    assert proof.together.sentence() == "both computes right: likeliest token equal in 64 of 64"
-    assert proof.devices == ()
+@pytest.mark.parametrize("sockets", [True, False])
+def test_each_device_that_computes_correctly_is_shown_with_its_distance(prove, tmp_path, sockets):
+    proof = prove(sockets=sockets)
+    sentence = "computes correctly (distance 0.000, allowed 0.050)"
+    assert [one.sentence() for one in proof.devices] == [f"worker{n} cpu {sentence}" for n in (0, 1)]
+    assert proof.failures() == []
+    if sockets:
+        assert (tmp_path / "llama-server.mode").read_text() == "0o40700\n"
+
+
+@pytest.mark.programs
+def test_the_bound_follows_from_variants_that_answer(prove):
+    for reference, variants, said in (
+        (1, (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (2, ("crashes", "none"), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (3, ("near", "right"), "computes correctly (distance 0.052, allowed 0.062)"),
+    ):
+        (verdict,) = prove("right", ("rounds",), variants, reference=reference).devices
+        assert verdict.sentence() == f"worker0 cpu {said}"
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "sides",
+    "devices, client, remedies",
     [
-        pytest.param({"processor": "tiles"}, id="a processor that ends with repacked weights"),
-        pytest.param({"together": "lost"}, id="a connection that broke"),
-        pytest.param(
-            {"together": "comes back", "client": ("/usr/bin/env",)}, id="a worker behind a tunnel, started again"
-        ),
+        pytest.param(("starting", "lost"), (), (), id="a worker that starts, and a connection that broke"),
+        pytest.param(("comes back",), ("/usr/bin/env",), ("none",), id="a worker behind a tunnel, started again"),
     ],
 )
-def test_what_is_no_verdict(prove, monkeypatch, sides):
-    monkeypatch.setattr(run, "RESTART_SECONDS", 4)
-    assert prove(**sides).right
-
-
-@pytest.mark.programs
-def test_no_settings_are_tried_where_a_server_hangs(prove):
-    proof = prove(together="wrong", devices=("right", "hangs"), remedies=("right",), patience=8)
-    assert proof.wrong() == ["worker1 cpu was not healthy within 8 s: without a word"]
+def test_what_is_no_verdict(prove, monkeypatch, devices, client, remedies):
+    monkeypatch.setattr(run, "RESTART_SECONDS", 2)
+    proof = prove("right", devices, remedies=remedies, client=client)
+    assert (proof.untested, proof.failures()) == (None, [])
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "together, devices, said",
+    "how, remedies, said",
     [
-        (
-            "wrong",
-            ("right", "wrong"),
-            [f"worker1 cpu computes wrong {EVERYWHERE}: likeliest token equal in 64 of 64 (64 of 64 on worker0 cpu)"],
-        ),
-        ("ends", ("ends", "right"), ["worker0 cpu ends with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"]),
-        ("stops", ("right", "stops"), ["worker1 cpu ends with status 134: srv  error: TOP_K is not supported"]),
-        (
-            "none",
-            ("right", "right"),
-            [
-                f"both computes wrong {EVERYWHERE}: likeliest token equal in 0 of 64, and each of them alone computes right"
-            ],
-        ),
-        (None, ("right", "ends"), ["worker1 cpu ends with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"]),
+        ("wrong", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0."),
+        ("wrong once", (), "computes incorrectly in one of the prompts of 9 to 64 tokens (distance 0."),
+        ("none", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
+        ("crashes", (), "crashes with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"),
+        ("cannot load", (), "crashes with status 1: llama_model_load: error loading model: unknown kind"),
+        ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
+        ("away", (), "crashes with status 1: ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1"),
+        ("hangs", ("right",), "was not healthy within 3 s: its log is empty"),
+        ("stops", ("wrong", "right", "none"), "not supported; with s: right it computes correctly"),
+        ("wrong", ("crashes", "none"), "allowed 0.050); none of these helps: s: crashes; s: none"),
     ],
 )
-def test_the_device_that_computes_wrong_is_named(prove, together, devices, said):
-    proof = prove(together=together, devices=devices)
-    assert not proof.right
-    assert proof.wrong() == said
+def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(prove, monkeypatch, how, remedies, said):
+    monkeypatch.setattr(run, "WORKER_SECONDS", 1)
+    proof = prove("right", ("right", how), remedies=remedies, patience=3 if how == "hangs" else 30)
+    [sentence] = proof.failures()
+    assert sentence.startswith("worker1 cpu ")
+    assert said in sentence
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "devices, remedies, said",
+    "processor, changed, why",
     [
-        (("right", "stops"), ("wrong", "right", "none"), "with s: right it computes right"),
-        (("right", "wrong"), ("ends", "none"), "none of s: ends; s: none makes it right"),
-        (("right", "right"), ("right",), "with s: right it computes right, and each of them alone computes right"),
+        ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
+        ("none", {}, "head's processor with 2 layers does not compute numbers"),
+        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
+        ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
+        ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
+        ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
+        ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
+        ("right", {"context": 2}, "does not compute numbers"),
+        ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
-def test_settings_are_tried_where_a_device_computes_wrong_and_the_first_that_helps_is_named(
-    prove, devices, remedies, said
-):
-    [sentence] = prove(together="wrong", devices=devices, remedies=remedies).wrong()
-    assert sentence.endswith(f"; {said}")
+def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, why):
+    proof = prove(processor, **changed)
+    assert {path.read_text() for path in tmp_path.glob("*.starts")} <= {"start\n"}
+    assert why in proof.untested
+    assert (proof.devices, proof.failures()) == ((), [])
 
 
-ENDS = Compared("worker2 cpu", 0, 64, (), "ends by signal 6")
-WRONG, ENDED = {"devices": (Compared("worker2 cpu", 3, 64, ("everywhere",)),)}, {"devices": (ENDS,)}
+@pytest.mark.programs
+def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
+    assert run.prepare(work(variants=("near",)), processes.is_served)
+    assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
+    for _again in range(2):
+        assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
+    assert run.prepare(work("crashes", ("right",)), processes.is_served)
+    assert "crashes with status 3" in prove("crashes", reference=98).untested
+    os.utime(tmp_path / "model.gguf", (1, 1))
+    assert "crashes with status 3" in prove("crashes").untested
+
+
+@pytest.mark.programs
+def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
+    """Neither another proof's nor what was written of one when its proof was killed."""
+    assert prove(devices=("right",)).failures() == []
+    assert run.prepare(work(reference=98, layers=(0,)), processes.is_served)
+    assert list((tmp_path / run.FOLDER).glob("*.gguf"))
+    assert prove("crashes").failures() == []
+    monkeypatch.setattr(run, "REFERENCES", 1)
+    prove(devices=("right",), reference=1)
+    assert [path.name[:16] for path in (tmp_path / run.FOLDER).iterdir()] == [ID(1)]
+
+
+@pytest.mark.programs
+def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
+    assert not run.prepare(work("crashes"), processes.is_served)
+    assert not list((tmp_path / run.FOLDER).iterdir())
+    monkeypatch.setattr(run, "_available_memory", lambda: run.FREE_MEMORY + 999)
+    assert not run.prepare(work("hangs"), processes.is_served)
+    assert not list(tmp_path.glob("*.starts"))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("how, why", [("hangs", "was not healthy within 1 s"), ("right", "Address already in use")])
+def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, why):
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        do_POST = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setattr(run, "_free_port", lambda: other.server_port)
+        proof = prove(how, sockets=False, patience=1)
+        other.shutdown()
+    assert why in proof.untested
+    assert asked == []
+
+
+@pytest.mark.programs
+def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(work, call, tmp_path):
+    def remaining(work, prove="once", **arguments):
+        answer = call(prefix=str(tmp_path), work=typed_json.dump(work), prove=prove, **arguments)
+        return answer["remaining"], [one["name"] for one in answer["proof"]["devices"]]
+
+    names_of = ["worker0 cpu", "worker1 cpu"]
+    assert remaining(work(), stage="reference") == (2, [])
+    assert list((tmp_path / run.FOLDER).glob(f"{ID(99)}-*.json"))
+    assert remaining(work("crashes")) == (2, names_of)
+    assert remaining(work("crashes", micro_batch=128), stage="reference") == (0, names_of)
+    assert remaining(work("crashes")) == (0, names_of)
+    assert remaining(work(), "always") == remaining(work(micro_batch=513)) == (2, names_of)
+    for third in ("wrong", "right"):
+        assert remaining(work(devices=("right", "right", third))) == (1, [*names_of, "worker2 cpu"])
+
+
+def test_a_record_that_cannot_be_read_is_none(tmp_path):
+    path, verdict = tmp_path / names.PROOF, Verdict(ID(1), "x", 512, 0.01, 0.05, "prompts")
+    assert run.read_record(path).verdicts == ()
+    run.keep(path, Proof(2, devices=(verdict,)))
+    again = verdict._replace(distance=0.02)
+    run.keep(path, Proof(3, devices=(again,)))
+    assert run.read_record(path).verdicts == (again,)
+    for number in range(run.VERDICTS):
+        run.keep(path, Proof(3, devices=(verdict._replace(id=ID(number + 100)),)))
+    assert [one.id for one in run.read_record(path).verdicts] == [ID(number + 100) for number in range(run.VERDICTS)]
+    path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
+    assert run.read_record(path).verdicts == ()
+
+
+# --------------------------------------------------------------------------------------------- what the operator is told
+
+RIGHT = Verdict(ID(1), "worker1 cpu", 512, 0.01, 0.05, "prompts")
+WRONG = Verdict(ID(2), "worker2 cpu", 512, 0.5, 0.05, "prompts of 2 to 8 tokens")
+CRASHED = WRONG._replace(failure="crashes by signal 6")
+
+
+LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "grep -aiE {1} /opt/llamacpp/state/{0}.log"}
 
 
 @pytest.mark.parametrize(
-    "found, prove, manager, tried, ended, said",
+    "verdict, prove, manager, tried, said",
     [
-        ({"devices": (ENDS._replace(ended=None),)}, "search", "systemd", 3, [], "^$"),
+        (RIGHT, "search", "systemd", 3, "^$"),
         (
             WRONG,
             "once",
             "systemd",
             0,
-            [],
-            "worker2 cpu computes wrong everywhere.*64. The model was not loaded. -e llama_proof=search tries",
+            r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
-        (
-            WRONG,
-            "search",
-            "systemd",
-            3,
-            [],
-            "worker2 .* The model was not loaded. Run it again where .*, else set what makes it right",
-        ),
-        (
-            ENDED,
-            "once",
-            "systemd",
-            0,
-            ["journalctl --unit={} --since=-1h --grep=TELLING"],
-            "worker2 cpu ends by signal 6",
-        ),
-        (ENDED, "once", "launchd", 0, ["grep -aiE TELLING /opt/llamacpp/state/{}.log"], "worker2 cpu ends by signal 6"),
-        (
-            {"together": ENDS._replace(name="both")},
-            "once",
-            "systemd",
-            0,
-            ["journalctl --unit={} --since=-1h --grep=TELLING"],
-            "both ends by signal 6, and each of them alone computes right",
-        ),
+        (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
+        (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
+        (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
     ],
 )
-def test_what_the_operator_is_told_and_which_logs_are_read(served, found, prove, manager, tried, ended, said):
+def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prove, manager, tried, said):
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
     action = actions.made(action_plugin, plan=plan, prove=prove)
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof("0" * 16, 9, **found))})
+    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
-    telling = f"'{run.TELLING}'"
-    commands = [command.format("llamacpp-worker-cpu").replace("TELLING", telling) for command in ended]
-    assert [one["command"] for one in answer["ended"] if one["host"] == "worker2"] == commands
-    assert ("worker1" in {one["host"] for one in answer["ended"]}) == ("together" in found)
+    commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.TELLING}'")] if verdict.failure else []
+    assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
-    assert ("Logs of the workers: " in answer["fix"]) == bool(ended)
+    assert ("Logs of the workers: " in answer["fix"]) == bool(commands)
+
+
+@pytest.mark.parametrize(
+    "arguments, answer, shown, warned",
+    [
+        ({}, {"proof": Proof(9, devices=(RIGHT,)), "remaining": 1}, "allowed 0.050), 9 s", None),
+        ({}, {"proof": Proof(0, devices=(RIGHT,)), "remaining": 0}, "allowed 0.050), by an earlier run", None),
+        ({}, {"proof": Proof(0, untested="no room")}, None, "big is not proven on its devices: no room"),
+        ({"stage": "reference"}, {"proof": Proof(0)}, "80 of 80 layers of big, about 9 s; then each device", None),
+        ({"prove": "never"}, {}, None, None),
+        ({"check_mode": True}, {}, None, None),
+    ],
+)
+def test_what_is_shown_of_a_proof(served, monkeypatch, arguments, answer, shown, warned):
+    lines, warnings = [], []
+    display = mock.Mock(display=lines.append, warning=warnings.append)
+    monkeypatch.setattr(action_plugin, "display", display)
+    action = actions.made(action_plugin, plan=served.accepted(), **arguments)
+    action.background = mock.Mock(return_value=typed_json.dump(answer))
+    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"] == ""
+    assert action.background.called == bool(answer)
+    assert warnings == [warned] * bool(warned)
+    assert [shown in line for line in lines] == [True] * bool(shown)
+
+
+def test_a_proof_that_failed_says_on_which_host(served):
+    action = actions.made(action_plugin, plan=served.accepted())
+    action.background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
+    with pytest.raises(AnsibleActionFail, match="proof on head: disk full"):
+        action.run(task_vars={"inventory_hostname": "head"})
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "line, tells",
-    [
-        ("x.cu:3: out of room", True),
-        ("CUDA error: no kernel image", True),
-        ("GGML_ASSERT(rows < 8) failed", True),
-        ("Accepted client connection", False),
-        ("libggml-base.so(ggml_abort+0x152) [0x7f]", False),
-    ],
-)
-def test_a_worker_s_log_is_searched_for_what_tells_why_it_ended(tmp_path, line, tells):
-    log = tmp_path / "log"
-    log.write_text(f"{line}\n")
-    found = subprocess.run(["grep", "-aiE", run.TELLING, log], stdout=subprocess.PIPE, text=True, check=False)
-    assert found.stdout == (f"{line}\n" if tells else "")
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "changed, why",
-    [
-        ({"processor": "ends"}, "head's processor with the first layers (1) ends with status 3: x.cu:3: GGML_ASSERT"),
-        ({"processor": "none"}, "head's processor with the first layers (1) computes no numbers"),
-        ({"processor": "sure"}, "head's processor with the first layers (1) computes no numbers"),
-        ({"processor": "hangs", "patience": 1}, "with the first layers (1) was not healthy within 1 s"),
-        ({"bytes": 1 << 60}, "a file of its first layers (1) has 1099511627776 MiB, and"),
-        ({"layers": 9}, "model.gguf has 2 layers, of which 9 cannot be taken"),
-        ({"context": 2}, "computes no numbers"),
-        ({"model": "/nowhere.gguf"}, "a file of the first layers of /nowhere.gguf cannot be made"),
-    ],
-)
-def test_what_cannot_be_compared_says_why(prove, tmp_path, changed, why):
-    proof = prove(**changed)
-    assert {path.read_text() for path in tmp_path.glob("*.starts")} <= {"start\n"}
-    assert not proof.right
-    assert why in proof.untested
-    assert proof.wrong() == []
+def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
+    telling = ["x.cu:3: out of room", "CUDA error: no kernel image", "GGML_ASSERT(rows < 8) failed"]
+    others = ["Accepted client connection", "libggml-base.so(ggml_abort+0x152) [0x7f]"]
+    (tmp_path / "log").write_text("\n".join(telling + others))
+    argv = ["grep", "-aiE", run.TELLING, tmp_path / "log"]
+    assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines() == telling
 
 
 @pytest.mark.parametrize(
-    "proof, status, said",
+    "verdicts, status, said",
     [
-        (None, "not tested", "no proof is recorded"),
-        (Proof("", 9, untested="no room"), "not tested", "no room"),
-        (
-            Proof("", 9, together=Compared("x", 64, 64, ())),
-            "passed",
-            "64 of 64, against head's processor, 2 of 80 layers",
-        ),
-        (
-            Proof("", 9, devices=(Compared("x", 3, 64, ("everywhere",)),)),
-            "not tested",
-            "x computes wrong everywhere",
-        ),
+        ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml proves"),
+        ((RIGHT,), "not tested", "allowed 0.050); worker2 cpu: not proven; "),
+        ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); by 80 of 80 layers"),
+        ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly in prompts of 2 to 8 tokens"),
+        ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes by signal 6"),
     ],
 )
-def test_verify_shows_what_a_proof_found(served, tmp_path, proof, status, said):
+def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, said):
     plan, page = served.accepted(), tmp_path / "page.html"
-    proofs = (proof._replace(id=planned.work_of(typed(plan)).id),) if proof else ()
-    evidence = healthy(typed(plan))._replace(proofs=proofs)
+    ids = [one.id for one in typed(plan).head.proof.devices]
+    known = tuple(verdict._replace(id=identifier) for identifier, verdict in zip(ids, verdicts))
+    evidence = verification.healthy(typed(plan))._replace(verdicts=(RIGHT, *known))
     for unproven, told in ((False, ""), (True, judge.NOT_REPEATED)):
-        verify(plan, evidence, unproven=unproven, report=str(page))
+        verification.verify(plan, evidence, unproven=unproven, report=str(page))
         found = '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>'
         [(result, evident)] = re.findall(found, html.unescape(page.read_text()))
         assert (result, said in evident) == (status.replace(" ", "-"), True)
         assert (judge.NOT_REPEATED in evident, evident.endswith(told)) == (unproven, True)
 
 
-def test_a_record_that_cannot_be_read_is_none(tmp_path):
-    path, proof = tmp_path / names.PROOF, Proof("0" * 16, 2, devices=(Compared("x", 1, 2, ()),))
-    assert run.known(path) == {}
-    run.keep(path, proof)
-    again = proof._replace(seconds=3)
-    run.keep(path, again)
-    assert run.known(path) == {proof.id: again}
-    for number in range(20):
-        run.keep(path, proof._replace(id=f"{number:016}"))
-    assert list(run.known(path)) == [f"{number:016}" for number in range(4, 20)]
-    path.write_text(json.dumps({"proofs": [{"id": 3}]}))
-    assert run.known(path) == {}
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"layers": (), "reason": "no names"}, "no layers of this model can prove the devices: no names"),
+        ({"layers": (0, 79), "every_kind": False}, "by 2 of 80 layers, not one of every kind"),
+        ({"layers": (0,), "every_kind": False, "experts": False}, "by 1 of 80 layers, none with experts"),
+    ],
+)
+def test_verify_says_what_a_proof_does_not_cover(served, changes, said):
+    plan = typed(served.accepted())
+    plan = plan._replace(head=plan.head._replace(proof=plan.head.proof._replace(**changes)))
+    (check,) = verification.checks(verification.judged(plan), "computes")
+    assert (check.status, check.evidence.endswith(said)) == ("not tested", True)

@@ -1,15 +1,15 @@
 """Workers that the head reaches by RDMA: what is planned, where it is refused, and how a way back to TCP is found."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, serving
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
 from conftest import complete, definition, typed
 from support.clusters import FORK, TREE
 from support.verification import checks, healthy, judged, several, subject
-from test_verification import with_server
+from test_judge import with_server
 
 HEAD, WORKER = "192.0.2.10", "192.0.2.11"
 ENDPOINT = f"{WORKER}:50052"
@@ -153,11 +153,15 @@ LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held"
 
 
 @pytest.mark.parametrize("connections", [0, 1])
-def test_bytes_of_tcp_are_not_told_as_those_of_rdma(connections):
+def test_bytes_of_tcp_are_not_told_as_those_of_rdma(tmp_path, connections):
     look = LOOK._replace(rdma=connections)
-    head = SimpleNamespace(models=lambda: {"": SimpleNamespace(last_sample=look)}, last_sample=None)
-    figures = metrics.Figures()
-    exporter._add_connections(figures, head, {ENDPOINT: ("worker1", "cpu")})
+    head = llama_server.WatchedServer([], [ENDPOINT], "http://127.0.0.1:1", 1)
+    head.last_sample, head.models, head.loaded = look, lambda: {"": head}, set
+    exported = exporter.Exporter(None, "llamacpp-server")
+    workers = {ENDPOINT: ("worker1", "cpu")}
+    exported.description = metrics.Description("", "llama_cluster", "head", "0", "head", "b1", workers=workers)
+    exported.export_head(serving.HeadRecord(tmp_path), head)
+    figures = exported.snapshot.figures
     told = {name: figures.get(f"worker_{name}", worker_host="worker1", worker="cpu") for name in TOLD}
     assert told == {"connected": 1, **dict.fromkeys(TOLD[1:], None if connections else 100)}
     assert progress.load_of(look, [ENDPOINT], 1.0, None).sent == ({} if connections else {ENDPOINT: 100})

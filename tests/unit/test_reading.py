@@ -36,8 +36,8 @@ builds/builder.Builder._run_logged builds/installer.Installer._publish builds/in
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.holders
 common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of
 drift/processes.account_processes drift/processes.started_at drift/state._is_unchanged drift/state._redefined_services
-facts/amx.compiled_wrongly facts/connection._of_ancestors
-facts/firewall.active_manager facts/hardware._drm facts/hardware._mib facts/hardware._words facts/hardware.cpu facts/hardware.nvidia_without_tools
+facts/amx.is_miscompiled facts/connection._inherited_variable
+facts/firewall.active_manager facts/hardware._key_values facts/hardware._mib facts/hardware._render_nodes facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
 facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
@@ -45,11 +45,10 @@ host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
-links/inspection._protected model/first_layers.write model/gguf.File.__init__
-model/known_answer_file.write models/download._complete models/download._problem_of
-models/download._write_record models/web.open_url proof/run._served status/host_report.read_report verify/evidence._asked_again
-verify/server_client.Client.__init__
-verify/server_client.first_key
+links/inspection._protected model/layer_sample.write model/gguf.File.__init__
+model/known_answer_file.write models/download._fetch_file models/download._difference
+models/download._write_record models/web.open_url proof/run._serve proof/run._read_reference proof/run._available_memory proof/run._Server._ask.objection
+status/host_report.read_report verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.first_key
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account
 itself, but none in a folder where the account of the services may write."""

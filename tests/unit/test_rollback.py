@@ -227,10 +227,7 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
     assert same.endswith("No variable differs, but hardware, software or the collection does.")
     unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
-    assert (
-        "was begun but never served: site.yml applies the inventory's plan. To continue with that plan, set"
-        in unfinished
-    )
+    assert "was begun but never served: site.yml applies the inventory's plan" in unfinished
     assert "release pypi" not in unfinished
 
 

@@ -162,7 +162,7 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     with pytest.raises(Refusal) as raised:
         machine.apply(WORKER)
     said = str(raised.value)
-    assert f"{WORKER} cannot start. Fix what it names on the host, and run the playbook again." in said
+    assert f"{WORKER} cannot start. Fix this on the host" in said
     assert f"The log of {WORKER} ends with:\n" in said
     assert said.endswith("no such device")
     assert said.count("first line") < services.LOG_LINES

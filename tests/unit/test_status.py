@@ -142,19 +142,33 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
     [
         ("running", "running", {"healthy": False, "detail": "the model is loading"}, {}, "loading", "it is loading"),
         ("running", "running", SILENT, {"state": "loading"}, "loading", "it is loading"),
-        ("running", "running", SILENT, {}, "silent", "it is silent, [Errno 111] Connection refused"),
-        ("waiting", "running", SILENT, None, "waiting", "it is waiting, it waits for worker 192.0.2.11:50052: refused"),
-        ("waiting", "running", SILENT, WAITS, "waiting", "it is waiting, it waits for 192.0.2.11:50052"),
-        ("stopped", "running", SILENT, None, "starting", "it is starting, llama-server exited by signal 9"),
+        ("running", "running", SILENT, {}, "silent", "it is silent: [Errno 111] Connection refused"),
+        (
+            "waiting",
+            "running",
+            SILENT,
+            None,
+            "waiting",
+            "it is waiting: the head waits for worker 192.0.2.11:50052: refused",
+        ),
+        (
+            "waiting",
+            "running",
+            SILENT,
+            WAITS,
+            "waiting",
+            "it is waiting: the head waits for worker worker1:cpu (192.0.2.11:50052)",
+        ),
+        ("stopped", "running", SILENT, None, "starting", "it is starting: llama-server exited by signal 9"),
         ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "it is failed, llama-server exited by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", "it is failed: llama-server exited by signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
     answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
     answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
     serving = None if told is None else {**TOLD, **told}
-    of_head(answers, health=health, serving=serving, waits_for=["it waits for worker 192.0.2.11:50052: refused"])
+    of_head(answers, health=health, serving=serving, waits_for=["the head waits for worker 192.0.2.11:50052: refused"])
     found, error, shown = written(plan, answers, tmp_path)
     assert found["cluster"]["state"] == state
     assert problem in found["problems"]
@@ -199,7 +213,7 @@ def test_a_cluster_on_a_fallback(plan, answers, tmp_path):
     )
     told, error, shown = written(plan, answers, tmp_path)
     assert (told["cluster"]["state"], told["cluster"]["without"]) == ("fallback", ["worker1:cpu"])
-    assert error == "llama_cluster is not healthy: it serves without worker1:cpu."
+    assert error == "llama_cluster is not healthy: the head serves without worker1:cpu."
     assert "serves on a fallback without worker1:cpu" in shown
 
 
@@ -235,7 +249,7 @@ def test_the_head_does_not_answer(plan, answers, tmp_path):
     answers["head"] = {"skipped": True}
     told, error, _shown = written(plan, answers, tmp_path, facts=facts)
     assert (told["cluster"]["state"], told["cluster"]["verified"]) == ("unknown", None)
-    assert "its head did not answer, so its state is unknown; head does not answer: timed out" in error
+    assert "so its state is unknown; head does not answer: timed out" in error
     assert [host["reachable"] for host in told["hosts"]] == [False, True, True]
 
 
@@ -252,7 +266,7 @@ def test_without_a_plan_the_rest_is_shown(plan, answers, tmp_path):
     assert told["unplanned"] == "llama_model_path is missing."
     cluster = told["cluster"]
     assert (cluster["head"], cluster["state"], cluster["as_planned"], cluster["url"]) == ("head", "serving", None, None)
-    assert error == "llama_cluster is not healthy: the inventory has no plan: llama_model_path is missing."
+    assert error.endswith("the inventory has no plan: llama_model_path is missing.")
     assert [len(host["workers"]) for host in told["hosts"]] == [0, 1, 1]
     assert told["hosts"][1]["workers"][0]["state"] == "running"
     assert "not compared" in shown
@@ -283,7 +297,7 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
     answers["worker1"]["drift"]["differences"] = [unneeded, stopped, *[DIFFERENCE] * 9]
     answers["worker1"]["drift"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
     told, error, shown = written(plan, answers, tmp_path)
-    assert "llamacpp-worker-cpu on worker1 is stopped; worker1 differs from the plan in 9 points (file)." in error
+    assert "is stopped; worker1 differs from the plan in 9 points (file)." in error
     assert told["cluster"]["as_planned"] is False
     assert len(told["hosts"][1]["differences"]) == 11
     assert "differs (10)" in shown

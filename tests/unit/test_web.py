@@ -149,6 +149,15 @@ def test_a_certificate_that_nobody_trusts(certify):
         server.stop()
 
 
-def test_no_way_from_https_to_http():
-    with pytest.raises(web.RemoteError, match=r"redirected to http://other/m\.gguf, but only https is followed"):
-        web._redirect_target("https://here/m.gguf", "http://other/m.gguf")
+def test_no_way_from_https_to_http(certify, monkeypatch):
+    certificate, key = certify("localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = Server(context)
+    server.faults["/m.gguf"] = redirect("http://other/m.gguf")
+    try:
+        url = server.url.replace("127.0.0.1", "localhost")
+        assert "redirected to http://other/m.gguf, but only https is followed" in why_not(url + "/m.gguf")
+    finally:
+        server.stop()

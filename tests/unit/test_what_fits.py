@@ -1,6 +1,7 @@
 """What a cluster could serve: headers from shapes held against those of files, and the tables of small clusters."""
 
 import json
+import re
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
@@ -15,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import wha
 from conftest import CATALOGUE
 from support import actions
 from support.clusters import TREE, cards_of, head_with_cards
-from test_systems import of_file, variables_of
+from test_inventories import of_file, variables_of
 
 OFFERS = {offer.name: offer for offer in what_fits.offers_of(inventory.published_models())}
 SMALL, LARGE = "Qwen3 8B", "DeepSeek V3.1"
@@ -113,7 +114,9 @@ def test_a_host_too_small_for_all_says_how_much_is_missing():
     cluster = cards_of(1, 0, **NEW)
     cluster.hosts["head"]["facts"].update(memory_mib=4096, accelerators=[])
     found = rows_of(cluster.hosts)
-    assert all("missing" in row.why_not and row.quantisation == "Q2_K" for row in found)
+    assert [row.quantisation for row in found] == ["Q2_K"] * 4
+    missing = [int(re.search(r"(\d+) MiB are missing", row.why_not)[1]) for row in found]
+    assert 0 < missing[0] < missing[1] < missing[2] < missing[3]
 
 
 def test_who_may_connect_has_no_part_in_it():

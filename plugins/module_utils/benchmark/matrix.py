@@ -62,7 +62,6 @@ def hosts_in_order(plan: Plan) -> list[str]:
 def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     """Return the hosts of each load of the model.
 
-    :param plan: the serving plan.
     :raises Refusal: there are fewer hosts.
     """
     hosts = hosts_in_order(plan)
@@ -101,10 +100,7 @@ def serving_backend(plan: Plan) -> str:
 
 
 def obstacle(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
-    """Return why a load cannot be measured; None if it can.
-
-    :param load_plan: plan of the load.
-    """
+    """Return why a load cannot be measured; None if it can."""
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:

@@ -35,10 +35,7 @@ def result_of(text: str) -> Result | None:
 
 
 def read_results(state: Path, number: int) -> Program:
-    """Return what a program has written so far. The services' account owns its files and may have put anything there.
-
-    :param number: number of the program.
-    """
+    """Return what a program has written so far. The services' account owns its files and may have put anything there."""
     rows, log, status = (reading.end_of(state / f"{FILES}{number}.{end}", size) for end, size in SIZES.items())
     last = [printable(line, LOG_LINE) for line in log.splitlines() if line.strip()][-ERRORS:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))

@@ -74,7 +74,6 @@ def as_account(account: str | None) -> dict[str, Any]:
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:
     """Run a command with ``text`` as input, in English, and return its output.
 
-    :param seconds: time limit.
     :param may_fail: whether another status than 0 is no failure.
     :param account: account as which root runs it.
     """

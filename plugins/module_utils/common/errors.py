@@ -50,10 +50,7 @@ def sentence(error: OSError, *folders: str) -> str:
 
 @contextmanager
 def reported(module: Any) -> Iterator[None]:
-    """Call ``fail_json`` of a module with a sentence if the block fails.
-
-    :param module: the AnsibleModule.
-    """
+    """Call ``fail_json`` of a module with a sentence if the block fails."""
     try:
         yield
     except Refusal as error:

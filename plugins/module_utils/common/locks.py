@@ -86,7 +86,6 @@ def hold_host(prefix: str) -> Iterator[None]:
     """Hold the lock of a host during a block, so that one process changes it at a time: the last task of a killed run continues. A folder without this
     collection's mark has no lock.
 
-    :param prefix: prefix of the installation.
     :raises BusyError: another process holds it for too long.
     """
     with ExitStack() as stack:

@@ -178,8 +178,4 @@ def installation_folders(scope: str, manager: str, environment: Mapping[str, str
     else:
         prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", NAME)
         cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", NAME)
-    return {
-        "prefix": prefix,
-        "cache": cache,
-        "units": service_managers.folder(manager, scope, prefix, environment),
-    }
+    return {"prefix": prefix, "cache": cache, "units": service_managers.folder(manager, scope, prefix, environment)}

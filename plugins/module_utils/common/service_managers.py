@@ -14,8 +14,6 @@ LINUX, MACOS = "Linux", "Darwin"
 
 
 class ServiceManager(NamedTuple):
-    """One service manager."""
-
     system: str
     """Operating system in the spelling of platform.system()."""
     folders: dict[str, str]
@@ -46,7 +44,6 @@ class ServiceManager(NamedTuple):
     """Whether links, firewall and kernel parameters can be set on its hosts: these modules require systemd and root."""
 
     def definition(self, units: str, service: str) -> Path:
-        """Return the path of a service's definition."""
         return Path(units) / (service + self.ending)
 
     def service(self, path: Path) -> str | None:

@@ -48,8 +48,6 @@ class Mismatch(Refusal):
 
 
 class Field(NamedTuple):
-    """A field of a record."""
-
     name: str
     type: Any
     """Type hint, Annotated included."""

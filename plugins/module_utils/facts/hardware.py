@@ -29,20 +29,7 @@ NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--fo
 MISSING_VALUES = {"N/A", "Not Supported"}
 """Values that nvidia-smi prints, with or without brackets, for a missing property, such as dedicated memory."""
 
-UNIFIED_GFX = {
-    "gfx902",
-    "gfx909",
-    "gfx90c",
-    "gfx1013",
-    "gfx1033",
-    "gfx1035",
-    "gfx1036",
-    "gfx1103",
-    "gfx1150",
-    "gfx1151",
-    "gfx1152",
-    "gfx1153",
-}
+UNIFIED_GFX = re.compile("gfx(90[29c]|1013|103[356]|1103|115[0-3])")
 """AMD processors with integrated graphics. Kernels before 6.10 do not report these in the KFD topology."""
 
 LOCAL_HEAPS = {"1", "2"}
@@ -97,19 +84,10 @@ INSTRUCTIONS = (
 
 ARM_CORES = {
     **{"0x41 0xd03": "Cortex-A53", "0x41 0xd05": "Cortex-A55", "0x41 0xd08": "Cortex-A72", "0x41 0xd0b": "Cortex-A76"},
-    **{
-        "0x41 0xd0c": "Neoverse-N1",
-        "0x41 0xd40": "Neoverse-V1",
-        "0x41 0xd49": "Neoverse-N2",
-        "0x41 0xd4f": "Neoverse-V2",
-    },
-    **{
-        "0x41 0xd41": "Cortex-A78",
-        "0x41 0xd42": "Cortex-A78AE",
-        "0x41 0xd80": "Cortex-A520",
-        "0x41 0xd81": "Cortex-A720",
-    },
-    **{"0x41 0xd84": "Neoverse-V3", "0x41 0xd85": "Cortex-X925", "0x41 0xd87": "Cortex-A725"},
+    **{"0x41 0xd41": "Cortex-A78", "0x41 0xd42": "Cortex-A78AE", "0x41 0xd80": "Cortex-A520"},
+    **{"0x41 0xd81": "Cortex-A720", "0x41 0xd85": "Cortex-X925", "0x41 0xd87": "Cortex-A725"},
+    **{"0x41 0xd0c": "Neoverse-N1", "0x41 0xd40": "Neoverse-V1", "0x41 0xd49": "Neoverse-N2"},
+    **{"0x41 0xd4f": "Neoverse-V2", "0x41 0xd84": "Neoverse-V3"},
     **{"0x51 0x001": "Oryon", "0xc0 0xac3": "AmpereOne", "0xc0 0xac4": "AmpereOne"},
 }
 """Implementer and part of an ARM core in /proc/cpuinfo → its name, which /proc/cpuinfo lacks."""
@@ -201,7 +179,7 @@ def amd(root: Path) -> dict[str, dict]:
         render = f"renderD{values.get('drm_render_minor', '').strip()}"
         banks = [_key_values(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         local = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
-        integrated = int(values.get("cpu_cores_count", 0)) > 0 or architecture in UNIFIED_GFX
+        integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
         memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
         devices[render] = {
             "backend": words.HIP,

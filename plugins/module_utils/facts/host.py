@@ -178,10 +178,7 @@ def disk_gib(path: str) -> int | None:
     return 1 << size.bit_length() - 1 if size else 0
 
 
-def facts(
-    scope: str,
-    catalogue: dict | None = None,
-) -> dict:
+def facts(scope: str, catalogue: dict | None = None) -> dict:
     """Return all facts that planning needs. They are stable: none changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp.
@@ -254,7 +251,4 @@ def supervisor(prefix: str) -> dict:
     """Return the supervisor's version, and whether it runs. No program is run from a folder without our mark."""
     if not files.is_marked(Path(prefix)):
         return {"version": None, "running": False}
-    return {
-        "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
-        "running": supervisor_runs(prefix),
-    }
+    return {"version": version_of([prefix + "/venv/bin/supervisord", "--version"]), "running": supervisor_runs(prefix)}

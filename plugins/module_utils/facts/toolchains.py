@@ -56,10 +56,7 @@ def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
 
 
 def _patterns(library: str, folders: list[str]) -> list[str]:
-    """Return patterns of the files below the root that an installed library has.
-
-    :param folders: header folders.
-    """
+    """Return patterns of the files below the root that an installed library has."""
     spec = toolkits.LIBRARIES[library]
     return [*spec.files, *(f"{folder[1:]}/{spec.header}" for folder in folders if spec.header)]
 

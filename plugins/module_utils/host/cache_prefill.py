@@ -42,8 +42,6 @@ RESERVED_BYTES = 1024 * MIB
 
 
 class WorkerCache(NamedTuple):
-    """Cache of a planned worker."""
-
     name: str
     environment: Mapping[str, str]
     prefill: CachePrefill

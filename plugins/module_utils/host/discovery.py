@@ -82,7 +82,6 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
     """Return the facts of this host.
 
     :param addresses: IPv4 addresses of other hosts.
-    :param folders: folders with models.
     :param account: account that reads the models; None for the account of this process.
     """
     found_models = reading.from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)

@@ -12,20 +12,17 @@ from collections.abc import Mapping
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 
+FILE = f"/etc/modprobe.d/{names.NAME}.conf"
+
 
 def differ(parameters: Mapping[str, str], system: System) -> bool:
     """Return whether the file sets other parameters than these. Foreign files do not count."""
-    text = "" if foreign_files(system) else system.text(_file(system))
+    text = "" if foreign_files(system) else system.text(FILE)
     options = re.findall(r"^options (\w+) (\w+)=(\S+)$", text, re.MULTILINE)
     return {f"{module}.{option}": value for module, option, value in options} != parameters
 
 
 def foreign_files(system: System) -> list[str]:
     """Return the file for modprobe if it is foreign."""
-    name = _file(system)
-    is_own = names.DEFINITION_MARK in system.text(name)
-    return [name] if os.path.lexists(system.path(name)) and not is_own else []
-
-
-def _file(system: System) -> str:
-    return f"/etc/modprobe.d/{names.NAME}.conf"
+    is_own = names.DEFINITION_MARK in system.text(FILE)
+    return [FILE] if os.path.lexists(system.path(FILE)) and not is_own else []

@@ -25,7 +25,6 @@ GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 def remove_installation(place: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
 
-    :param name: name of the host.
     :returns: removed paths (in check mode, paths to remove), and a sentence for everything that stays.
     :raises Refusal: something cannot be removed.
     """

@@ -46,9 +46,6 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
     return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
 
 
-# -------------------------------------------------------------------------------------------------------------- managers
-
-
 class Manager:
     """Base of the managers. Methods take names of services, and do nothing without one."""
 
@@ -264,9 +261,6 @@ CLASSES: dict[str, type[Manager]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- interface
-
-
 def manager_of(place: InstallationPaths) -> Manager:
     name = place.service_manager
     if name not in CLASSES:
@@ -300,7 +294,6 @@ class Change(NamedTuple):
 
 
 def started_services(changes: Iterable[Change]) -> set[str]:
-    """Return services that changes have started."""
     return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
 
 

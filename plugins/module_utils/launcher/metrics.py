@@ -127,10 +127,7 @@ class Figures:
         """Metric → values of its labels → value."""
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
-        """Add a value; ignore an unknown one.
-
-        :param labels: labels of the metric.
-        """
+        """Add a value; ignore an unknown one."""
         if value is not None and math.isfinite(value):
             self.values_by_metric[name][self._key(name, labels)] = value
 

@@ -87,19 +87,14 @@ def _speed(value: float | None, digits: int = 9) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
-def _worker_name(snapshot: Snapshot, endpoint: str) -> str:
-    host, worker = snapshot.description.workers.get(endpoint, ("", ""))
-    return f"{host}:{worker} ({endpoint})" if host else endpoint
-
-
 def _problems(snapshot: Snapshot) -> Iterator[str]:
     state = state_of(snapshot)
     if state == serving.SILENT:
         yield "llama-server does not answer"
     if snapshot.state == serving.FALLBACK:
-        yield f"the server runs without {', '.join(snapshot.unused_workers) or 'a worker'}"
+        yield serving.describe_absence(snapshot.unused_workers)
     if state == serving.WAITING and snapshot.waiting_for:
-        yield f"the head waits for worker {', '.join(_worker_name(snapshot, endpoint) for endpoint in snapshot.waiting_for)}"
+        yield serving.describe_wait(snapshot.description.workers, snapshot.waiting_for)
     if snapshot.figures.get("verified_passed") == 0:
         yield f"the last verification failed{': ' * bool(snapshot.failed)}{'; '.join(snapshot.failed)}"
 
@@ -147,7 +142,10 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
     if (sent := figure("worker_sent_bytes_total")) is not None:
         notes.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
     details = _tag("span", html.escape(", ".join(["", *notes])), "quiet")
-    return _tag("li", f"{html.escape(_worker_name(snapshot, endpoint))} {_tag('span', state, look)}{details}")
+    return _tag(
+        "li",
+        f"{html.escape(serving.worker_name(snapshot.description.workers, endpoint))} {_tag('span', state, look)}{details}",
+    )
 
 
 def _verification(snapshot: Snapshot, clock: float) -> str:
@@ -172,7 +170,6 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
     """Return the page as HTML.
 
     :param snapshot: None before the first snapshot.
-    :param clock: seconds since 1970.
     """
     if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,19 @@ MAX_COUNT = 1 << 53
 """Upper limit of counts and clocks."""
 WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
 """Seconds between two writes, and while a model is loaded."""
+
+
+def describe_absence(workers: Iterable[str]) -> str:
+    return f"the head serves without {', '.join(workers) or 'a worker'}"
+
+
+def describe_wait(workers: Mapping[str, tuple[str, str]], endpoints: Iterable[str]) -> str:
+    """:param workers: endpoint → host and worker."""
+    return f"the head waits for worker {', '.join(worker_name(workers, endpoint) for endpoint in endpoints)}"
+
+
+def worker_name(workers: Mapping[str, tuple[str, str]], endpoint: str) -> str:
+    return f"{':'.join(workers[endpoint])} ({endpoint})" if endpoint in workers else endpoint
 
 
 class History(NamedTuple):

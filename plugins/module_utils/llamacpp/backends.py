@@ -103,8 +103,6 @@ class Visible(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Properties of a backend."""
-
     name: str
     preference: int
     """Rank for ``auto``, which takes the lowest that is possible."""
@@ -317,7 +315,6 @@ def cmake_options(
 
     :param architectures: architectures of the host's devices for this backend: ``gfx1151``, or a compute capability like ``9.0``.
     :param all_quants: whether flash attention is compiled for every pair of KV cache types.
-    :param fork: fork of the source tree.
     :param tls: whether llama-server supports TLS.
     """
     record = RECORDS[backend]

@@ -64,10 +64,7 @@ FAMILIES = {
 
 
 def family_of(name: str, backend: str, architecture: str = "") -> str:
-    """Return the key in FAMILIES.
-
-    :param architecture: architecture of the model.
-    """
+    """Return the key in FAMILIES."""
     names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
     return next((key for key in names if key in FAMILIES), name)
 
@@ -360,10 +357,7 @@ def processor_row(model: str) -> RateRow | None:
 
 
 def is_board(system: str, architecture: str, memory_mib: int, model: str) -> bool:
-    """Return whether a host counts as a small board, on which a worker's overhead is larger.
-
-    :param model: model of its processor.
-    """
+    """Return whether a host counts as a small board, on which a worker's overhead is larger."""
     row = processor_row(model)
     if row:
         return row.family == "board"

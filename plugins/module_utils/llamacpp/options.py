@@ -87,11 +87,9 @@ class Option(NamedTuple):
         return bool(self.variable or self.remedy)
 
     def spelled(self, fork: str) -> list[Spelling]:
-        """Return its spellings in this fork."""
         return [spelling for spelling in self.spellings if spelling.fork == fork]
 
     def has(self, word: str, fork: str) -> bool:
-        """Return whether this word is the option in this fork."""
         return any(normalize(word) in spelling.words for spelling in self.spelled(fork))
 
     def words(self) -> set[str]:
@@ -304,10 +302,7 @@ TABLE: tuple[Option, ...] = (
         adds=SPECULATES,
     ),
     Option(
-        SPECULATION,
-        (_llama("--spec-type"), _ik("--spec-type", is_written=False)),
-        memory=EXTRA_MEMORY,
-        adds=SPECULATES,
+        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), memory=EXTRA_MEMORY, adds=SPECULATES
     ),
     Option(
         "projector",
@@ -405,7 +400,6 @@ def normalize(word: str) -> str:
 
 
 def by_name(name: str) -> Option:
-    """Return the option with this name in the table."""
     return _OPTIONS[name]
 
 

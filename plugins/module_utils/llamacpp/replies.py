@@ -61,8 +61,6 @@ class Reply(NamedTuple):
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a Unix socket."""
-
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path

@@ -156,14 +156,8 @@ OPENSSL = Library(
     "openssl",
     "",
     tuple(
-        f"{folder}/openssl/ssl.h"
-        for folder in (
-            "usr/include",
-            "usr/local/include",
-            "opt/homebrew/include",
-            "opt/homebrew/opt/openssl@3/include",
-            "usr/local/opt/openssl@3/include",
-        )
+        f"{folder}/include/openssl/ssl.h"
+        for folder in ("usr", "usr/local", "opt/homebrew", "opt/homebrew/opt/openssl@3", "usr/local/opt/openssl@3")
     ),
 )
 """Library for a llama-server with TLS; on a Mac from Homebrew, which may not link it."""

@@ -51,8 +51,6 @@ TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 
 
 class ModelArguments(NamedTuple):
-    """Arguments of the module ``model``."""
-
     files: tuple[ModelFilePlan, ...] = ()
     folder: str = ""
     known_answer: Optional[KnownAnswerPlan] = None

@@ -23,8 +23,6 @@ def report(
 ) -> dict[str, Any]:
     """Return what this host knows of models.
 
-    :param folders: folders that may have a record.
-    :param paths: files.
     :param account: account that reads them; None for the account of this process.
     :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes``, ``summary`` and ``closed``, or
         ``error``; name of an Ollama model → role → ``path`` and its entry.

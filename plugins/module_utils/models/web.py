@@ -50,10 +50,7 @@ class RemoteError(gguf.GGUFError):
 
 
 def explain_error(error: RemoteError, token: str | None) -> str:
-    """Return the message of an error that a token may solve.
-
-    :param token: token of the request.
-    """
+    """Return the message of an error that a token may solve."""
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the token's account"
@@ -158,7 +155,6 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
 
 
 def status_error(status: int, reason: str) -> RemoteError:
-    """Return the error of an HTTP status."""
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
     text = STATUS_TEXTS.get(status, f"is not available (HTTP {status}): {remedy}")
     return RemoteError(text, status=status, passes=status in TEMPORARY_STATUSES or status >= 500, reason=reason)

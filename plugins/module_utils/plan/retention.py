@@ -13,19 +13,19 @@ KEPT_RELEASES = 2
 """Releases of each backend that stay installed, including the planned one: returning to them needs no build."""
 
 
-def unneeded_releases(planned: Collection[str], times: Mapping[str, float], unused: Collection[str]) -> list[str]:
+def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], unused: Collection[str]) -> list[str]:
     """Return unfinished builds, and unused releases beyond the last ones of their backend, oldest first. A backend that is no longer planned keeps one
     release less.
 
     :param times: id of an installed release → time of its folder.
     """
     finished = sorted(
-        (name for name in {*times, *planned} if not name.startswith(".")),
-        key=lambda name: (name not in planned, name in unused, -times.get(name, 0)),
+        (name for name in {*times, *planned_ids} if not name.startswith(".")),
+        key=lambda name: (name not in planned_ids, name in unused, -times.get(name, 0)),
     )
-    unneeded: list[str] = []
+    surplus: list[str] = []
     for backend in dict.fromkeys(map(words.backend_of, finished)):
         releases = [name for name in finished if words.backend_of(name) == backend]
-        count = KEPT_RELEASES - (not any(name in planned for name in releases))
-        unneeded += [name for name in releases[count:] if name in unused]
-    return sorted(name for name in unused if name.startswith(".")) + sorted(unneeded, key=lambda name: times[name])
+        count = KEPT_RELEASES - (not any(name in planned_ids for name in releases))
+        surplus += [name for name in releases[count:] if name in unused]
+    return sorted(name for name in unused if name.startswith(".")) + sorted(surplus, key=lambda name: times[name])

@@ -40,7 +40,6 @@ class SpeedRecord(NamedTuple):
 
 
 def read_record(data: Any) -> Optional[SpeedRecord]:
-    """Return the record, or None if the data is not one."""
     try:
         record = typed_json.parse(SpeedRecord, data)
     except typed_json.Mismatch:

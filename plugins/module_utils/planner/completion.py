@@ -34,8 +34,6 @@ Define = Callable[[HostPlan, ServicePlan], str]
 
 
 class RuntimeFile(NamedTuple):
-    """A file of the launcher."""
-
     name: str
     content: bytes
     source: str

@@ -88,8 +88,6 @@ class Processor(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The facts of a host."""
-
     system: Name
     architecture: Word
     distribution: Distribution

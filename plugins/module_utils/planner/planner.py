@@ -38,7 +38,6 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
 
     :param model_found: report of the module model_info about the model: a model_source.Found; empty if nothing is known. For several models
         ``models``: name → report.
-    :param catalogue: catalogue of packages.yml.
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.

@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Remedy, Side, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
 LARGEST_FILE = 8 << 30
 PROCESSORS_CONTEXT = 1536
@@ -76,7 +76,6 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
     """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
 
     :param predicted: estimate of the whole model.
-    :param seconds: ``llama_proof_seconds``.
     """
     workload, devices, head = candidate.workload, candidate.layout.devices, candidate.site
     if workload.model.known_answer or not devices or not workload.generates or not candidate.fits:
@@ -87,13 +86,13 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
     if all(device.backend == backends.CPU.name for device in devices):
         longest = PROCESSORS_CONTEXT
     context = min(longest, workload.context_per_request)
-    asked = questions.list_questions(context)
-    variants = questions.of_variants(asked) * (1 + (workload.cache.type_v == "f16"))
+    prompts = questions.list_questions(context)
+    variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
     rate = cost_model.processor_rate(head.facts)
     gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
-        return _compute_s(summary, [*asked, *variants], layers, rate.gb_per_s, gflops)
+        return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
     per_layer = reference_s(1) - reference_s(0)
     room = layer_sample.Room(min(LARGEST_FILE, capacity), max(1, int((seconds - reference_s(0)) / per_layer)))
@@ -102,20 +101,21 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
         return ProofPlan((), 0, False, False, 0, 0, reason=sample)
     upload_s = (predicted.load_s or 0) * sample.bytes / summary.size
     computing = [
-        _compute_s(summary, asked, len(sample.layers), one.gb_per_s, one.prompt_gflops) for one in predicted.devices
+        _compute_s(summary, prompts, len(sample.layers), device.gb_per_s, device.prompt_gflops)
+        for device in predicted.devices
     ]
     outage = START_S + upload_s + max(computing, default=0)
-    before = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
-    return ProofPlan(*sample, context=context, seconds=math.ceil(before), outage_s=math.ceil(outage))
+    reference = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
+    return ProofPlan(*sample, context=context, seconds=math.ceil(reference), outage_s=math.ceil(outage))
 
 
 def _compute_s(
-    summary: ModelSummary, asked: Sequence[Question], layers: float, gb_per_s: float, gflops: float
+    summary: ModelSummary, prompts: Sequence[Question], layers: float, gb_per_s: float, gflops: float
 ) -> float:
     """Return the seconds in which a device answers questions with so many layers."""
     share = layers / summary.layers
     weights = sum(summary.layer_bytes) * share + summary.output_bytes
-    tokens = questions.count_tokens(asked)
+    tokens = questions.count_tokens(prompts)
     outside = summary.width * summary.vocabulary
     dense, experts = 0.0, 0.0
     for group in summary.named_tensors:
@@ -125,9 +125,9 @@ def _compute_s(
                 experts += parameters * cost_model.active_share(summary)
             else:
                 dense += parameters
-    pairs = questions.count_pairs(asked) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed = (dense * tokens + outside * len(asked) + pairs) / REACHED + experts * tokens / REACHED_BY_EXPERTS
-    return len(asked) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
+    pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
+    computed = (dense * tokens + outside * len(prompts) + pairs) / REACHED + experts * tokens / REACHED_BY_EXPERTS
+    return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
 
 
 def with_proof(plan: Plan) -> Plan:
@@ -135,7 +135,7 @@ def with_proof(plan: Plan) -> Plan:
     head, proof = plan.head, plan.head.proof
     if head.models:
         heads = [with_proof(single).head for single in plan.per_model()]
-        models = [model._replace(proof=one.proof, reading=one.reading) for model, one in zip(head.models, heads)]
+        models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
         sides = [_side(plan, entry) for entry in plan.placement]
@@ -144,7 +144,7 @@ def with_proof(plan: Plan) -> Plan:
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
 
-def work_of(plan: Plan) -> Work | None:
+def work_of(plan: Plan) -> ProofWork | None:
     """Return what the head runs to prove the plan of one model; None if there is nothing to prove."""
     proof, head = plan.head.proof, plan.hosts[plan.head.host]
     if not proof or not proof.layers:
@@ -154,7 +154,7 @@ def work_of(plan: Plan) -> Work | None:
     if words.get("cache-type-v", ["f16"]) == ["f16"]:
         flash = "on" if words.get("flash-attention") == ["off"] else "off"
         variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
-    return Work(
+    return ProofWork(
         model=plan.model.path,
         layers=proof.layers,
         bytes=proof.bytes,
@@ -179,9 +179,11 @@ def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
     argv = _argv(plan, entry)
     if not entry:
         return Side(_hash(plan, argv), f"{plan.head.host}'s processor", argv)
-    workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
-    worker = next((one for one in [*workers, *plan.external_workers] if one.endpoint == entry.endpoint), None)
-    rates = [(one.gb_per_s, one.prompt_gflops) for one in plan.estimate.devices if one.device == entry.device]
+    workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
+    worker = next(filter(lambda worker: worker.endpoint == entry.endpoint, [*workers, *plan.external_workers]), None)
+    rates = [
+        (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
+    ]
     program: Any = None
     if isinstance(worker, WorkerPlan):
         program = [
@@ -191,15 +193,16 @@ def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
             if pair[0] not in ("-H", "-p", "--host", "--port")
         ]
         program = [worker.argv[0], program, dict(worker.environment)]
-    without_address = [word for word in argv if word != entry.endpoint]
-    identifier = _hash(plan, [without_address, entry.host, entry.worker, entry.capacity_mib, rates, program])
+    computing = [pair for pair in options.pairs(argv[1:]) if _name_of(pair[0]) not in ("rpc", "device", "micro-batch")]
+    device = [entry.host, entry.worker or entry.device, entry.capacity_mib, rates]
+    identifier = _hash(plan, [argv[0], computing, device, program])
     return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
 
 
-def _hash(plan: Plan, further: Any) -> str:
+def _hash(plan: Plan, details: Any) -> str:
     """Return an id of the model's file, the layers and something else."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    whole = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, further]
+    whole = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
     whole.append(dict(plan.head.environment))
     return hashlib.sha256(json.dumps(typed_json.dump(whole), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -219,12 +222,12 @@ def _pairs(plan: Plan) -> list[tuple[str, list[str]]]:
 
 def _remedies(plan: Plan) -> Iterator[Remedy]:
     """Yield settings that the planned command line does not have. Words that are repeated after it replace its own."""
-    planned = dict(_pairs(plan))
+    planned_words = dict(_pairs(plan))
     for values in REMEDIES:
         settings, words = [], []
         for name, value in values.items():
             option = options.by_name(name)
-            if [str(value)] != planned.get(name, [*option.silent]):
+            if [str(value)] != planned_words.get(name, [*option.silent]):
                 settings.append(f"{option.variable}: {value!r}")
                 words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
         if words:
@@ -235,7 +238,7 @@ def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     """Return llama-server on a device; on the processor alone without one, which then repacks no weights, like the processors of workers."""
     fork, (program, *words) = plan.release.fork, plan.head.argv
     pairs = options.pairs(words)
-    kept = [pair for pair in pairs if _name_of(pair[0]) not in REPLACED_OPTIONS]
+    kept_pairs = [pair for pair in pairs if _name_of(pair[0]) not in REPLACED_OPTIONS]
     overrides = [part for word, *value in pairs if _name_of(word) == "override-tensor" for part in value[0].split(",")]
     proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
@@ -249,7 +252,7 @@ def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
         "repack": "off" if not entry and plan.release.mainline else "",
     }
     settings = [word for name, value in values.items() for word in options.render(name, value, fork)]
-    return (program, *settings, *itertools.chain(*kept))
+    return (program, *settings, *itertools.chain(*kept_pairs))
 
 
 def _name_of(word: str) -> str:

@@ -28,8 +28,8 @@ LONG = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(409
 """Lengths at which one long prompt is asked while it grows. A step of one is a single token."""
 CONTEXT = 4352
 """Tokens that the longest prompt and its answer need, in blocks of 256."""
-LISTED, COMPARED = 64, 32
-"""Number of likeliest tokens that a side lists, and number of the processor's that are looked for among them."""
+LISTED_TOKENS, COMPARED_TOKENS = 64, 32
+"""Number of likeliest tokens that a side lists, and number of the processor's tokens to find among them."""
 SMALLEST = -80.0
 """Logarithm of a probability below which single precision cannot be told from zero."""
 TIMES, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
@@ -66,14 +66,13 @@ class Tokens(NamedTuple):
     random: tuple[int, ...]
 
     def prompt(self, question: Question) -> list[int]:
-        """Return the tokens of a question."""
         source = itertools.cycle(self.text if question.text else self.random)
         body = itertools.islice(source, question.start, question.start + question.length)
         return [*self.prefix, *body][: question.length]
 
 
 class Bounds(NamedTuple):
-    """Distances beyond which a device computes wrong."""
+    """Distances beyond which a device computes incorrectly."""
 
     group: float = GROUP_FLOOR
     """for three of four positions of a group"""
@@ -95,34 +94,34 @@ def list_questions(context: int) -> list[Question]:
     questions: list[Question] = []
     for group, lengths in SHORT.items():
         questions += [Question(group, length, 37 * index, index % 2 == 0) for index, length in enumerate(lengths)]
-    for before, length in zip((0, *LONG), LONG):
-        kind = "single tokens" if length == before + 1 else "prompts"
+    for previous, length in zip((0, *LONG), LONG):
+        kind = "single tokens" if length == previous + 1 else "prompts"
         questions.append(
-            Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(before))
+            Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(previous))
         )
     return [question for question in questions if question.length < context]
 
 
 def count_tokens(questions: Iterable[Question]) -> int:
     """Return the number of tokens that a side computes."""
-    count = before = 0
+    count = previous = 0
     for question in questions:
-        count += question.length - (before if question.grows else 0)
-        before = question.length
+        count += question.length - (previous if question.grows else 0)
+        previous = question.length
     return count
 
 
 def count_pairs(questions: Iterable[Question]) -> int:
     """Return the number of pairs of tokens for which a side computes attention."""
-    count = before = 0
+    count = previous = 0
     for question in questions:
-        start = before if question.grows else 0
+        start = previous if question.grows else 0
         count += (question.length**2 - start**2) // 2
-        before = question.length
+        previous = question.length
     return count
 
 
-def of_variants(questions: Iterable[Question]) -> list[Question]:
+def variant_questions(questions: Iterable[Question]) -> list[Question]:
     """Return the questions that variants of the processor answer."""
     return [question for question in questions if question.length <= VARIANT_LENGTH]
 
@@ -139,33 +138,35 @@ def parse_answer(reply: Any) -> Answer:
 
     :raises ValueError, TypeError, KeyError, IndexError: the reply has another form.
     """
-    entries = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED]
+    entries = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
     numbers = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > SMALLEST, entries)
     return {int(entry["id"]): float(entry["logprob"]) for entry in numbers}
 
 
-def distance(right: Answer, other: Answer) -> float:
+def distance(reference: Answer, answer: Answer) -> float:
     """Return the mean difference of the processor's likeliest tokens, in parts of the range of their logarithms. A token that is not listed counts 1.
 
-    :param right: the processor's answer.
+    :param reference: the processor's answer.
     """
-    likeliest = [*right.items()][:COMPARED]
+    likeliest = [*reference.items()][:COMPARED_TOKENS]
     width = likeliest[0][1] - likeliest[-1][1] or 1.0
-    differences = [min(1.0, abs(other[token] - value) / width) if token in other else 1.0 for token, value in likeliest]
+    differences = [
+        min(1.0, abs(answer[token] - value) / width) if token in answer else 1.0 for token, value in likeliest
+    ]
     return sum(differences) / len(differences)
 
 
 def distances(
-    questions: Sequence[Question], right: Sequence[Answer], other: Sequence[Answer]
+    questions: Sequence[Question], reference: Sequence[Answer], answers: Sequence[Answer]
 ) -> dict[str, list[float]]:
     """Return group → the distance at each of its positions, in ascending order."""
     groups: dict[str, list[float]] = {}
-    for question, one, two in zip(questions, right, other):
-        groups.setdefault(question.group, []).append(distance(one, two))
+    for question, expected, answer in zip(questions, reference, answers):
+        groups.setdefault(question.group, []).append(distance(expected, answer))
     return {group: sorted(values) for group, values in groups.items()}
 
 
-def of_group(values: Sequence[float]) -> float:
+def quartile(values: Sequence[float]) -> float:
     """Return the distance that three of four positions reach.
 
     :param values: in ascending order.
@@ -173,20 +174,20 @@ def of_group(values: Sequence[float]) -> float:
     return values[len(values) // 4]
 
 
-def bounds(questions: Sequence[Question], right: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
+def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
     """Return the bounds that follow from the processor's own variants.
 
     :param variants: their answers to the first of the questions.
     """
-    groups = [values for variant in variants for values in distances(questions, right, variant).values()]
+    groups = [values for variant in variants for values in distances(questions, reference, variant).values()]
     return Bounds(
-        max([GROUP_FLOOR, *(TIMES * of_group(values) for values in groups)]),
+        max([GROUP_FLOOR, *(TIMES * quartile(values) for values in groups)]),
         max([POSITION_FLOOR, *(TIMES * values[-1] for values in groups)]),
     )
 
 
 def farthest(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
     """Return the largest distance in parts of its bound."""
-    found = [Distance(of_group(values), limits.group, group) for group, values in groups.items()]
-    found += [Distance(values[-1], limits.position, f"one of the {group}") for group, values in groups.items()]
-    return max(found, key=lambda one: one.value / one.bound)
+    candidates = [Distance(quartile(values), limits.group, group) for group, values in groups.items()]
+    candidates += [Distance(values[-1], limits.position, f"one of the {group}") for group, values in groups.items()]
+    return max(candidates, key=lambda candidate: candidate.value / candidate.bound)

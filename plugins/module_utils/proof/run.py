@@ -30,10 +30,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Side, Verdict, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
+    Proof,
+    ProofWork,
+    Record,
+    Side,
+    Verdict,
+)
 
 FOLDER, LOCK_SECONDS = "proof", 600
-"""Folder of the files of a proof, and for how long another proof is waited for: one whose playbook was killed goes on."""
+"""Folder of the files of a proof, and time to wait for another proof, which continues after its playbook was killed."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
@@ -52,28 +58,28 @@ LATE = re.compile(f"was not healthy|{replies.LATE}")
 PLACE = "[.][a-z]+:[0-9]+: "
 """How llama.cpp names the line of its source at which it aborts. Lines of its other threads may come later."""
 TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
-"""In a line of a log that says why, whatever its case; a frame of a backtrace has none of it."""
+"""Pattern of a log line with a reason, in any case. No frame of a backtrace matches it."""
 MOST_TELLING = (PLACE, "error loading model", TELLING)
 Owner = Callable[[str, int, Collection[int]], bool]
 """Whether one of some processes listens on an address and port."""
 
 
 class Failure(Exception):
-    """A side, or its model, gives no answers: why, with the line of llama-server's log that tells most."""
+    """A side, or its model, gives no answers. The text has the reason and the most telling line of llama-server's log."""
 
 
 class Reference(NamedTuple):
-    """What the devices are compared with."""
+    """Reference for the devices: the processor's answers."""
 
     tokens: Tokens
     answers: Sequence[Answer]
     bounds: Bounds
 
 
-def prepare(work: Work, owner: Owner) -> bool:
+def prepare(work: ProofWork, owner: Owner) -> bool:
     """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there.
 
-    :raises BusyError: another proof goes on here for long.
+    :raises BusyError: another proof takes too long here.
     """
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
@@ -86,16 +92,16 @@ def prepare(work: Work, owner: Owner) -> bool:
     return False
 
 
-def prove(work: Work, owner: Owner) -> Any:
+def prove(work: ProofWork, owner: Owner) -> Any:
     """Return a Proof as JSON.
 
-    :raises BusyError: another proof goes on here for long.
+    :raises BusyError: another proof takes too long here.
     """
     began = time.monotonic()
     with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
-            if not (_model(folder).exists() and _read_reference(work, folder)):
+            if not (_model(work, folder).exists() and _read_reference(work, folder)):
                 _clean_folder(work)
             reference = _reference(work, folder, owner)
             with ThreadPoolExecutor(len(work.devices)) as threads:
@@ -125,23 +131,26 @@ def keep(path: Path, proof: Proof) -> None:
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
-def _clean_folder(work: Work) -> Path:
+def _clean_folder(work: ProofWork) -> Path:
     """Return the folder of the proof with nothing but the last references: models, also those of a proof that was killed, are large."""
     folder = Path(work.folder, FOLDER)
     folder.mkdir(mode=0o700, exist_ok=True)
     references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in {*folder.iterdir()} - {*references[-REFERENCES:]}:
-        path.unlink()
+        if path.is_dir():  # caches of drivers: it is llama-server's home
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
     return folder
 
 
-def _reference_path(work: Work, folder: Path) -> Path:
+def _reference_path(work: ProofWork, folder: Path) -> Path:
     """Return the path of the reference, which changes with the model's file."""
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
-def _model(folder: Path) -> Path:
-    return folder / "layers.gguf"
+def _model(work: ProofWork, folder: Path) -> Path:
+    return folder / f"{work.processor.id}.gguf"
 
 
 def _available_memory() -> int:
@@ -149,7 +158,7 @@ def _available_memory() -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _read_reference(work: Work, folder: Path) -> Reference | None:
+def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
     try:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
     except (OSError, ValueError):
@@ -158,12 +167,12 @@ def _read_reference(work: Work, folder: Path) -> Reference | None:
     return Reference(Tokens(*map(tuple, tokens)), listed, Bounds(*bounds))
 
 
-def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
+def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
     """Return the processor's answers and the bounds that follow from its variants. Write the model and the reference unless they are there.
 
     :raises Failure: there is nothing to compare with.
     """
-    if not _model(folder).exists():
+    if not _model(work, folder).exists():
         _write_model(work, folder)
     reference = _read_reference(work, folder)
     if not reference:
@@ -172,7 +181,7 @@ def _reference(work: Work, folder: Path, owner: Owner) -> Reference:
     return reference
 
 
-def _write_model(work: Work, folder: Path) -> None:
+def _write_model(work: ProofWork, folder: Path) -> None:
     """Write the layers as a model.
 
     :raises Failure: the disk is too full, or the model is not one.
@@ -180,82 +189,84 @@ def _write_model(work: Work, folder: Path) -> None:
     free = shutil.disk_usage(work.folder).free
     if free < work.bytes + FREE_DISK:
         raise Failure(
-            f"{work.folder} has {free // MIB} MiB free, and a file of {len(work.layers)} layers with {work.bytes // MIB} MiB does not fit: free some space"
+            f"{work.folder} has {free // MIB} MiB free, too little for a file of {len(work.layers)} layers with {work.bytes // MIB} MiB: free some space"
         )
     try:
-        layer_sample.write(work.model, _model(folder), work.layers)
+        partial = folder / "partial"
+        layer_sample.write(work.model, partial, work.layers)
+        partial.replace(_model(work, folder))
     except gguf.GGUFError as error:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
         raise Failure(f"a file with layers of {work.model} cannot be made: {printable(error)}") from None
 
 
-def _compute_reference(work: Work, folder: Path, owner: Owner) -> Reference:
+def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
     """Let the processor answer, and its variants.
 
     :raises Failure: it computes no numbers.
     """
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(folder)))))
-    asked = questions.list_questions(work.context)
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(work, folder)))))
+    prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
         with _serve(work, folder, owner, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
-            right = server.answers(asked, tokens, work.limit_s)
+            reference = server.answers(prompts, tokens, work.limit_s)
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
-    if not asked or min(map(len, right)) < 2:
-        raise Failure(f"{name} computes no numbers")
+    if not prompts or min(map(len, reference)) < 2:
+        raise Failure(f"{name} does not compute numbers")
     variants = []
-    for further in work.variants:
-        side = work.processor._replace(argv=(*work.processor.argv, *further))
+    for variant in work.variants:
+        side = work.processor._replace(argv=(*work.processor.argv, *variant))
         with suppress(Failure), _serve(work, folder, owner, side) as server:
-            answers = server.answers(questions.of_variants(asked), tokens)
+            answers = server.answers(questions.variant_questions(prompts), tokens)
             if all(answers):
                 variants.append(answers)
-    return Reference(tokens, right, questions.bounds(asked, right, variants))
+    return Reference(tokens, reference, questions.bounds(prompts, reference, variants))
 
 
-def _judge(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
-    """Return the verdict on a device, with the first settings that help if it is wrong."""
+def _judge(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+    """Return the verdict on a device; if it is incorrect, with the first settings that help."""
     verdict = _compare(work, folder, owner, reference, side)
-    if verdict.right or not work.remedies or LATE.search(verdict.failure or ""):
+    if verdict.is_correct or not work.remedies or LATE.search(verdict.failure or ""):
         return verdict
     for remedy in work.remedies:
-        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).right:
+        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
             return verdict._replace(remedy=f"with {remedy.setting} it computes correctly")
     return verdict._replace(remedy=f"none of these helps: {'; '.join(remedy.setting for remedy in work.remedies)}")
 
 
-def _compare(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
     verdict = Verdict(side.id, side.name, work.micro_batch)
-    asked = questions.list_questions(work.context)
+    prompts = questions.list_questions(work.context)
     try:
         answers = _answers(work, folder, owner, reference, side)
     except Failure as failure:
         return verdict._replace(failure=str(failure))
-    groups = questions.distances(asked, reference.answers, answers)
+    groups = questions.distances(prompts, reference.answers, answers)
     value, bound, place = questions.farthest(groups, reference.bounds)
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
 
 
-def _answers(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> list[Answer]:
+def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
     :raises Failure: it does not answer all questions.
     """
-    deadline, again = time.monotonic() + WORKER_SECONDS, False
+    deadline, is_retry = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
             with _serve(work, folder, owner, side) as server:
-                asked = questions.list_questions(work.context)[: len(reference.answers)]
-                return server.answers(asked, reference.tokens)
+                prompts = questions.list_questions(work.context)[: len(reference.answers)]
+                return server.answers(prompts, reference.tokens)
         except Failure as failure:
             lost = LOST.search(str(failure))
             if lost and work.client:
                 time.sleep(RESTART_SECONDS)
-            if lost and not again:  # an abort repeats itself, a broken connection does not
-                deadline, again = time.monotonic() + WORKER_SECONDS, True
+            if lost and not is_retry:  # an abort repeats itself, a broken connection does not
+                deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not AWAY.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
@@ -298,21 +309,21 @@ class _Server(NamedTuple):
         prefix = special_tokens[: special_tokens.index(plain[0])]
         return Tokens(tuple(prefix), tuple(plain), questions.random_tokens(vocabulary))
 
-    def answers(self, asked: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
+    def answers(self, prompts: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
         """Return the answers to questions.
 
         :param seconds: time after which no further long prompts are asked.
         :raises Failure: it does not answer them.
         """
         answers, deadline = [], time.monotonic() + seconds
-        for question in asked:
+        for question in prompts:
             if question.is_long and time.monotonic() > deadline:
                 break
             answers.append(self._answer(tokens.prompt(question), question.grows))
         return answers
 
     def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
-        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED}
+        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
         reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
@@ -333,7 +344,7 @@ class _Server(NamedTuple):
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
     def failure(self, otherwise: str) -> Failure:
-        """Return how it crashed, or else what it does, with the line of its log that tells most."""
+        """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
         lines = reading.end_of(self.log, LOG_BYTES).splitlines()
         telling = lines[-1:]
         for pattern in MOST_TELLING:
@@ -342,12 +353,12 @@ class _Server(NamedTuple):
                 telling = matches
                 break
         status = self.process.poll()
-        how = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
-        return Failure(printable(f"{how}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
+        text = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
+        return Failure(printable(f"{text}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
 
 
 @contextmanager
-def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
+def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
     """Run a healthy llama-server that no other account can reach, and stop it.
 
     :raises Failure: it does not become healthy.
@@ -356,7 +367,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
         address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(folder)), *place])]
+        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])]
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private, "log")
         with open(log, "wb") as output:
@@ -372,7 +383,7 @@ def _serve(work: Work, folder: Path, owner: Owner, side: Side) -> Iterator[_Serv
 
 
 def _begin() -> None:
-    """Let a llama-server exit with the proof, and compute when nothing else does."""
+    """Let a llama-server exit with the proof, and compute with low priority."""
     progress.die_with_parent()
     os.nice(NICE)
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a proof runs and what it finds: layers of the model on each planned device, beside the head's processor."""
+"""Work and result of a proof, which compares layers of the model on each planned device with the head's processor."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple, Optional
@@ -35,8 +35,8 @@ class Remedy(NamedTuple):
     """words after the command line of a side"""
 
 
-class Work(NamedTuple):
-    """What the head runs. Its runner adds model and address to the command lines."""
+class ProofWork(NamedTuple):
+    """Work of the head. Its runner adds model and address to the command lines."""
 
     model: Path
     layers: tuple[Annotated[int, Number(0, 512)], ...]
@@ -65,7 +65,7 @@ class Work(NamedTuple):
     """words after the processor's command line with which it computes in another correct way"""
     devices: tuple[Side, ...]
     remedies: tuple[Remedy, ...] = ()
-    """settings that are tried on a device that computes wrong"""
+    """settings to try on a device that computes incorrectly"""
 
 
 class Verdict(NamedTuple):
@@ -81,36 +81,38 @@ class Verdict(NamedTuple):
     bound: Figure = 0.0
     """largest distance that counts as correct there"""
     place: Line = ""
-    """prompts in which it is farthest"""
+    """prompts with that distance"""
     failure: Absent[Line] = None
     """how llama-server crashed, with the line of its log"""
     remedy: Absent[Line] = None
-    """which settings help, if some were tried"""
+    """settings that help, if some were tried"""
 
     @property
-    def right(self) -> bool:
-        """Whether it computes correctly."""
+    def is_correct(self) -> bool:
+        """Return whether the device computes correctly."""
         return not self.failure and self.distance <= self.bound
 
     def sentence(self) -> str:
         """Return the verdict for people."""
         figures = f"distance {self.distance:.3f}, allowed {self.bound:.3f}"
-        result = f"computes correctly ({figures})" if self.right else f"computes wrong in {self.place} ({figures})"
+        result = (
+            f"computes correctly ({figures})"
+            if self.is_correct
+            else f"computes incorrectly in {self.place} ({figures})"
+        )
         return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [self.remedy])])
 
 
 class Proof(NamedTuple):
-    """The result of a proof."""
-
     seconds: Count
     """duration"""
     untested: Absent[Line] = None
     """why nothing could be compared"""
     devices: tuple[Verdict, ...] = ()
 
-    def wrong(self) -> list[str]:
-        """Return sentences about the devices that compute wrong."""
-        return [verdict.sentence() for verdict in self.devices if not verdict.right]
+    def failures(self) -> list[str]:
+        """Return a sentence about each device that computes incorrectly."""
+        return [verdict.sentence() for verdict in self.devices if not verdict.is_correct]
 
 
 class Record(NamedTuple):
@@ -118,16 +120,16 @@ class Record(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
 
-    def known(self, work: Work) -> dict[str, Verdict]:
-        """Return id → the verdict on a device of the work that computed correctly, with micro-batches as large as now."""
+    def valid_verdicts(self, work: ProofWork) -> dict[str, Verdict]:
+        """Return id → verdict of the work's devices that computed correctly with micro-batches at least as large."""
         ids = {side.id for side in work.devices}
-        known_verdicts = [
-            one for one in self.verdicts if one.id in ids and one.right and one.micro_batch >= work.micro_batch
-        ]
-        return {one.id: one for one in known_verdicts}
+        return {
+            verdict.id: verdict
+            for verdict in self.verdicts
+            if verdict.id in ids and verdict.is_correct and verdict.micro_batch >= work.micro_batch
+        }
 
     def adding(self, verdicts: Iterable[Verdict], count: int) -> "Record":
-        """Return the record with further verdicts, of which the last ``count`` stay."""
-        added = [*verdicts]
-        ids = {one.id for one in added}
-        return Record(tuple([*(one for one in self.verdicts if one.id not in ids), *added][-count:]))
+        """Return the last ``count`` verdicts of the record and of a proof."""
+        new = {verdict.id: verdict for verdict in verdicts}
+        return Record(tuple([*(old for old in self.verdicts if old.id not in new), *new.values()][-count:]))

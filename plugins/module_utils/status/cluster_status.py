@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
 
 HARMLESS_KINDS = ("unneeded",)
 """Kinds of differences that leave a cluster healthy: leftovers that could be removed."""
@@ -76,7 +76,12 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> 
     )
 
 
-def _state(planned_state: str | None, defined_state: str | None, head: types.HeadCondition) -> tuple[str, str]:
+def _state(
+    planned_state: str | None,
+    defined_state: str | None,
+    head: types.HeadCondition,
+    workers: Mapping[str, tuple[str, str]],
+) -> tuple[str, str]:
     """Return state and detail of the cluster, from the report of its head.
 
     :param planned_state: state of the head's service in drift; None without a plan.
@@ -91,8 +96,7 @@ def _state(planned_state: str | None, defined_state: str | None, head: types.Hea
     if defined_state in ("stopped", "failed") and planned_state not in RUNNING_STATES:
         return defined_state, exit_text if defined_state == "failed" else ""
     if record and record.state in ("waiting", "loading"):
-        workers = ", ".join(record.waiting_for)
-        return record.state, f"it waits for {workers}" if workers else ""
+        return record.state, serving.describe_wait(workers, record.waiting_for) if record.waiting_for else ""
     if planned_state == "waiting":
         return "waiting", "; ".join(head.waits_for)
     if planned_state == "stopped":
@@ -138,7 +142,14 @@ def _cluster(
     service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), "")
     head, clock = condition.head or types.NOTHING_KNOWN, condition.now
     planned_service = drift.services.get(service) if drift else None
-    state, detail = _state(planned_service and planned_service.state, condition.service_states.get(service), head)
+    workers = {
+        worker.endpoint: (name, worker.name)
+        for name, host_plan in (plan.hosts if plan else {}).items()
+        for worker in host_plan.workers
+    }
+    state, detail = _state(
+        planned_service and planned_service.state, condition.service_states.get(service), head, workers
+    )
     cluster = cluster._replace(
         state=state,
         detail=detail,
@@ -185,11 +196,11 @@ def problems_of(
     problems = []
     uninstalled = [host.name for host in hosts if not host.said and not host.installed]
     if cluster.state == "fallback":
-        problems.append(f"it serves without {', '.join(cluster.without) or 'a worker'}")
+        problems.append(serving.describe_absence(cluster.without))
     elif cluster.state == "unknown":
         problems.append("its head did not answer, so its state is unknown")
     elif cluster.state not in SERVING_STATES:
-        problems.append(f"it is {cluster.state}{f', {cluster.detail}' * bool(cluster.detail)}")
+        problems.append(f"it is {cluster.state}{f': {cluster.detail}' * bool(cluster.detail)}")
     if refusal:
         problems.append(f"the inventory has no plan: {refusal}")
     if uninstalled and cluster.state != "not installed":
@@ -210,7 +221,6 @@ def make_status(
     other_plan: str = "",
 ) -> types.Status:
     """Return the status of a cluster.
-
 
     :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
     """

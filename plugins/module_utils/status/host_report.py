@@ -39,7 +39,6 @@ def system(ask: Ask = commands.output) -> str:
 
 
 def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
-    """Yield the log of each service."""
     defined = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
     for service in defined:

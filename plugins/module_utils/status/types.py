@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 SCHEMA = 2
 Line = Annotated[str, Text(longest=2000)]
-Word = Annotated[str, Text()]
 
 
 class HostStatusArguments(NamedTuple):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the head knows of the cluster, collected there: server, workers, links, and how the head differs from its part of the plan."""
+"""Collect evidence on the head: server, workers, links, and differences of the head from its part of the plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host as host_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import (
-    processes,
-    serving_record,
-    state,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime, server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP, LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies, rpc
@@ -47,25 +43,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 RECORD_BYTES = 1024 * 1024
-"""Of a file of the launcher's, at most."""
+"""Limit of a file of the launcher."""
 LINE = 500
-"""Characters of a line of the log that are shown."""
+"""Number of characters shown of a log line."""
 PROMPT = "The first three prime numbers are"
 TOKENS, ANSWER_TOKENS = 16, 64
-"""Of an answer at most; a wrong one to the known question may have no end."""
+"""Limits of an answer and of the known answer, which may never end if it is incorrect."""
 SECONDS_FOR_ANSWER, SECONDS_WITHOUT_A_HOST = 300, 60
-"""Of a cluster, and of one that lacks a host: a worker that froze holds its head's question."""
+"""Time limit of an answer, and the one of a cluster without one of its hosts, because a frozen worker blocks the head."""
 LIST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-"""For which a model of several is waited for."""
+"""Shortest time to wait for one of several models."""
 WORKER_SECONDS = 3.0
-"""For which a worker is waited for without which a model may have failed."""
+"""Time to wait for a worker whose absence may explain a failed model."""
 
 
 def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
-    """
+    """Return the evidence on this head.
+
     :param seconds: how long to wait for the server.
-    :param wake: whether a server that sleeps is asked too.
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
@@ -73,20 +69,20 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     client = Client(head, running)
     health = client.health(seconds)
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
-    serving = serving_record.launcher_record(folder, launchers)
-    asked, sleeps = subject.asked, bool(serving and serving.state == ASLEEP)
-    if asked:
-        loaded = {model.name for model in client.models(LIST_SECONDS) if model.state == "loaded"} if not wake else ()
-        sleeps = not (wake or asked.name in loaded)
+    record = serving_record.launcher_record(folder, launchers)
+    model, sleeps = subject.named_model, bool(record and record.state == ASLEEP)
+    if model:
+        loaded = {status.name for status in client.models(LIST_SECONDS) if status.state == "loaded"} if not wake else ()
+        sleeps = not (wake or model.name in loaded)
     elif health.healthy and sleeps:
-        health = Health(True, "ok; it slept, and the question of this check woke it" if wake else "ok; it sleeps")
+        health = Health(True, "ok; it slept until this check woke it" if wake else "ok; it sleeps")
     ask = health.healthy and (wake or not sleeps)
-    if asked and ask:  # this begins its load
-        reply = client.ask(f"/props?model={quote(asked.name, safe='')}", max(seconds, LEAST_SECONDS))
+    if model and ask:  # this starts loading it
+        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, LEAST_SECONDS))
         if reply.text.startswith(replies.LATE):
             health, ask = Health(False, server_client.LOADING), False
     completion = _complete(client, subject) if ask else None
-    log = _start_log(folder, asked)
+    log = _start_log(folder, model)
     evidence = Evidence(
         health=health,
         exits=exits(folder / runtime.ENDS),
@@ -98,18 +94,18 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         verdicts=run.read_record(Path(host.prefix, names.PROOF)).verdicts,
         readings=_earlier_readings(Path(host.prefix, names.READING)),
     )
-    hosts = {worker.endpoint: name for name, one in subject.hosts.items() for worker in one.workers}
+    hosts = {worker.endpoint: name for name, part in subject.hosts.items() for worker in part.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
     if not health.healthy:
-        load = serving.load if serving and serving.state == LOADING else None
+        load = record.load if record and record.state == LOADING else None
         return evidence._replace(waits_for=waits_for(evidence.handshakes.workers, hosts), load=load)
     if completion and completion.error:
-        needed = {entry.endpoint for entry in subject.placement if entry.endpoint}
-        asked_again = _asked_again(needed, evidence.handshakes.workers)
-        workers = {**evidence.handshakes.workers, **asked_again}
+        endpoints = {entry.endpoint for entry in subject.placement if entry.endpoint}
+        new_handshakes = _probe_missing_workers(endpoints, evidence.handshakes.workers)
+        workers = {**evidence.handshakes.workers, **new_handshakes}
         evidence = evidence._replace(
             handshakes=evidence.handshakes._replace(workers=workers),
-            waits_for=waits_for(asked_again, hosts, "needs"),
+            waits_for=waits_for(new_handshakes, hosts, "the model needs"),
         )
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(
@@ -132,24 +128,24 @@ def _earlier_readings(path: Path) -> tuple[Reading, ...]:
 
 def _read_text(client: Client, subject: Subject) -> Reading | None:
     """Return how well the model reads plain text; None if it generates none."""
-    asked, identifier = subject.asked, (subject.asked or subject.head).reading
-    return speech.read_text(client.ask, identifier, asked and asked.name) if identifier else None
+    model, identifier = subject.named_model, (subject.named_model or subject.head).reading
+    return speech.take_reading(client.ask, identifier, model and model.name) if identifier else None
 
 
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:
-    """Of the llama-server that answers now: other models have their own."""
-    asked = subject.asked
-    called = (server.ALIAS, asked.name) if asked else (server.PORT, str(subject.head.port))
+    """Count those of the llama-server that answers now. Each of several models has its own."""
+    model = subject.named_model
+    option = (server.ALIAS, model.name) if model else (server.PORT, str(subject.head.port))
     return sum(
         progress.rdma_connections(process)
         for process, argv in processes.account_processes(host.prefix, host.account).items()
-        if os.path.basename(argv[0]) == "llama-server" and called in zip(argv, argv[1:])
+        if os.path.basename(argv[0]) == "llama-server" and option in zip(argv, argv[1:])
     )
 
 
-def _start_log(folder: Path, asked: ServedModel | None) -> str:
-    """The log of the server's start, or of the last load of a model."""
-    path = server.log_of_model(folder, asked.name) if asked else folder / journal.START_LOG
+def _start_log(folder: Path, model: ServedModel | None) -> str:
+    """Return the log of the server's start, or of the last load of one of several models."""
+    path = server.log_of_model(folder, model.name) if model else folder / journal.START_LOG
     try:
         return reading.read_start(path, journal.START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
@@ -161,81 +157,77 @@ def _last_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def exits(path: Path) -> Exits:
-    """What the launcher recorded of the ends of llama-server."""
+    """Return the exits of llama-server that the launcher recorded."""
     try:
-        recorded = reading.read_object(path, RECORD_BYTES)
-        return typed_json.parse(
-            Exits, {**recorded, "how": printable(recorded["how"]), "log": _last_lines(recorded["log"])}
-        )
+        record = reading.read_object(path, RECORD_BYTES)
+        return typed_json.parse(Exits, {**record, "how": printable(record["how"]), "log": _last_lines(record["log"])})
     except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 
 
 def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
-    """What the launcher recorded of its workers.
+    """Return the handshakes that the launcher recorded.
 
-    :param launchers: processes of the launcher, as far as they are known; what another one recorded is out of date.
+    :param launchers: processes of the launcher, if known. The record of another process is outdated.
     """
     try:
-        recorded = typed_json.parse(RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
+        record = typed_json.parse(RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
     except (OSError, ValueError) as error:
         return Handshakes({}, f"{path} cannot be used: {printable(error)}")
-    if launchers and recorded.process not in launchers:
-        return Handshakes({}, f"{path} cannot be used: it is of an earlier start: the disk may be full or read-only")
-    return Handshakes(recorded.workers)
+    if launchers and record.process not in launchers:
+        return Handshakes({}, f"{path} is from an earlier start: check whether the disk is full or read-only")
+    return Handshakes(record.workers)
 
 
-def _asked_again(needed: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
-    """What those workers of a model say now that it does not hold: the router is healthy without them, and its answer names none."""
-    held = server.connected(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*needed])
+def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
+    """Return new handshakes of a model's workers without a connection: the router is healthy without them, and its answer names none."""
+    connected = server.connected(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
     return {
         endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
-        for endpoint in sorted({*needed} - held)
+        for endpoint in sorted({*endpoints} - connected)
         if endpoint in workers
     }
 
 
 def waits_for(
-    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "waits for"
+    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "the head waits for"
 ) -> tuple[str, ...]:
-    """What the head's launcher still waits for, or a model needs, a sentence for each worker.
+    """Return a sentence for each worker that the head's launcher waits for, or that a model needs.
 
-    :param hosts: endpoint → host, as far as that is known.
+    :param hosts: endpoint → host, if known.
     """
     owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"it {verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
+        f"{verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
         for endpoint, answer in sorted(workers.items())
         if answer.state != "ok"
     )
 
 
 def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurement | None]:
-    measured = host_facts.measured_links(prefix)
-    return {
-        name: typed_json.parse(LinkMeasurement, measured[name]) if name in measured else None for name in names_of_hosts
-    }
+    links = host_facts.measured_links(prefix)
+    return {name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in names_of_hosts}
 
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
     for service in host.services:
-        served = state.served_fallback(service, running)
-        if served:
-            return ServedFallback(served[0], int(processes.started_at(served[1]) or 0))
+        fallback = state.served_fallback(service, running)
+        if fallback:
+            return ServedFallback(fallback[0], int(processes.started_at(fallback[1]) or 0))
     return None
 
 
 def _complete(client: Client, subject: Subject) -> Completion:
-    asked = subject.asked
+    model = subject.named_model
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=TOKENS)
-    argv = (asked or subject.head).argv
+    argv = (model or subject.head).argv
     embeds = replies.instead_of_text(argv)
     if embeds:
         question = replies.question_without_text(PROMPT)
-    if asked:
-        question["model"] = asked.name
+    if model:
+        question["model"] = model.name
     sleeps = server.SLEEP in argv
     patience = (SECONDS_WITHOUT_A_HOST if subject.away else SECONDS_FOR_ANSWER) + (
         subject.head.start_timeout if sleeps else 0

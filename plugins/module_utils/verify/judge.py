@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compares what hosts report with the plan, check by check."""
+"""Compare the reports of hosts with the plan, check by check."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    HostPlan,
-    ServicePlan,
-    WorkerPlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan, WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
     ExternalWorkerPlan,
@@ -40,40 +36,40 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ROUNDING_MIB = 0.02
-"""By which a few lines of a log with two digits after the point may be wrong together."""
+"""Rounding error of a few log lines together, each with two decimal places."""
 LINE = 500
-"""Characters of a check that are recorded on the head."""
-LEFT_ASLEEP = "its model is not loaded, and was left so: -e llama_verify_wake=true asks it"
-NOT_REPEATED = "; none was made now, since workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
+"""Number of recorded characters of a check."""
+LEFT_ASLEEP = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
+NOT_REPEATED = "; not proven by this run, because workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
 READINGS = 16
-"""Number of readings that are recorded on the head."""
+"""Number of recorded readings."""
 LARGEST_BITS = 2.0
 """Bits per byte of plain English. Language models need 0.8 to 1.4, guessing among equally likely tokens 3.5 to 4."""
 LARGEST_RATIO = 1.07
 """Perplexity divided by that of an earlier reading. Correct builds and devices differ by less than 1.02."""
 FAILED_CHECKS = 20
-"""That are recorded on the head."""
+"""Number of recorded failed checks."""
 
 
 class Observed(NamedTuple):
-    """What is known of a cluster beside the evidence of its head."""
+    """Observations of a cluster that its head did not report."""
 
     hosts: Mapping[str, Drift]
-    """Hosts that answered → how they differ."""
+    """Hosts that answered → their differences from the plan."""
     probes: Mapping[str, str | None]
-    """Endpoint at the address where the controller reaches the host → the controller's address where it could connect, or None."""
-    changed: Collection[str] = ()
-    """Hosts that the run changed, and that were compared again since."""
-    others: Sequence[Evidence] = ()
-    """Of models that take turns, after the first one."""
+    """Endpoint at the address by which the controller reaches the host → the controller's address if it could connect, else None."""
+    changed_hosts: Collection[str] = ()
+    """Hosts that the run changed and then compared again."""
+    other_models: Sequence[Evidence] = ()
+    """Evidence of several models after the first."""
     unproven: bool = False
     """Whether the operator asked for a proof that this run did not make."""
 
 
 def evidence_of(head: str, data: Any) -> Evidence:
-    """The evidence in what the head reports.
+    """Return the evidence in the head's report.
 
-    :raises Refusal: it has another form: a head that is compromised reports anything.
+    :raises Refusal: it has another form. A compromised head may report anything.
     """
     evidence = typed_json.reported(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
@@ -82,19 +78,19 @@ def evidence_of(head: str, data: Any) -> Evidence:
 
 
 def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
-    """The report on a cluster, whose head was compared again when its evidence was collected."""
+    """Return the report on a cluster. Collecting the evidence compared its head again."""
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
     plan = as_served(plan, evidence)
     checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
-    checks += [_link(host, measured) for host, measured in evidence.links.items()]
+    checks += [_link(host, measurement) for host, measurement in evidence.links.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
         checks += _handshakes(plan, evidence.handshakes)
-        again = {"computes": NOT_REPEATED} if observed.unproven else {}
-        models = _of_models(plan, [evidence, *observed.others])
-        checks += [one._replace(evidence=f"{one.evidence}{again.get(one.name, '')}") for one in models]
+        notes = {"computes": NOT_REPEATED} if observed.unproven else {}
+        model_checks = _check_models(plan, [evidence, *observed.other_models])
+        checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
     else:
         skipped = ("handshake", "buffers", "known answer", "completion", "speaks")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
@@ -112,34 +108,36 @@ def left_asleep(evidence: Evidence) -> bool:
 
 
 def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
-    """Return what the head keeps of readings: the new ones, and earlier ones of other models."""
-    new = [one.server.reading for one in evidence if one.server and one.server.reading]
-    ids = {one.id for one in new}
-    return tuple([*(one for one in evidence[0].readings if one.id not in ids), *new][-READINGS:])
+    """Return the readings that the head keeps: new ones, and earlier ones of other models."""
+    new = [entry.server.reading for entry in evidence if entry.server and entry.server.reading]
+    ids = {reading.id for reading in new}
+    return tuple([*(reading for reading in evidence[0].readings if reading.id not in ids), *new][-READINGS:])
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
-    """What the head keeps of a report."""
+    """Return the part of a report that the head keeps."""
     failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
     return VerificationStatus(0, report.passed, failed, plan.release.ref, asleep)
 
 
 def gate(subject: Subject, evidence: Evidence) -> str | None:
-    """Why a head that was started does not serve, and what to do; None where it is healthy and has answered."""
+    """Return why a started head does not serve, and the remedy; None if it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
     completion, url = _explained(evidence, evidence.server), subject.head.url
-    checks = [_completion(url, completion)]
+    checks = [_check("completion", url, *_judge_completion(completion))]
     if subject.has_known_answer:
-        checks.append(_known_answer(url, subject.model, completion))
-    checks.append(_speaks(url, (subject.asked or subject.head).reading, evidence, evidence.server))
-    wrong = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
-    return f"llama-server does not answer as it should: {'; '.join(wrong)}" if wrong else None
+        checks.append(_check("known answer", url, *_judge_known_answer(subject.model, completion)))
+    checks.append(
+        _check("speaks", url, *_judge_reading((subject.named_model or subject.head).reading, evidence, evidence.server))
+    )
+    failures = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
+    return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
 
 
 def _explained(evidence: Evidence, server: ServerEvidence) -> Completion | None:
-    """The completion, whose error names the workers that the model lacks: the server's own names none."""
+    """Return the completion. Add the missing workers to its error, because the server does not name them."""
     completion = server.completion
     if not completion or not completion.error:
         return completion
@@ -147,7 +145,7 @@ def _explained(evidence: Evidence, server: ServerEvidence) -> Completion | None:
 
 
 def advice(subject: Subject, evidence: Evidence) -> str:
-    """What to do about a server that is not healthy: about the workers that its launcher waits for, else by the end of its log."""
+    """Return advice on an unhealthy server: on the workers that its launcher waits for, or else the end of its log."""
     waits_for = evidence.waits_for
     if not waits_for:
         return "Its log ends in:\n" + "\n".join(evidence.log) if evidence.log else ""
@@ -157,30 +155,34 @@ def advice(subject: Subject, evidence: Evidence) -> str:
         if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
     ]
     places = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external)
-    texts = [f"Nothing here runs {places}: start it there, with a release of the head's protocol."] if external else []
+    texts = (
+        [f"{places} is not managed by this collection: start it there, with a release of the head's protocol."]
+        if external
+        else []
+    )
     if len(external) < len(waits_for):
         texts.append(
-            f"{', '.join(subject.away)} did not answer the controller either: start that host, or look at its network."
+            f"{', '.join(subject.away)} did not answer the controller either: start the host or check its network."
             if subject.away
-            else "Where the worker's host answers and its process runs, something between the hosts closes its port, or another head uses it: check the "
-            "firewalls and the routes between head and worker."
+            else "If the worker's host answers and its process runs, the network blocks its port or another head uses it: check firewalls and routes "
+            "between head and worker."
         )
     return " ".join(texts)
 
 
 def as_served(plan: Plan, evidence: Evidence) -> Plan:
-    """The plan as it is while the head serves on a fallback: with its placement and its workers."""
-    served = evidence.fallback.planned(plan.fallbacks) if evidence.fallback else None
-    if not served:
+    """Return the plan with the placement and workers of the fallback that the head serves on."""
+    fallback = evidence.fallback.find_in(plan.fallbacks) if evidence.fallback else None
+    if not fallback:
         return plan
     hosts = {
         name: host._replace(
-            workers=tuple(worker._replace(used=worker.endpoint in served.workers) for worker in host.workers)
+            workers=tuple(worker._replace(used=worker.endpoint in fallback.workers) for worker in host.workers)
         )
         for name, host in plan.hosts.items()
     }
-    external = tuple(worker._replace(used=worker.endpoint in served.workers) for worker in plan.external_workers)
-    return plan._replace(placement=served.placement, hosts=hosts, external_workers=external)
+    external = tuple(worker._replace(used=worker.endpoint in fallback.workers) for worker in plan.external_workers)
+    return plan._replace(placement=fallback.placement, hosts=hosts, external_workers=external)
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:
@@ -192,44 +194,38 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
-# ------------------------------------------------------------------------------------------------------------ fallback
-
-
 def _fallback(plan: Plan, evidence: Evidence) -> Check:
-    """Whether the whole plan is served, where the head may serve on a fallback."""
-    served = evidence.fallback
-    if not served:
+    """Check whether the head serves the whole plan rather than a fallback."""
+    fallback = evidence.fallback
+    if not fallback:
         absences = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
         return _check("fallback", plan.head.url, True, f"not needed; planned for {absences}")
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(served.since))
-    text = f"the head serves without {served.name} since {since} UTC, and with all workers again once that one answers"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
+    text = f"the head serves without {fallback.name} since {since} UTC and will return to all workers once it answers"
     return _check("fallback", plan.head.url, False, text)
-
-
-# ------------------------------------------------------------------------------------------------------------- release
 
 
 def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         report = observed.hosts.get(name)
         if not report:
-            text = "the host does not answer: nothing was changed or compared there"
+            text = "the host did not answer, so nothing was changed or compared there"
             yield _check("release", name, False, text)
             continue
-        wrong = [
+        faults = [
             f"{service.name} is {report.services[service.name].state}"
             for service in host.services
             if report.services[service.name].state != "running"
         ]
-        wrong += [f"{service} runs, but is not planned" for service in report.unplanned]
-        wrong += _foreign_clients(host, report)
+        faults += [f"{service} runs, but is not planned" for service in report.unplanned]
+        faults += _foreign_clients(host, report)
         builds = ", ".join(build.id for build in host.builds)
-        right = f"{_count(len(host.services), 'process')} of {builds} as planned"
-        yield _check("release", name, not wrong, ", ".join(wrong) or right)
+        summary = f"{_count(len(host.services), 'process')} of {builds} as planned"
+        yield _check("release", name, not faults, ", ".join(faults) or summary)
 
 
 def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
-    """Clients of workers that are not the head, as the workers' host sees them. A worker serves one client."""
+    """Yield clients of workers other than the head, as the workers' host sees them. A worker serves one client."""
     for service in host.services:
         if service.kind == "worker":
             clients = set(report.services[service.name].clients) - _addresses_of_head(host, service)
@@ -244,24 +240,21 @@ def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
     return heads | ({address} if is_loopback(address) else set()) or {address}
 
 
-# -------------------------------------------------------------------------------------------------------- closed ports
-
-
 class Attempt(NamedTuple):
-    """An attempt of somebody else than the head to connect to a worker, who reached its host."""
+    """An attempt to connect to a worker from elsewhere than the head."""
 
-    by: str
+    origin: str
     source: str
     connected: bool
 
 
 def _attempts(plan: Plan, observed: Observed, owner: str, end: str) -> Iterator[Attempt]:
-    """Of the controller, and of hosts that were asked to try, after the owner of the port was changed."""
+    """Yield attempts of the controller and of other hosts, if they were made after the last change of the port's owner."""
     if end in observed.probes:
         source = observed.probes[end]
         yield Attempt("the controller", source or "", source is not None)
     for name, report in observed.hosts.items():
-        is_stale = owner in observed.changed and name not in observed.changed
+        is_stale = owner in observed.changed_hosts and name not in observed.changed_hosts
         if name in plan.hosts and end in plan.hosts[name].port_probes and not is_stale:
             yield from (
                 Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == end
@@ -273,7 +266,7 @@ def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
         for worker in host.workers:
             yield _check("closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observed, name, host, worker))
     for external in plan.external_workers:
-        text = f"{external.host} runs it by itself: only a look there can tell"
+        text = f"{external.host} runs it without this collection: check its port there"
         yield _check("closed", external.endpoint, None, text)
 
 
@@ -285,149 +278,145 @@ def _judge_port(
         observed.hosts[name].services.get(names.service(f"worker-{worker.name}")) if name in observed.hosts else None
     )
     listening = [
-        other for other in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(other))
+        address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
-    if not {one.rsplit(":", 1)[0] for one in (worker.listens, end)}.issuperset(listening):
+    if not {address.rsplit(":", 1)[0] for address in (worker.listens, end)}.issuperset(listening):
         return False, f"it listens on {', '.join(listening)}"
     if not worker.tunnel and is_loopback(worker.listens) and listening:
         return True, "listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
-        return None, "open to the network: its key alone lets in"
+        return None, "reachable from the network; protected by the tunnel key only"
     attempts = list(_attempts(plan, observed, name, end))
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
             if _accepts_open(plan, name):
                 return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
-            return False, f"{attempt.by} can connect from {attempt.source}: close the port to all hosts but the head"
+            return (
+                False,
+                f"{attempt.origin} can connect from {attempt.source}: close the port to all hosts except the head",
+            )
     for attempt in attempts:
         if not attempt.connected:
-            origin = f" from {attempt.source}" if attempt.source else ""
-            return True, f"{attempt.by} reaches the host{origin}, but not this port"
-    return None, "neither another host nor the controller could try: none was seen to reach this address"
+            source = f" from {attempt.source}" if attempt.source else ""
+            return True, f"{attempt.origin} reaches the host{source}, but not this port"
+    return None, "not tested: no other host, nor the controller, can reach this address"
 
 
 def _accepts_open(plan: Plan, host: str) -> bool:
-    return any(one.id == "unprotected-worker" and one.accepted and host in one.hosts for one in plan.advisories)
+    return any(
+        advisory.id == "unprotected-worker" and advisory.accepted and host in advisory.hosts
+        for advisory in plan.advisories
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- links
-
-
-def _link(host: str, measured: LinkMeasurement | None) -> Check:
-    """What the last measurement of a link gave. No threshold: what is enough depends on the model."""
-    if not measured:
-        return _check("link", host, None, "not measured yet: a run that reaches both ends measures it")
+def _link(host: str, measurement: LinkMeasurement | None) -> Check:
+    """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
+    if not measurement:
+        return _check("link", host, None, "not measured yet: a run that reaches both hosts measures it")
     texts = []
-    if measured.mbit_per_second is not None:
-        texts.append(f"{measured.mbit_per_second:.0f} Mbit/s")
-    if measured.round_trip_ms is not None:
-        texts.append(f"round trip {measured.round_trip_ms:.2f} ms")
-    if measured.detail:
-        texts.append(measured.detail)
-    if measured.round_trip_ms is None:
-        texts.append("the head's ping had no answer: it is measured again with -e llama_link_measure=true")
-    elif not measured.requested:
-        texts.append("the plan counts with it after -e llama_link_measure=true")
-    return _check("link", host, measured.round_trip_ms is not None or None, ", ".join(texts))
+    if measurement.mbit_per_second is not None:
+        texts.append(f"{measurement.mbit_per_second:.0f} Mbit/s")
+    if measurement.round_trip_ms is not None:
+        texts.append(f"round trip {measurement.round_trip_ms:.2f} ms")
+    if measurement.detail:
+        texts.append(measurement.detail)
+    if measurement.round_trip_ms is None:
+        texts.append("the head's ping got no answer: run with -e llama_link_measure=true to measure again")
+    elif not measurement.requested:
+        texts.append("run with -e llama_link_measure=true to use it in planning")
+    return _check("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
 
 
-# ---------------------------------------------------------------------------------------------------- a healthy server
+def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
+    """:param evidence: evidence of each of several models, or of the only one."""
+    prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
+    for prefix, part, entry in zip(prefixes, plan.per_model(), evidence):
+        checks = _check_model(part, entry, entry.server) if entry.server else [_health(part, entry)]
+        yield from (check._replace(subject=f"{prefix}{check.subject}") for check in checks)
 
 
-def _of_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
-    """:param evidence: of each model that takes turns, or of the one that is served."""
-    names_of = [f"{one.name}: " for one in plan.head.models or ()] or [""]
-    for name, one, found in zip(names_of, plan.per_model(), evidence):
-        checks = _of_model(one, found, found.server) if found.server else [_health(one, found)]
-        yield from (check._replace(subject=f"{name}{check.subject}") for check in checks)
-
-
-def _of_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
+def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
     url, completion = plan.head.url, _explained(evidence, server)
     if completion or server.buffers:
         yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)
     yield from _computes(plan, evidence) if not evidence.fallback else ()
-    yield _known_answer(url, plan.model, completion)
-    yield _completion(url, completion)
-    yield _speaks(url, plan.head.reading, evidence, server)
+    yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
+    yield _check("completion", url, *_judge_completion(completion))
+    yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
-    """Yield what the proof found before the server started: workers serve one head at a time, so none can be made now."""
+    """Yield the result of the proof before the server started. Workers serve one head at a time, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
         return
-    names_of_devices = ", ".join(f"{one.host} {one.worker or one.device}" for one in plan.placement)
+    devices = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
     if not proof.layers:
-        yield _check(
-            "computes", names_of_devices, None, f"no layers of this model can prove the devices: {proof.reason}"
-        )
+        yield _check("computes", devices, None, f"no layers of this model can prove the devices: {proof.reason}")
         return
-    known = {verdict.id: verdict for verdict in evidence.verdicts}
-    verdicts = [known[device.id] for device in proof.devices if device.id in known]
-    unproven = [device.name for device in proof.devices if device.id not in known]
+    by_id = {verdict.id: verdict for verdict in evidence.verdicts}
+    verdicts = [by_id[device.id] for device in proof.devices if device.id in by_id]
+    unproven = [device.name for device in proof.devices if device.id not in by_id]
     texts = [verdict.sentence() for verdict in verdicts]
     if unproven:
         texts.append(
             f"{', '.join(unproven)}: not proven; site.yml proves devices when it starts the server, unless llama_proof is never"
         )
     texts.append(f"by {proof.coverage(plan.model.layers)}")
-    # The operator may serve without a proof, so a wrong device is not a failure here.
-    passed = bool(verdicts) and not unproven and all(verdict.right for verdict in verdicts)
-    yield _check("computes", names_of_devices, passed or None, "; ".join(texts))
+    # The operator may serve without a proof, so an incorrect device does not fail this check.
+    passed = bool(verdicts) and not unproven and all(verdict.is_correct for verdict in verdicts)
+    yield _check("computes", devices, passed or None, "; ".join(texts))
 
 
-def _speaks(url: str, identifier: str | None, evidence: Evidence, server: ServerEvidence) -> Check:
+def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
     """Return whether the model reads plain text like a language model, and as well as before."""
     if not identifier:
-        return _check("speaks", url, None, "this model generates no text, or only its known answer")
-    now, earlier = server.reading, next((one for one in evidence.readings if one.id == identifier), None)
+        return None, "this model generates no text, or only its known answer"
+    reading = server.reading
+    earlier = next((record for record in evidence.readings if record.id == identifier), None)
     if not server.completion:
-        return _check("speaks", url, None, LEFT_ASLEEP)
-    if not now:
-        return _check("speaks", url, None, "the server reports no probabilities of given tokens, or answers too slowly")
-    text = f"{now.bits_per_byte:.2f} bits per byte of plain text"
-    if now.bits_per_byte > LARGEST_BITS:
-        return _check(
-            "speaks",
-            url,
-            False,
-            f"{text}, more than {LARGEST_BITS:g}: the model computes wrong, or it was not made for English text",
-        )
+        return None, LEFT_ASLEEP
+    if not reading:
+        return None, "the server does not report token probabilities, or answers too slowly"
+    text = f"{reading.bits_per_byte:.2f} bits per byte of plain text"
+    if reading.bits_per_byte > LARGEST_BITS:
+        text += f", more than {LARGEST_BITS:g}: the model computes incorrectly, or it was not trained on English text"
+        return False, text
     if not earlier:
-        return _check("speaks", url, True, f"{text}; nothing to compare with yet")
-    ratio = now.ratio(earlier)
+        return True, f"{text}; nothing to compare with yet"
+    ratio = reading.ratio(earlier)
     text += f", perplexity {ratio:.3f} times that of the last verification"
     if ratio > LARGEST_RATIO:
-        text += f", more than {LARGEST_RATIO:g}: the release, a device or the file computes worse than before"
-    return _check("speaks", url, ratio <= LARGEST_RATIO, text)
+        text += f", more than {LARGEST_RATIO:g}: the release, a device or the model file is worse than before"
+    return ratio <= LARGEST_RATIO, text
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
-    """That no worker is reached over TCP that shall be over RDMA: llama.cpp goes back to it without a word. Connections do not say whose they are."""
+    """Check that no worker planned for RDMA is reached over TCP. Connections do not show which worker they belong to."""
     endpoints = {entry.endpoint for entry in plan.placement}
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
-    planned = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
-    if planned:
-        text, enough = f"{server.rdma} of {len(planned)} workers are reached over RDMA", server.rdma >= len(planned)
-        if not enough:
+    over_rdma = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
+    if over_rdma:
+        passed = server.rdma >= len(over_rdma)
+        text = f"{server.rdma} of {len(over_rdma)} workers are reached over RDMA"
+        if not passed:
             text += (
-                f", planned: {', '.join(planned)}. llama-server went back to TCP without a word: look where «RDMA» ends in start.log of the head and in "
-                "the logs of these workers"
+                f", planned: {', '.join(over_rdma)}. llama-server silently fell back to TCP: find the last lines with «RDMA» in start.log of the head "
+                "and in the logs of these workers"
             )
-        yield _check("rdma", plan.head.host, enough, text)
+        yield _check("rdma", plan.head.host, passed, text)
 
 
 def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
-    """Of workers that the plan uses: any other one of others may serve somebody else."""
-    needed = {entry.endpoint: entry.capacity_mib for one in plan.per_model() for entry in one.placement}
-    workers: list[WorkerPlan | ExternalWorkerPlan] = [one for host in plan.hosts.values() for one in host.workers]
+    """Check the workers that the plan uses. Other external workers may serve another head."""
+    capacities = {entry.endpoint: entry.capacity_mib for part in plan.per_model() for entry in part.placement}
+    workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:
-            passed, text = _judge_handshake(handshakes, worker.endpoint, needed.get(worker.endpoint, 0))
+            passed, text = _judge_handshake(handshakes, worker.endpoint, capacities.get(worker.endpoint, 0))
             tunnel = worker.tunnel if isinstance(worker, WorkerPlan) else None
             through = f", encrypted to {tunnel}" if passed and tunnel else ""
             yield _check("handshake", worker.endpoint, passed, f"{text}{through}")
@@ -435,10 +424,10 @@ def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
             yield _check("handshake", worker.endpoint, None, "the head does not use it")
 
 
-def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float) -> tuple[bool, str]:
-    """Whether a worker answered as planned, and its answer.
+def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
+    """Return whether a worker answered as planned, and its answer.
 
-    :param needed: MiB that the plan may put there.
+    :param needed_mib: MiB that the plan may put there.
     """
     answer = handshakes.workers.get(endpoint)
     if not answer:
@@ -448,60 +437,56 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed: float) -> tu
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)
     text = f"protocol {answer.protocol}, {len(answer.devices)} device, {total} MiB"
-    if len(answer.devices) == 1 and total >= needed:
+    if len(answer.devices) == 1 and total >= needed_mib:
         return True, text
-    return False, f"{text}, planned: 1 device with {needed} MiB or more"
+    return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
 
 
 def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, float]]) -> Check:
-    """Whether a device holds as much of the model and its cache as planned."""
+    """Check that a device holds as much of the model and its cache as planned."""
     buffers = logged.get(entry.device, {})
-    wrong, bounds = [], ""
-    for kind, key, planned in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
-        found = buffers.get(kind, 0.0)
+    faults, bounds = [], ""
+    for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
+        actual_mib = buffers.get(kind, 0.0)
         if key not in entry.exact:
-            bounds += f", {kind} planned up to {planned} MiB"
-            if kind == "model" and planned and not found:
-                wrong.append(f"{kind} {found} MiB, planned up to {planned}")
-        elif abs(found - planned) > ROUNDING_MIB + planned / 1000:
-            wrong.append(f"{kind} {found} MiB, planned {planned}")
-    if not wrong:
-        sizes = ", ".join(f"{kind} {found} MiB" for kind, found in buffers.items())
+            bounds += f", {kind} planned up to {planned_mib} MiB"
+            if kind == "model" and planned_mib and not actual_mib:
+                faults.append(f"{kind} {actual_mib} MiB, planned up to {planned_mib}")
+        elif abs(actual_mib - planned_mib) > ROUNDING_MIB + planned_mib / 1000:
+            faults.append(f"{kind} {actual_mib} MiB, planned {planned_mib}")
+    if not faults:
+        sizes = ", ".join(f"{kind} {actual_mib} MiB" for kind, actual_mib in buffers.items())
         return _check("buffers", entry.device, True, sizes + bounds)
     if not logged:
-        text = "start.log on the head has no sizes of buffers"
-        return _check("buffers", entry.device, None, text)
-    return _check("buffers", entry.device, False, "; ".join(wrong))
+        return _check("buffers", entry.device, None, "start.log on the head lists no buffer sizes")
+    return _check("buffers", entry.device, False, "; ".join(faults))
 
 
-def _known_answer(url: str, model: ModelPlan, completion: Completion | None) -> Check:
+def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tuple[bool | None, str]:
     if not (model.known_answer or known_answer.is_name(model.name)):
-        return _check("known answer", url, None, f"{model.name} is served, not the known-answer model")
+        return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
-        return _check(
-            "known answer", url, False if completion else None, completion.error if completion else LEFT_ASLEEP
-        )
+        return False if completion else None, completion.error if completion else LEFT_ASLEEP
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
-        text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (small faults of attention go unnoticed)"
-        return _check("known answer", url, True, text)
-    right = next(
+        text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (does not detect small attention errors)"
+        return True, text
+    position = next(
         (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
     )
+    actual, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected))
     text = (
-        f"word {right + 1} is {' '.join(words[right : right + 1]) or 'missing'!r}, expected {' '.join(expected[right : right + 1]) or 'the end'!r}: at least "
-        f"one layer computes wrong. The answer is {completion.text[:300]!r}"
+        f"word {position + 1} is {actual or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"The answer is {completion.text[:300]!r}"
     )
-    return _check("known answer", url, False, text)
+    return False, text
 
 
-def _completion(url: str, completion: Completion | None) -> Check:
+def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     if not completion or completion.error:
-        return _check("completion", url, False if completion else None, completion.error if completion else LEFT_ASLEEP)
+        return False if completion else None, completion.error if completion else LEFT_ASLEEP
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return _check(
-            "completion", url, False, f"{text}, of which some have no probability: the model computes no numbers"
-        )
-    return _check("completion", url, completion.tokens > 0, text)
+        return False, f"{text}, some without a probability: the model does not compute numbers"
+    return completion.tokens > 0, text

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks llama-server, on its own host: health and completion."""
+"""Client of llama-server on the head: health, models and completions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Completion,
-    Health,
-    ModelStatus,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Completion, Health, ModelStatus
 
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
-"""Of the files with API keys and the certificate, at most."""
+"""Limit of the files with API keys and the certificate."""
 LINE = 500
-"""Characters of a wrong answer that are shown."""
+"""Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
-"""Detail of a server that answers 503."""
+"""Health detail of a server that answers 503."""
 SMALLEST_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
-"""In an answer of /models (server-models.cpp of 0.3.36) → here."""
+"""State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
 
 
 def first_key(path: str | None) -> str | None:
-    """The first API key of a file, with which the server is asked."""
+    """Return the first API key of a file."""
     if not path:
         return None
     lines = reading.read_start(Path(path), KEY_BYTES, follow=True).decode(*replies.KEY_TEXT).split("\n")
@@ -42,10 +38,10 @@ def first_key(path: str | None) -> str | None:
 
 
 class Client:
-    """Asks the server on the head, as its clients reach it."""
+    """Client that reaches the server like any other."""
 
     def __init__(self, head: HeadPlan, running: Collection[int]) -> None:
-        """:param running: the cluster's processes: no other one gets the key."""
+        """:param running: processes of the cluster. No other process gets the key."""
         self._place, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
         self._running = running
         self._certificate: bytes | None = None
@@ -55,13 +51,15 @@ class Client:
                 text = reading.read_start(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
                 self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            self._objection = printable(f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {why}")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._objection = printable(
+                f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {reason}"
+            )
 
     def health(self, seconds: float, patience: float = HEALTH_SECONDS) -> Health:
-        """Health after at most so many seconds. A server with another certificate is not waited for: it shows that until it ends.
+        """Wait until the server is healthy, or until the time is over. Do not wait for a server with another certificate, which it keeps until it exits.
 
-        :param patience: seconds that one answer may take.
+        :param patience: time limit of a single answer.
         """
         deadline = time.monotonic() + seconds
         while not self._objection:
@@ -74,7 +72,7 @@ class Client:
         return Health(False, self._objection)
 
     def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> replies.Reply:
-        """The reply to a question that needs the key.
+        """Return the reply to a question that needs the key.
 
         :raises OSError: the key cannot be read.
         """
@@ -82,7 +80,7 @@ class Client:
         address, port = self._place.rsplit(":", 1)
 
         def objection() -> str | None:
-            """The connection stands, so whoever listens now is who gets the key, or nobody does."""
+            """Check the listener now that the connection exists: nothing else can receive the key."""
             if not key or processes.is_served(address, int(port), self._running):
                 return None
             return f"the API key was not sent: no program of the cluster listens on {self._place}"
@@ -90,7 +88,7 @@ class Client:
         return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
-        """Of a router; none where its reply has another form."""
+        """Return the models of a router; none if its reply has another form."""
         try:
             return tuple(map(_model, reading.parse(self.ask("/models", seconds).text)["data"]))
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -115,9 +113,9 @@ def _is_logarithm(entry: Any) -> bool:
 
 
 def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
-    """llama-server's reply to a question.
+    """Parse llama-server's reply to a question.
 
-    :param embeds: whether it makes embeddings, of which the tokens of the question are counted.
+    :param embeds: whether it makes embeddings; then tokens are those of the question.
     """
     if reply.status != 200:
         return Completion(error=_error(reply))
@@ -134,5 +132,5 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"the answer is not one of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+            error=f"this is not an answer of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
         )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How well the served model predicts plain text, token by token, through its full depth."""
+"""Measure how well the served model predicts plain text, token by token, through all its layers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
 
 TOKENS, FEWEST_TOKENS, SECONDS = 200, 48, 60.0
-"""Number of tokens that are read, number below which nothing is said, and time after which reading stops."""
+"""Number of tokens to read, smallest number that gives a result, and time limit."""
+LOWEST = -100.0
+"""Logarithm that replaces a lower one. llama-server writes the lowest number for a token without any probability."""
 FORCED = 1e4
-"""Bias with which the server takes a given token. The probability that it reports is that before the bias."""
+"""Bias that makes the server choose a token. It reports the probability before the bias."""
 Ask = Callable[[str, float, Mapping[str, Any]], replies.Reply]
-"""Asks the server: path, seconds and question."""
+"""Function that asks the server: path, seconds and question."""
 
 
-def read_text(ask: Ask, identifier: str, model: str | None) -> Reading | None:
+def take_reading(ask: Ask, identifier: str, model: str | None) -> Reading | None:
     """Let the server read plain text.
 
     :param model: name of the model, if there are several.
-    :returns: None if the server does not report probabilities of given tokens, or is too slow.
+    :returns: None if the server does not report token probabilities, or is too slow.
     """
-    named = {"model": model} if model else {}
+    selection = {"model": model} if model else {}
     logarithms, size, deadline = [], 0, time.monotonic() + SECONDS
     with suppress(ValueError, KeyError, TypeError, IndexError):
-        question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **named}
+        question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **selection}
         entries = reading.parse(ask("/tokenize", SECONDS, question).text)["tokens"][: TOKENS + 1]
         tokens = [int(entry["id"]) for entry in entries]
         for place in range(1, len(tokens)):
@@ -39,11 +41,11 @@ def read_text(ask: Ask, identifier: str, model: str | None) -> Reading | None:
                 break
             question = {"prompt": tokens[:place], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
             question["logit_bias"] = [[tokens[place], FORCED]]
-            reply = ask("/v1/completions", SECONDS, {**question, **named})
+            reply = ask("/v1/completions", SECONDS, {**question, **selection})
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
             if entry["id"] != tokens[place]:
                 return None
-            logarithms.append(float(entry["logprob"]))
+            logarithms.append(min(0.0, max(LOWEST, float(entry["logprob"]))))
             piece = entries[place]["piece"]
             size += len(piece.encode() if isinstance(piece, str) else piece)
     return Reading(identifier, tuple(logarithms), size) if len(logarithms) >= FEWEST_TOKENS else None

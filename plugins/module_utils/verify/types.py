@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a verification asks about, what hosts report, and what is judged of it."""
+"""Subject of a verification, reports of hosts, and the result."""
 
 import math
 from collections.abc import Mapping
@@ -29,40 +29,39 @@ Line = Annotated[str, Text(longest=8192)]
 
 
 class Subject(NamedTuple):
-    """What the head is asked about: a part of the plan, which the record of a plan on a head has too."""
+    """Subject of a verification: the part of the plan that a head also keeps."""
 
     cluster: str
     model: ModelPlan
     head: HeadPlan
     hosts: Mapping[str, HostPlan]
-    """name → its part; of a recorded plan the head's alone"""
+    """name → part of the plan; a kept plan has only the head's"""
     external_workers: tuple[ExternalWorkerPlan, ...]
     links: tuple[str, ...]
     fallbacks: tuple[FallbackPlan, ...]
     placement: tuple[DevicePlacement, ...] = ()
-    """what each device gets; of a recorded plan nothing"""
+    """placement on each device; a kept plan has none"""
     away: tuple[str, ...] = ()
-    """hosts that do not answer the controller; no part of a plan"""
+    """hosts that do not answer the controller; not part of a plan"""
 
-    def each(self) -> "tuple[Subject, ...]":
-        """What is asked of each model that takes turns; this where there is one alone."""
+    def per_model(self) -> "tuple[Subject, ...]":
+        """Return a subject for each of several models; this one with a single model."""
         return tuple(
-            self._replace(model=one.model, placement=one.placement, head=self.head._replace(models=(one,), cpu=one.cpu))
-            for one in self.head.models or ()
+            self._replace(
+                model=entry.model, placement=entry.placement, head=self.head._replace(models=(entry,), cpu=entry.cpu)
+            )
+            for entry in self.head.models or ()
         ) or (self,)
 
     @property
-    def asked(self) -> Optional[ServedModel]:
-        """The model that is asked for by its name; None where there is one alone."""
+    def named_model(self) -> Optional[ServedModel]:
+        """Return the model, if requests must name it; None with a single model."""
         return self.head.models[0] if self.head.models else None
 
     @property
     def has_known_answer(self) -> bool:
-        """Whether the known-answer model is served, made here or fetched."""
+        """Return whether the cluster serves the known-answer model, generated or downloaded."""
         return bool(self.model.known_answer) or known_answer.is_name(self.model.name)
-
-
-# --------------------------------------------------------------------------------------------------- what hosts report
 
 
 class Health(NamedTuple):
@@ -70,20 +69,20 @@ class Health(NamedTuple):
 
     healthy: bool
     detail: Line
-    """what it answers, or why it does not"""
+    """answer, or reason for its absence"""
 
 
 class ModelStatus(NamedTuple):
-    """A model of several that take turns."""
+    """State of one of several models."""
 
     name: Annotated[str, Text()]
-    """by which clients ask for it"""
+    """name in requests"""
     state: Annotated[str, ("loaded", "loading", "asleep", "unloaded", "failed")]
-    """the next question loads a failed one again"""
+    """state; the next request loads a failed model again"""
 
 
 class Exits(NamedTuple):
-    """How llama-server ended, as the launcher recorded it."""
+    """Exits of llama-server, as the launcher recorded them."""
 
     number: Annotated[int, Number()]
     how: Line
@@ -92,14 +91,14 @@ class Exits(NamedTuple):
 
 
 class RecordedHandshakes(NamedTuple):
-    """What the launcher writes of its workers."""
+    """Record of the launcher about its workers."""
 
     process: int
     workers: Mapping[str, Handshake]
 
 
 class Handshakes(NamedTuple):
-    """What the head knows of its workers."""
+    """Handshakes of the head with its workers."""
 
     workers: Mapping[str, Handshake]
     error: Optional[Line] = None
@@ -114,7 +113,7 @@ class LinkMeasurement(NamedTuple):
     detail: Line
     """why one of them is missing"""
     requested: bool
-    """whether the plan counts with it"""
+    """whether the plan uses it"""
 
 
 class ServedFallback(NamedTuple):
@@ -125,8 +124,8 @@ class ServedFallback(NamedTuple):
     since: int
     """seconds since 1970"""
 
-    def planned(self, fallbacks: tuple[FallbackPlan, ...]) -> Optional[FallbackPlan]:
-        """This one; None where the plan has no such fallback."""
+    def find_in(self, fallbacks: tuple[FallbackPlan, ...]) -> Optional[FallbackPlan]:
+        """Return the planned fallback; None if the plan does not contain it."""
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
 
 
@@ -137,21 +136,21 @@ class Reading(NamedTuple):
     """Probabilities of the tokens of a text."""
 
     id: PlanId
-    """that of the plan: a hash of the model's files and of the options that change what it computes"""
+    """id in the plan: a hash of the model's files and of options that change its results"""
     logarithms: tuple[Logarithm, ...]
     """natural logarithm of the probability of each token"""
     bytes: Annotated[int, Number(1)]
-    """bytes of these tokens"""
+    """size of these tokens"""
 
     @property
     def bits_per_byte(self) -> float:
-        """Information of a byte of the text."""
+        """Return the bits of information per byte of the text."""
         return -sum(self.logarithms) / math.log(2) / self.bytes
 
     def ratio(self, earlier: "Reading") -> float:
         """Return the perplexity divided by that of an earlier reading of the same text."""
-        pairs = [*zip(self.logarithms, earlier.logarithms)]
-        return math.exp(sum(before - now for now, before in pairs) / len(pairs))
+        differences = [old - new for new, old in zip(self.logarithms, earlier.logarithms)]
+        return math.exp(sum(differences) / len(differences))
 
 
 class ReadingRecord(NamedTuple):
@@ -172,20 +171,20 @@ class Completion(NamedTuple):
 
 
 class ServerEvidence(NamedTuple):
-    """What a healthy server shows."""
+    """Evidence of a healthy server."""
 
     buffers: Mapping[str, Mapping[str, float]]
-    """device → kind → MiB, by the log of its start"""
+    """device → kind → MiB, from the log of its start"""
     rdma: int
-    """connections over RDMA of the llama-server that was asked"""
+    """number of its RDMA connections"""
     completion: Optional[Completion]
-    """null where it sleeps and was not woken"""
+    """null if it sleeps and was not woken"""
     reading: Optional[Reading] = None
-    """how well it predicts plain text; null if it does not say"""
+    """how well it predicts plain text; null if unknown"""
 
 
 class Evidence(NamedTuple):
-    """What the head reports."""
+    """Report of the head."""
 
     health: Health
     exits: Exits
@@ -194,26 +193,23 @@ class Evidence(NamedTuple):
     handshakes: Handshakes
     links: Mapping[str, Optional[LinkMeasurement]]
     waits_for: tuple[Line, ...] = ()
-    """what the launcher waits for, or a model that failed needs, a sentence for each worker"""
+    """workers that the launcher waits for, or that a failed model needs, a sentence for each"""
     load: Optional[LoadCounters] = None
     fallback: Optional[ServedFallback] = None
     server: Optional[ServerEvidence] = None
     """null while it is not healthy"""
     drift: Optional[Drift] = None
-    """how the head differs from its part of the plan; null where it was not compared"""
+    """differences of the head from its part of the plan; null if it was not compared"""
     verdicts: tuple[Verdict, ...] = ()
-    """those of proofs that the head keeps"""
+    """verdicts of proofs that the head keeps"""
     readings: tuple[Reading, ...] = ()
-    """earlier readings that the head keeps"""
+    """earlier readings on the head"""
     lock: Optional[Run] = None
-    """the run that may change the cluster"""
-
-
-# ------------------------------------------------------------------------------------------------------ what is judged
+    """run that may change the cluster"""
 
 
 class Check(NamedTuple):
-    """One thing that was verified."""
+    """A single check."""
 
     name: Line
     subject: Line
@@ -226,7 +222,7 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Everything that was verified."""
+    """Result of a verification."""
 
     schema: Annotated[int, Number(SCHEMA, SCHEMA)]
     cluster: str
@@ -239,15 +235,15 @@ class Report(NamedTuple):
 
 
 class VerificationStatus(NamedTuple):
-    """What the head keeps of a verification, for status."""
+    """Record of a verification on the head, for status."""
 
     age_s: int
-    """how long ago"""
+    """seconds since then"""
     passed: bool
     """whether no check failed"""
     failed: tuple[Line, ...]
     """the first failed checks, a sentence each"""
     release: Annotated[str, Text()]
-    """that ran"""
+    """release that ran"""
     asleep: bool = False
-    """whether the server slept, and was asked nothing"""
+    """whether the server slept and was not tested"""

@@ -1,32 +1,40 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for a server that was started: how long, what a person is shown meanwhile, and why it was given up."""
+"""Wait for a started server: time limits, progress lines, and reasons for giving up."""
 
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Evidence,
-    Health,
-    Subject,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Health, Subject
 
 WORKER_SECONDS = 45
-"""How long a worker whose process runs may stay without an answer to the head."""
+"""Time limit for a worker whose process runs to answer the head."""
 LINE_SECONDS = 10.0
-"""Between two lines of what is waited for. Who waits for less sees none."""
+"""Time between two progress lines."""
 EXITS_BEFORE_GIVING_UP = 3
-"""So often llama-server may end while verify waits for it."""
+"""Number of exits of llama-server after which verify stops waiting."""
+
+
+def expected_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
+    """:param plan: plan; None if unknown."""
+    if not plan or not plan.placement:
+        return loading.ExpectedBytes()
+    weights = [(entry.endpoint, entry.weights_mib) for entry in plan.placement]
+    endpoints = {endpoint for endpoint, _mib in weights}
+    cached = any(
+        worker.cache and worker.endpoint in endpoints for host in plan.hosts.values() for worker in host.workers
+    )
+    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)
 
 
 class Waiting:
-    """One wait.
+    """State of a wait.
 
-    :param patience: seconds at most.
+    :param patience: time limit in seconds.
     """
 
     def __init__(self, subject: Subject, patience: float) -> None:
@@ -36,7 +44,7 @@ class Waiting:
         self._shown_at = 0.0
 
     def end(self, evidence: Evidence, elapsed: float) -> Evidence | None:
-        """The evidence to judge, with a health that says why waiting has ended; None while it makes sense to wait."""
+        """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.number
         if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
@@ -44,7 +52,7 @@ class Waiting:
         if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
             exits = evidence.exits
             number = exits.number - self._exits_before
-            detail = f"llama-server ended {number} times while verify waited for it, the last time {exits.how}"
+            detail = f"llama-server exited {number} times while verify waited for it, the last time {exits.how}"
             return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
         limit = self._patience
         if evidence.waits_for:
@@ -52,16 +60,16 @@ class Waiting:
         if elapsed < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            set_by = "llama_server_start_timeout, or several times the predicted load where that is not set"
-            texts = [f"{LOADING}, and the limit of {limit:.0f} s is over ({set_by})", *self._progress(evidence)]
+            source = "llama_server_start_timeout, or several times the predicted load unless it is set"
+            texts = [f"{LOADING}, and the limit of {limit:.0f} s has passed ({source})", *self._progress(evidence)]
             texts.append(
-                "set llama_server_start_timeout to more where it goes on, else look at the log of the service on the head"
+                "raise llama_server_start_timeout if loading continues, otherwise read the log of the service on the head"
             )
             return evidence._replace(health=Health(False, "; ".join(texts)))
         return evidence
 
     def line(self, evidence: Evidence, elapsed: float) -> str | None:
-        """What a person is shown now, where it is time for another line."""
+        """Return a progress line if one is due."""
         if elapsed - self._shown_at < LINE_SECONDS:
             return None
         self._shown_at = elapsed - elapsed % LINE_SECONDS
@@ -69,5 +77,5 @@ class Waiting:
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
 
     def _progress(self, evidence: Evidence) -> list[str]:
-        """How far the model is loaded, where that is known."""
+        """Return the progress of the load, if known."""
         return [loading.progress_sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []

@@ -61,8 +61,8 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: use an address "
-        f"like {ENDPOINT}"
+        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: "
+        f"use an address like {ENDPOINT}"
     )
 
 
@@ -164,7 +164,6 @@ def is_projector(name: str) -> bool:
 
 
 def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
-    """Return the models that a repository has for a role."""
     files = {file.name: file for file in listing.files}
     names = [
         name
@@ -279,5 +278,4 @@ def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[Mo
 
 
 def url_of(repository: HuggingFace, commit: str, name: str) -> str:
-    """Return the URL of a file at a commit."""
     return f"{endpoint()}/{repository.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

@@ -29,8 +29,6 @@ Summary = Mapping[str, Any]
 
 
 class ResolvedSource(NamedTuple):
-    """Files of a source."""
-
     files: Sequence[ModelFilePlan]
     summary: Summary | None = None
     closed: str | None = None
@@ -57,7 +55,6 @@ def join_path(folder: str, path: str) -> str:
 
 
 def look_up(query: Query, seconds: float) -> ResolvedSource:
-    """Return the files of a source."""
     source = query.source
     find = _huggingface if source.huggingface else _copy if source.copy else _url
     try:

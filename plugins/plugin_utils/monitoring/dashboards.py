@@ -30,7 +30,6 @@ DASHBOARD_LINK = {
     "keepTime": True,
     "includeVars": True,
 }
-"""Link to the other dashboards."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 LAST_VALUE = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -76,8 +75,6 @@ class Panel(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """A page."""
-
     title: str
     selector: str
     """Labels by which its variables select."""
@@ -130,7 +127,6 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
 
 
 def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
-    """Return the JSON of a dashboard."""
     panels = []
     for number, row in enumerate(dashboard.rows):
         row_position = {"h": HEIGHT, "w": COLUMNS // len(row), "y": HEIGHT * number}

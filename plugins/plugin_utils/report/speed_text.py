@@ -76,12 +76,10 @@ def speed_rows(plan: Plan) -> list[list[str]]:
 
 def _proof_row(plan: Plan) -> list[list[str]]:
     proof = plan.head.proof
-    if not proof:
+    if not proof or not proof.layers:
         return []
-    if not proof.layers:
-        return [["proof", "none", proof.reason or ""]]
-    covered = f"once, by {proof.coverage(plan.model.layers)}"
-    return [["proof", f"{proof.seconds} seconds", f"{covered}; then {proof.outage_s} s without an answer"]]
+    took = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
+    return [["proof", took, f"once: {proof.coverage(plan.model.layers)}"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -94,7 +92,9 @@ def speed_notes(plan: Plan) -> list[str]:
         speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
     hosts = {entry.host for entry in plan.placement}
     hosts |= {plan.head.host} if plan.head.cpu.layers or not plan.placement else set()
+    proof = plan.head.proof
     return [
+        *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
         *([f"{best.host} alone: {speed}"] if best.fits or hosts != {best.host} else []),
         "About four in five measurements fell within the predicted range. "
         f"Device rates {RATES[estimate.rates or 'assumed']}; the head's disk speed is assumed. "

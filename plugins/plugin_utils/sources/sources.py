@@ -90,7 +90,6 @@ def _read_patch(patch: PatchPlan, find_file: Callable[[str], str]) -> PatchPlan:
 
 
 def _readable(key: str, path_given: str, find_file: Callable[[str], str]) -> str:
-    """Return the path of a readable file on the controller."""
     with suppress(AnsibleError):
         path = find_file(path_given)
         if os.path.isfile(path) and os.access(path, os.R_OK):

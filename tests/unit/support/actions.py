@@ -6,7 +6,8 @@ from unittest import mock
 def made(plugin, *, check_mode=False, **arguments):
     """The action of a task with these arguments."""
     task = mock.Mock(args=arguments, async_val=0, check_mode=check_mode, action=plugin.__name__.rpartition(".")[2])
-    return plugin.ActionModule(task, *(mock.Mock() for _argument in range(5)))
+    play_context = mock.Mock(password=None, become_pass="")
+    return plugin.ActionModule(task, mock.Mock(), play_context, *(mock.Mock() for _argument in range(3)))
 
 
 def run(plugin, task_vars=None, **arguments):

@@ -75,6 +75,16 @@ def strix_halos(count, gib, backend="hip", build=11434, **variables):
     return cluster
 
 
+def with_small_layers(cluster, summary, **variables):
+    """A cluster whose head serves a model with layers of 1 MiB, on workers alone."""
+    whole, *rows = summary["tensors"]
+    tensors = [{**whole, "bytes": 1 << 20, "shape": [512, 512]}, *rows]
+    known = {**summary, "layer_bytes": [1 << 20] * summary["layers"], "tensors": tensors}
+    settings = {"llama_model_path": "/models/big.gguf", "llama_model_gguf_summary": known, "llama_placement": "all"}
+    cluster.set("head", llama_model_known_answer=None, **settings, **variables)
+    return cluster
+
+
 def with_long_context(context=65792, backend="vulkan", **variables):
     """Two hosts and a model whose values are 16 KiB for each token and layer."""
     cluster = strix_halos(2, 1, backend, llama_server_context=context, llama_placement="all", **variables)

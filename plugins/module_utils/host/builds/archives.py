@@ -72,7 +72,6 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
 def extract_programs(path: Path, programs: Sequence[str], target: Path, library_archives: Sequence[Path] = ()) -> None:
     """Extract programs and the libraries in their folder into an empty folder.
 
-    :param library_archives: archives of additional libraries.
     :raises Refusal: it is not an archive of llama.cpp with RPC, or a program is missing.
     """
     try:

@@ -60,8 +60,6 @@ class Source(NamedTuple):
 
 
 class ReleaseArguments(NamedTuple):
-    """Arguments of the module ``release``."""
-
     release: ReleasePlan
     build: BuildPlan
     prefix: str
@@ -124,10 +122,7 @@ class Installer:
             return self._publish(partial, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
-        """Install programs that were compiled elsewhere, from an archive with their libraries.
-
-        :param number: number of the build.
-        """
+        """Install programs that were compiled elsewhere, from an archive with their libraries."""
         archive = Path(source.archive)
         library_archives = [Path(libraries.path) for libraries in source.library_archives]
         for path, digest in ((source.archive, source.sha256), *source.library_archives):

@@ -48,7 +48,6 @@ def write(release: Path, manifest: Manifest) -> None:
 def installed_manifest(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
     """Return the manifest of an installed release whose files match it, or None.
 
-    :param targets: required programs.
     :param builder: planned builder; builds of other hosts do not count.
     """
     manifest = read_manifest(release)

@@ -51,8 +51,6 @@ QUESTION_PIECES, ANSWER_PIECES = 12, 8
 
 
 class TrialSettings(NamedTuple):
-    """Conditions of a trial."""
-
     folder: Path
     """Empty folder that every account may pass."""
     environment: Mapping[str, str]

@@ -173,16 +173,16 @@ def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(planned: HostPlan) -> list[str]:
-    """Return the releases that go: nothing that is planned, kept with a plan, being built or running."""
-    folder = Path(planned.prefix) / "releases"
+def unneeded_releases(plan: HostPlan) -> list[str]:
+    """Return the releases to remove: none that is planned, kept with a plan, being built or running."""
+    folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
-    planned_ids = {build.id for build in planned.builds}
-    running = processes.account_processes(planned.prefix, planned.account)
-    used = {*planned_ids, *kept_plans.kept_builds(planned.prefix), *running_releases(planned.prefix, running)}
-    is_building = locks.is_held(Path(planned.cache, names.BUILDS_LOCK))
-    unused = set() if is_building else {name for name in times if name.lstrip(".") not in used}
+    planned_ids = {build.id for build in plan.builds}
+    running = processes.account_processes(plan.prefix, plan.account)
+    in_use = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
+    is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
+    unused = set() if is_building else {name for name in times if name.lstrip(".") not in in_use}
     return retention.unneeded_releases(planned_ids, times, unused)
 
 

@@ -179,9 +179,6 @@ def _text(files: Mapping[str, str], lines: Sequence[str]) -> str:
     return "".join([*(f"{line}\n" for line in lines), *(f"--- {path}\n{files[path]}" for path in sorted(files))])
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-
 def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection) -> Iterator[str]:
     for name in sorted(set(former) - {str(link.interface) for link in links}):
         if name in state.protected:

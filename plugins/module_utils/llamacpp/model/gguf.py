@@ -82,8 +82,6 @@ class Tensor(NamedTuple):
 
 
 class ModelHeader(NamedTuple):
-    """Headers of all files of a model."""
-
     metadata: dict[str, Any]
     """Metadata of the first file. An array longer than KEPT_ARRAY is replaced by its length, a string longer than KEPT_STRING is cut."""
     tensors: dict[str, Tensor]
@@ -272,7 +270,6 @@ class _Metadata(NamedTuple):
 
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
-    """Add the tensors of one file to ``tensors`` and return its metadata."""
     reader.begin(source)
     reader.need(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
@@ -353,8 +350,6 @@ def read_path(path: str) -> ModelHeader:
 
 
 class TensorPlace(NamedTuple):
-    """Location of a tensor."""
-
     path: str
     offset: int
     bytes: int

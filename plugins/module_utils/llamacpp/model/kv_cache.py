@@ -110,8 +110,6 @@ IK_LLAMA_LATENT_MODE = 3
 
 
 class LayerCache(NamedTuple):
-    """Cache of one layer."""
-
     key: int = 0
     """Elements of a token's keys."""
     value: int = 0
@@ -368,10 +366,7 @@ def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]
 
 
 def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:
-    """Return the bytes of each layer's cache, and whether they are exact or an upper bound.
-
-    :param build: number of the release.
-    """
+    """Return the bytes of each layer's cache, and whether they are exact or an upper bound."""
     if settings.fork == IK_LLAMA:
         return _ik_llama_sizes(summary, settings), False
     return _sizes(summary, settings), is_known_architecture(summary) and is_known_build(build)

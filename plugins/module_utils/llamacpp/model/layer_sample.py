@@ -51,16 +51,16 @@ class LayerSample(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a sample may take."""
+    """Limits of a sample."""
 
     bytes: int
     layers: int
 
 
 def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
-    """Return as many layers as there is room for: the first, the last and every kind, spread over the depth.
+    """Return as many layers as fit: the first, the last and every kind, spread over the depth.
 
-    :returns: why there is no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
+    :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
     """
     if not summary.tensors:
         return "the names of its tensors are not known: read its header with model_info"
@@ -89,12 +89,12 @@ def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
 
 
 class Kind(NamedTuple):
-    """What a layer consists of."""
+    """Composition of a layer."""
 
     rules: int
-    """number of a set of names of tensors, with what the header says of the layer's cache"""
+    """number of a set of tensor names and of cache settings"""
     tensors: tuple[bool, ...]
-    """which groups of tensors of one type and shape it has"""
+    """presence of each group of tensors of one type and shape"""
 
 
 def _kinds(summary: ModelSummary) -> list[Kind]:

@@ -36,8 +36,6 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
 
 
 class Projector(NamedTuple):
-    """Summary of a projector."""
-
     name: Name
     tensors: Annotated[int, Number(1)]
     """Number of tensors."""

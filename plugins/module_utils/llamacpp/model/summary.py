@@ -55,8 +55,6 @@ class TensorGroup(NamedTuple):
 
 
 class NamedFile(NamedTuple):
-    """A file of a model."""
-
     name: Annotated[str, Text(longest=1024)]
     bytes: Size
 

@@ -67,10 +67,7 @@ ADVISORIES = (
         "error",
         server.open_server,
         "The server listens on {address} without an API key, so anyone who can reach it can use it.",
-        (
-            "set llama_server_api_key_file",
-            "set llama_server_host to 127.0.0.1 and use your own proxy",
-        ),
+        ("set llama_server_api_key_file", "set llama_server_host to 127.0.0.1 and use your own proxy"),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
@@ -100,10 +97,7 @@ ADVISORIES = (
         "error",
         memory.mmap_hangs,
         "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading about {limit} MiB or more hangs or aborts.",
-        (
-            "remove llama_server_load_mode",
-            "set llama_server_load_mode to {mode}",
-        ),
+        ("remove llama_server_load_mode", "set llama_server_load_mode to {mode}"),
         THREAD.format(19745),
     ),
     Advisory(
@@ -283,10 +277,7 @@ ADVISORIES = (
         memory.over_capacity,
         "Weights, KV cache and compute buffers may exceed the memory of devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB; if actual use approaches it, llama-server runs out of memory on start-up.",
-        (
-            "set llama_server_flash_attention to '{flash}'",
-            "reduce llama_server_micro_batch or llama_server_context",
-        ),
+        ("set llama_server_flash_attention to '{flash}'", "reduce llama_server_micro_batch or llama_server_context"),
         "docs/plan.md",
     ),
     Advisory(
@@ -341,10 +332,7 @@ ADVISORIES = (
         "warning",
         releases.unknown_variables,
         "{variable} is set for {where} but has no effect, because the collection has no such variable. Similar name: {meant}.",
-        (
-            "rename {variable} to {similar}",
-            "use a name from docs/variables.md, unless the variable is your own",
-        ),
+        ("rename {variable} to {similar}", "use a name from docs/variables.md, unless the variable is your own"),
         "docs/variables.md",
     ),
     Advisory(
@@ -352,10 +340,7 @@ ADVISORIES = (
         "warning",
         server.without_fallback,
         "llama_server_fallback is true, but the model cannot be served without each of these workers: {where}.",
-        (
-            "add a worker with as much memory",
-            "set llama_server_fallback to false",
-        ),
+        ("add a worker with as much memory", "set llama_server_fallback to false"),
         "docs/operating.md",
     ),
 )

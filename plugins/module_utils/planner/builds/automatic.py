@@ -22,7 +22,6 @@ COMPILING_ADDS = "compiling would add llama_build_fast_load, patches, and CUDA a
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    """Return the backends of each host."""
     sources = releases.sources_of(cluster.releases)
     return {
         name: requirements.backends_of(

@@ -22,10 +22,7 @@ class Problem(NamedTuple):
 
 
 def problem(variable: str, value: Any, level: int = 0) -> Problem | None:
-    """The first part of a value that cannot be planned with, however the value is nested; None where there is none.
-
-    :param variable: the variable.
-    """
+    """The first part of a value that cannot be planned with, however the value is nested; None where there is none."""
     text = _problem_of_value(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):

@@ -88,7 +88,6 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
 
 
 def _auxiliary(role: str, text: str | None) -> ModelSource | None:
-    """A source in one text."""
     if text is None:
         return None
     variable, match = f"llama_model_{role}", AUXILIARY.fullmatch(text)

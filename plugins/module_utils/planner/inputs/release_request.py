@@ -149,7 +149,6 @@ def _git_request(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_variable(refusal: Refusal, variable: str) -> Refusal:
-    """Return the refusal for the variable of one backend."""
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 

@@ -28,8 +28,6 @@ RESERVED = "default"
 
 
 class Overlay(NamedTuple):
-    """An entry."""
-
     name: str
     aliases: tuple[str, ...]
     variables: Mapping[str, Any]

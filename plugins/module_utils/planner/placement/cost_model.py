@@ -45,10 +45,7 @@ UNKNOWN_FACTOR = 1.6
 def rate_of_row(
     row: device_rates.RateRow, source: str, backend: str = backends.CPU.name, architecture: str = ""
 ) -> Rate:
-    """Return the rate that llama.cpp reaches with a row's figures.
-
-    :param architecture: architecture of the model.
-    """
+    """Return the rate that llama.cpp reaches with a row's figures."""
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     reached = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
@@ -56,10 +53,7 @@ def rate_of_row(
 
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
-    """Return the rate of a device by its name or architecture, or the rate that is assumed for its kind.
-
-    :param architecture: architecture of the model.
-    """
+    """Return the rate of a device by its name or architecture, or the rate that is assumed for its kind."""
     accelerator = devices.accelerator_of(facts, device.name)
     if not accelerator:
         return processor_rate(facts)
@@ -133,7 +127,6 @@ class PartCost(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
-    """Return the cost of each of the load's parts."""
     summary = load.summary
     active = active_share(summary)
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
@@ -265,7 +258,6 @@ class Work(NamedTuple):
     nodes: float
     """Nodes of the graph."""
     link: Link | None = None
-    """Link to a worker."""
     visits: int = 1
     """How often a token comes to it."""
     attended: float = 0.0

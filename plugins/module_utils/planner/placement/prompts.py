@@ -74,7 +74,6 @@ def prompt_s(parts: Sequence[cost_model.Work], width: int, tokens: int, micro_ba
     """Return the seconds for a prompt in micro-batches.
 
     :param parts: parts of the model, at the depth that the prompt has in the middle.
-    :param width: width of the model.
     """
     size = min(micro_batch, tokens)
     costs = [cost_model.prompt_costs(part, width, size) for part in parts]

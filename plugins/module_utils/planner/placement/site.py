@@ -36,7 +36,6 @@ class Site(NamedTuple):
 
     @property
     def facts(self) -> Facts:
-        """Return the facts of the head."""
         return self.hosts[self.head].facts
 
     def facts_of(self, device: Device) -> Facts:

@@ -58,7 +58,6 @@ def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
     """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
 
     :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
-    :param memory_mib: memory of the host.
     """
     system_mib = max(0, memory_mib - size_mib) if shared else 0
     return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))

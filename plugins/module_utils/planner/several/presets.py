@@ -37,7 +37,6 @@ def _is_routers(word: str) -> bool:
 def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     """The router's command line.
 
-    :param plan: that of one of its models.
     :param path: of the presets.
     """
     program, *words = plan.head.argv

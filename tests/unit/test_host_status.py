@@ -67,15 +67,7 @@ def test_what_the_launcher_and_verify_left(place):
     assert not read(place)["head"]["current"]
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "{",
-        "x" * 2_000_000,
-        {**TOLD, "state": "dancing"},
-        {**TOLD, "without": ["\x1b[2J"]},
-    ],
-)
+@pytest.mark.parametrize("odd", ["{", "x" * 2_000_000, {**TOLD, "state": "dancing"}, {**TOLD, "without": ["\x1b[2J"]}])
 def test_a_file_of_the_launcher_may_hold_anything(place, odd):
     leave(place, serving=odd, verified=odd)
     assert read(place)["head"] is None
@@ -152,11 +144,11 @@ def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
     manager = services.manager_of(places.InstallationPaths("system", "systemd", "/x", "/c", str(tmp_path)))
     monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
     shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
-    monkeypatch.setattr(services, "_run", lambda argv, may_fail=False: shown)
+    monkeypatch.setattr(commands, "run", lambda *_argv, **_options: shown)
     assert manager.restarts(["llamacpp-worker-a", "llamacpp-worker-b", "llamacpp-worker-c"]) == {"llamacpp-worker-a": 3}
 
-    def fail(_argv, may_fail=False):
+    def fail(*_argv, **_options):
         raise commands.CommandError(["systemctl"], "no bus", 1)
 
-    monkeypatch.setattr(services, "_run", fail)
+    monkeypatch.setattr(commands, "run", fail)
     assert manager.restarts(["llamacpp-worker-a"]) == {}

@@ -78,7 +78,7 @@ def plan(pair):
 
 def on_fallback(plan):
     """What the head reports while worker1 is off; ``plan`` has types."""
-    served = ServedFallback("worker1:cpu", 1700000000).planned(plan.fallbacks)
+    served = ServedFallback("worker1:cpu", 1700000000).find_in(plan.fallbacks)
     evidence = healthy(plan._replace(placement=served.placement))
     lost = evidence.handshakes.workers[WORKERS[0]]._replace(state="unreachable", detail="timed out")
     return evidence._replace(

@@ -23,14 +23,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     serving,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.loading import expected_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
 from conftest import complete, typed
 from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, until
+from test_html_page import CONTRAST, OUTPUT, SCREENS, browser
 from test_metrics import exported, one, parsed
-from test_page import CONTRAST, OUTPUT, SCREENS, browser
 from test_status import NOW, VERIFIED, answers_of, of_head, written
 
 __all__ = ["browser", "exported"]
@@ -140,8 +140,8 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
         assert f"waits for worker worker2:cpu ({ENDPOINT})" in seen
         assert one(found, "worker_awaited", worker_host="worker2") == 1
     if state == "fallback":
-        assert "it serves without worker2" in terminal
-        assert "the server runs without worker2" in seen
+        assert "the head serves without worker2" in terminal
+        assert "the head serves without worker2" in seen
     planned = paged["estimate"]["generation_tokens_per_s"]
     assert one(found, "planned_generation_tokens_per_second") == planned
     assert f"{float(f'{planned:.3g}'):g} (" in seen

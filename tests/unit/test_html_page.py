@@ -9,7 +9,7 @@ import chromium
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import report as report_action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
@@ -82,7 +82,7 @@ def test_the_page_says_what_was_not_measured_and_why(example):
     reasons = {cell.skipped for cell in example.cells if cell.skipped}
     assert reasons
     for reason in reasons:
-        assert html_page._printable(reason) in text
+        assert validation.printable(reason, None) in text
     cut = benchmarks.example()
     cut["cells"][0].update(measured=None, skipped=None)
     text = " ".join(html_page.page(None, benchmark=benchmarks.read(cut)).split())
@@ -120,10 +120,7 @@ def test_nothing_that_a_host_says_becomes_part_of_a_report(plan, example):
     def page(spoil):
         evil = EVIL * spoil
         cells = [
-            cell._replace(
-                hosts=tuple(host + evil for host in cell.hosts),
-                skipped=cell.skipped and cell.skipped + evil,
-            )
+            cell._replace(hosts=tuple(host + evil for host in cell.hosts), skipped=cell.skipped and cell.skipped + evil)
             for cell in example.cells
         ]
         measured = example._replace(release=example.release + evil, model=example.model + evil, cells=tuple(cells))
@@ -172,11 +169,7 @@ SCREENS = [(1400, False), (1400, True), (400, False), (400, True)]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name, width, dark",
-    [
-        *(("plan", *screen) for screen in SCREENS),
-        *(("example", *screen) for screen in SCREENS),
-        ("ten", 1400, False),
-    ],
+    [*(("plan", *screen) for screen in SCREENS), *(("example", *screen) for screen in SCREENS), ("ten", 1400, False)],
 )
 def test_a_browser_shows_the_page(browser, pages, name, width, dark):
     address = pages[name]

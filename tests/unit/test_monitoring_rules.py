@@ -230,10 +230,7 @@ def test_a_worker_speaks_for_no_other_host(tmp_path):
     }
     given = case("forged", states("waiting"))
     given["input_series"] += [
-        {
-            "series": f'llamacpp_cluster_{name}{{cluster="c", host="w1", role="worker", {labels}}}',
-            "values": steady(1),
-        }
+        {"series": f'llamacpp_cluster_{name}{{cluster="c", host="w1", role="worker", {labels}}}', "values": steady(1)}
         for name, labels in told.items()
     ]
     firing = 'group by (alertname, host) (ALERTS{alertstate="firing"})'

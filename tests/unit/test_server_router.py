@@ -4,8 +4,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress, runtime
@@ -145,5 +148,10 @@ def test_no_model_outlives_the_router(cluster, models, number, status):
     until(lambda: not progress.argv_of(child))
 
 
-def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone():
-    llama_server._kill(os.getpid(), ["llama-server"])
+def test_the_number_of_a_process_that_has_become_another_ones_is_left_alone(tmp_path, popen):
+    other = popen(["sleep", "50"])
+    router = llama_server.Router([sys.executable, "-c", ""], "http://127.0.0.1:1", tmp_path, 1)
+    router.children = {other.pid: SimpleNamespace(argv=["llama-server"])}
+    router.stop()
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.2)

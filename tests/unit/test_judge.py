@@ -43,8 +43,10 @@ def test_a_cluster_that_does_what_was_planned(plan):
     assert report.passed
     of_workers = ["handshake", "handshake", "buffers", "buffers"]
     names = ["release", "closed", "closed", "health", *of_workers, "known answer", "completion"]
-    assert [(check.name, check.status) for check in report.checks] == [(name, "passed") for name in names]
-    assert "700.0 tokens per second" in report.checks[-1].evidence
+    *others, speaks = report.checks
+    assert [(check.name, check.status) for check in others] == [(name, "passed") for name in names]
+    assert (speaks.name, speaks.status) == ("speaks", "not tested")
+    assert "700.0 tokens per second" in others[-1].evidence
 
 
 def with_answer(evidence, endpoint, **changes):
@@ -79,7 +81,7 @@ def changed(evidence, **values):
 
 
 BROKEN_RECORD = Handshakes({}, "handshakes.json cannot be used")
-WAITS = "it waits for worker x: refused"
+WAITS = "the head waits for worker x: refused"
 WRONG_EVIDENCE = [
     ("handshake", "recorded no handshake", partial(changed, handshakes=Handshakes({ONE: ANSWER}))),
     ("handshake", "handshakes.json cannot be used", partial(changed, handshakes=BROKEN_RECORD)),
@@ -131,7 +133,7 @@ def test_wrong_reports_of_hosts(plan, name, text, service, of_service, of_host):
 def test_what_could_not_be_tested_has_the_reason(plan):
     report = judged(plan, unhealthy())
     assert [(check.name, check.evidence) for check in report.checks if check.status == "not tested"] == [
-        (name, "the server is not healthy") for name in ("handshake", "buffers", "known answer", "completion")
+        (name, "the server is not healthy") for name in ("handshake", "buffers", "known answer", "completion", "speaks")
     ]
 
 
@@ -144,10 +146,10 @@ def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, p
         return {"rc": 0}
 
     asleep = verify(described, healthy(plan, None), answers=answers, recorded=record)
-    left_so = [check["name"] for check in asleep["report"]["checks"] if "left so" in check["evidence"]]
+    left_so = [check["name"] for check in asleep["report"]["checks"] if "(asleep)" in check["evidence"]]
     assert left_so == ["known answer", "completion"]
     shown = capsys.readouterr().out
-    assert "Whether the server answers was not tested: its model is not loaded" in shown
+    assert "Whether the server answers was not tested: the model is not loaded" in shown
     assert "Ask it" not in shown
     assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
     wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
@@ -164,7 +166,7 @@ def test_a_known_answer_model_that_was_fetched_is_asked_its_question_too(plan):
     report = judged(plan._replace(model=model._replace(name="GLM")), healthy(plan, RIGHT._replace(text="2, 3 and 5")))
     assert report.passed
     (check,) = checks(report, "known answer")
-    assert (check.status, check.evidence) == ("not tested", "GLM is served, not the known-answer model")
+    assert (check.status, check.evidence) == ("not tested", "the cluster serves GLM, not the known-answer model")
 
 
 def closed(plan, probes=(), changed=(), **by_host):
@@ -173,7 +175,7 @@ def closed(plan, probes=(), changed=(), **by_host):
     :param by_host: host → its attempts to connect.
     """
     hosts = {name: reports(plan)[name]._replace(port_probes=attempts) for name, attempts in by_host.items()}
-    check = checks(judged(plan, hosts=hosts, probes=probes, changed=changed), "closed")[0]
+    check = checks(judged(plan, hosts=hosts, probes=probes, changed_hosts=changed), "closed")[0]
     assert check.subject == "192.0.2.11:50052"
     return check.status, check.evidence
 
@@ -186,8 +188,8 @@ def test_a_port_is_closed_where_somebody_else_than_the_head_could_not_connect(pa
     plan, endpoint = typed(pair.plan()), "192.0.2.11:50052"
     by_controller = [
         ({endpoint: None}, {}, "passed", "the controller reaches the host, but not this port"),
-        ({}, {}, "not tested", "neither another host nor the controller could try"),
-        ({endpoint: "192.0.2.10"}, {}, "not tested", "neither another host nor the controller could try"),
+        ({}, {}, "not tested", "not tested: no other host, nor the controller"),
+        ({endpoint: "192.0.2.10"}, {}, "not tested", "not tested: no other host, nor the controller"),
         ({endpoint: "192.0.2.99"}, {}, "failed", "the controller can connect from 192.0.2.99"),
     ]
     by_others = [
@@ -195,7 +197,7 @@ def test_a_port_is_closed_where_somebody_else_than_the_head_could_not_connect(pa
         ("worker1", tried("10.0.0.11", True), "failed", "worker1 can connect from 10.0.0.11"),
         ("worker2", tried("192.0.2.12", False), "passed", "worker2 reaches the host from 192.0.2.12, but not this"),
         ("worker2", tried("192.0.2.12", True), "failed", "worker2 can connect from 192.0.2.12: close the port"),
-        ("worker2", (), "not tested", "neither another host nor the controller"),
+        ("worker2", (), "not tested", "not tested: no other host, nor the controller"),
     ]
     for probes in ({}, {endpoint: "192.0.2.10"}):
         by_controller += [(probes, {name: attempts}, *expected) for name, attempts, *expected in by_others]
@@ -240,14 +242,14 @@ def test_links(plan):
         (
             LinkMeasurement(None, 0.2, without_iperf, False),
             "passed",
-            f"round trip 0.20 ms, {without_iperf}, the plan counts with it after -e llama_link_measure=true",
+            f"round trip 0.20 ms, {without_iperf}, run with -e llama_link_measure=true to use it in planning",
         ),
         (
             LinkMeasurement(None, None, without_iperf, False),
             "not tested",
-            f"{without_iperf}, the head's ping had no answer: it is measured again with -e llama_link_measure=true",
+            f"{without_iperf}, the head's ping got no answer: run with -e llama_link_measure=true to measure again",
         ),
-        (None, "not tested", "not measured yet: a run that reaches both ends measures it"),
+        (None, "not tested", "not measured yet: a run that reaches both hosts measures it"),
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))
@@ -259,7 +261,7 @@ def test_buffers_that_the_log_does_not_list_are_not_tested(plan):
     report = judged(plan, with_server(healthy(plan), buffers={}))
     assert report.passed
     assert [check.status for check in checks(report, "buffers")] == ["not tested", "not tested"]
-    assert "no sizes of buffers" in checks(report, "buffers")[-1].evidence
+    assert "lists no buffer sizes" in checks(report, "buffers")[-1].evidence
 
 
 def test_sizes_that_are_bounds_are_shown_and_do_not_fail(plan):
@@ -321,7 +323,7 @@ def test_hosts_are_judged_by_their_answers(local, plan, capsys):
     assert list(result["report"]["checks"][0]) == ["name", "subject", "status", "evidence"]
     assert "Ask it on here:" in capsys.readouterr().out
     result = verify(described, healthy(plan), answers={"here": {"unreachable": True}})
-    assert result["msg"].startswith("Verification failed: release of here: the host does not answer")
+    assert result["msg"].startswith("Verification failed: release of here: the host did not answer")
     assert result["failing"] == ["closed", "release"] or result["failing"] == ["release"]
     shown = capsys.readouterr().out
     assert "  FAILED      release" in shown
@@ -332,12 +334,15 @@ def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
     described = local.plan()
     evidence = unhealthy("refused", log=("bad model",))
     assert verify(described, evidence)["msg"].endswith("Its log ends in:\nbad model"), "nothing runs"
-    waiting = evidence._replace(waits_for=("it waits for worker x: silent",))
-    assert "check the firewalls" in verify(described, waiting)["msg"]
+    waiting = evidence._replace(waits_for=("the head waits for worker x: silent",))
+    assert "check firewalls" in verify(described, waiting)["msg"]
 
 
 def test_a_failure_names_the_worker_that_is_away_and_the_run_that_has_the_lock(local, plan):
-    lacks, other = "it needs nas's worker 192.0.2.12:50052: silent", Run("anna", "laptop7", "boot", 4711, "site.yml")
+    lacks, other = (
+        "the model needs nas's worker 192.0.2.12:50052: silent",
+        Run("anna", "laptop7", "boot", 4711, "site.yml"),
+    )
     evidence = healthy(plan, RIGHT._replace(error="status 500: proxy error"))._replace(waits_for=(lacks,), lock=other)
     asked = {"answers": {name: {"drift": drift} for name, drift in drifts(local.plan()).items()}}
     for arguments in (asked, {"gate": True}):
@@ -354,15 +359,15 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
     described, told = pair.plan(), []
     answers = {name: {"drift": drift} for name, drift in drifts(described).items()}
     all_hosts = ["head", "worker1", "worker2"]
-    waits = unhealthy(waits_for=("it waits for worker 192.0.2.11:50052: silent",))
+    waits = unhealthy(waits_for=("the head waits for worker 192.0.2.11:50052: silent",))
     for left, away in ((all_hosts, []), (["head", "worker2"], ["worker1"])):
         for arguments in ({"answers": answers}, {"gate": True}):
             play = {"ansible_play_hosts_all": all_hosts, "ansible_play_hosts": left}
             said = verify(described, *[waits] * 99, asked=told.append, play=play, **arguments)["msg"]
             assert told[-1]["plan"]["away"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
-            assert ("check the firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server, which may wait for it, gets 60 s for the question"
+            assert ("check firewalls" in said) is (not away)
+            line = "  worker1 did not answer: the server may wait for it, so its answer is limited to 60 s"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["away"] == ["worker1", "worker2"]
@@ -454,9 +459,9 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     assert " of one: " not in result["msg"]
     left = healthy(plan, None)
     left = left._replace(server=left.server._replace(buffers={}))
-    report = judged(plan, healthy(plan), others=[left, left])
+    report = judged(plan, healthy(plan), other_models=[left, left])
     assert report.passed
-    left_so = [(check.name, check.subject[:5]) for check in report.checks if "left so" in check.evidence]
+    left_so = [(check.name, check.subject[:5]) for check in report.checks if "(asleep)" in check.evidence]
     assert left_so == [(name, model) for model in ("two: ", "three") for name in ("known answer", "completion")]
     assert verify(typed_json.dump(plan), wrong, gate=True)["failed"]
     assert verify(typed_json.dump(plan), healthy(plan), gate=True) == {"changed": False}
@@ -465,5 +470,5 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
 def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(local):
     crashed = unhealthy("Connection refused", exits=Exits(3, "with status 1", ("bad model",)))
     result = verify(local.plan(), unhealthy("Connection refused"), crashed, gate=True)
-    assert "ended 3 times" in result["msg"]
+    assert "exited 3 times" in result["msg"]
     assert result["msg"].endswith("\nbad model")

@@ -74,9 +74,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert not tried
     failed = call(**programs)
     assert failed["failed"]
-    assert failed["msg"].startswith(
-        "Installing new: llama-server was tried on this host's processor and crashed with SIG"
-    )
+    assert failed["msg"].startswith("Installing new: llama-server was tried on this host's processor")
     assert tried == [
         (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
     ]
@@ -304,9 +302,8 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
 def test_what_is_said_otherwise_is_warned_of(monkeypatch, plugin):
     warned = []
     monkeypatch.setattr(action.display, "warning", warned.append)
-    monkeypatch.setattr(
-        plugin, "_install", lambda _arguments: {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
-    )
+    answer = {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
+    monkeypatch.setattr(plugin, "module", lambda **_arguments: answer)
     plugin.perform(installer.ReleaseArguments(builds.RELEASE._replace(source="binary"), builds.BUILD, "/p", "/c"))
     assert warned == [r"it\x1b is left out"]
 

@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -59,15 +59,22 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         until(kept)
 
 
+def watched(endpoints, argv=()):
+    """A healthy llama-server that does nothing."""
+    sample = progress.ProcessSample(progress.Activity("S", 0, 0, 0), [], {})
+    head = llama_server.WatchedServer([*argv], endpoints, "http://127.0.0.1:1", 0.01)
+    head.ready, head.health, head.update = True, (True, 0.0), lambda _clock: sample
+    return head
+
+
 @pytest.mark.parametrize(
     "asleep, said, after", [(True, b"401", True), (False, b"", False), (True, b'{"is_sleeping":false}', False)]
 )
 def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, after):
     """A proxy may answer, or a server that still has the key before the last one."""
-    head = llama_server.Head.__new__(llama_server.Head)
-    head.argv, head.ready, head.asleep = [llama_server.SLEEP], True, asleep
-    head.props_request = mock.Mock(reply=said, is_alive=lambda: False)
-    head._update_sleep(None, 0.0)
+    head = watched([], argv=[llama_server.SLEEP])
+    head.asleep, head.props_request = asleep, mock.Mock(reply=said, is_alive=lambda: False)
+    head.fault()
     assert (head.asleep, head.props_request) == (after, None)
 
 
@@ -79,7 +86,7 @@ def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
     assert found == [0, 1, 10, 11, 0]
 
 
-def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
+def test_a_host_that_acknowledges_nothing_is_a_lost_worker(monkeypatch):
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:A000 0B0200C0:C384 01 00000100:00000000 01:00000000 00000004     0        0 111 1\n"
@@ -87,13 +94,14 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker():
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
     links = progress.parse_tcp_table(table)
-    head = llama_server.Head.__new__(llama_server.Head)
-    head.endpoints, head.ready, head.missing_polls = [link.remote for link in links], True, 0
-    head.timers, head.asleep, head.props_request = progress.ConditionTimer(), False, None
+    head = watched([link.remote for link in links])
     look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), links, {})
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
-    assert [head._lost_workers(better if now == 30 else look, now) for now in (0, 19, 30, 31, 50)] == [None] * 5
-    fault = head._lost_workers(look, 51)
+    head.update = lambda clock: better if clock == 30 else look
+    clocks = iter((0, 19, 30, 31, 50, 51))
+    monkeypatch.setattr(llama_server, "time", SimpleNamespace(monotonic=lambda: next(clocks)))
+    assert [head.fault() for _number in range(5)] == [None] * 5
+    fault = head.fault()
     assert (fault.cause, fault._replace(model="m").cause) == ("lost_worker", "model_lost_worker")
     assert fault.lost == ["192.0.2.11:50052"]
     assert fault.finding == "lost worker 192.0.2.11:50052, whose host does not acknowledge data"
@@ -249,12 +257,14 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
     assert again.sent == first.sent
 
 
-def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(cluster, monkeypatch):
-    look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), [], {})
-    head = llama_server.Head([sys.executable, "-c", ""], ["192.0.2.1:50052"], "http://127.0.0.1:1", cluster.state, 0.01)
-    head.process.wait()
-    head.ready = head.missing_polls = False
-    assert [head._detect_stall(look, time.monotonic() + number) for number in range(3)] == [None, None, None]
+def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(monkeypatch):
+    for endpoints, silent in (["192.0.2.1:50052"], False), ([], True):
+        head, clocks = watched(endpoints), iter(time.monotonic() + number for number in range(3))
+        head.ready = False
+        with monkeypatch.context() as patched:
+            patched.setattr(llama_server, "time", SimpleNamespace(monotonic=lambda clocks=clocks: next(clocks)))
+            faults = [head.fault() for _number in range(3)]
+        assert [bool(fault and fault.silent) for fault in faults] == [False, silent, silent], faults
 
 
 class Pair:

@@ -117,8 +117,7 @@ def test_what_is_kept_for_the_cache_follows_the_settings(pair):
 
 
 @pytest.mark.parametrize(
-    "build, exact",
-    [("b11063", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])],
+    "build, exact", [("b11063", ["weights_mib", "kv_mib"]), ("b11669", ["weights_mib", "kv_mib"]), ("b12000", [])]
 )
 def test_a_build_beyond_those_that_were_read_has_bounds_alone(pair, build, exact):
     pair.hosts["head"]["variables"]["llama_release"] = build
@@ -359,7 +358,7 @@ def test_two_hosts_with_one_address(pair):
     pair.hosts["worker2"]["ansible_host"] = "192.0.2.11"
     assert "worker2 and worker1 both have the worker 192.0.2.11:50052" in pair.reason()
     pair.hosts["worker2"]["variables"]["llama_worker_endpoints"] = [{"port": 50062}]
-    assert "worker2 and worker1 both have the address 192.0.2.11: give each host its own" in pair.reason()
+    assert "worker2 and worker1 both have the address 192.0.2.11" in pair.reason()
 
 
 def test_two_heads_and_none(pair):
@@ -405,9 +404,7 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     pair.hosts["worker1"]["facts"]["memory_mib"] = pair.hosts["worker2"]["facts"]["memory_mib"] = 1900
     reason = pair.plan()["reasons"][0]
     assert "which holds 0" in reason
-    assert reason.endswith(
-        "; all memory of worker1, worker2 is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
-    )
+    assert "; all memory of worker1, worker2 is kept for the system" in reason
     for name in ("worker1", "worker2"):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "memory_mib": 900}]
     assert not pair.plan()["refused"]
@@ -674,7 +671,7 @@ def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
     for host in pair.hosts.values():
         host["variables"]["llama_release"] = BINARY
     pair.hosts["worker2"]["facts"]["architecture"] = "aarch64"
-    assert "the hosts differ (head x86_64, worker1 x86_64, worker2 aarch64): use source: git" in pair.reason()
+    assert "(head x86_64, worker1 x86_64, worker2 aarch64): use source: git" in pair.reason()
 
 
 TWO_GENERATIONS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FAULTS = runpy.run_path(str(Path(__file__).parents[1] / "lint" / "names.py"))["faults"]
+FAULTS = runpy.run_path(str(Path(__file__).with_name("names.py")))["faults"]
 GOOD = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\n" for number in range(100))
 
 
@@ -17,11 +17,7 @@ GOOD = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\
     [
         ("", 0, ""),
         ("found = of_host = 1\n", 0, ""),
-        (
-            "own = given = found = of = said = _told = left = kept = of_host = 1\nSHOWN = 1\n",
-            10,
-            "SHOWN",
-        ),
+        ("own = given = found = of = said = _told = left = kept = of_host = 1\nSHOWN = 1\n", 10, "SHOWN"),
         ("SIZE = 1\n'''Of a file.'''\n", 1, "lines.py:202: docstring starts with «Of»"),
         ("def read_size():\n    '''The same of a size.'''\n", 1, "docstring starts with «The same»"),
     ],

@@ -47,16 +47,16 @@ def install(tmp_path, call, monkeypatch):
         given.update(prefix=str(host / "prefix"), cache=str(host / "cache"), cluster=cluster)
         plugin = actions.made(action, check_mode=check, **given, **more)
 
-        def on_the_host(module_args, task_vars):
-            return call(check, module, **module_args)
+        def on_the_host(**arguments):
+            return call(check, module, **arguments)
 
-        def compile_there(arguments):
+        def compile_there(_job, **arguments):
             compiled.append(name)
             place(host, f"built by {name}")
-            return on_the_host(typed_json.dump(arguments), {})
+            return on_the_host(**arguments)
 
-        monkeypatch.setattr(plugin, "_execute_module", on_the_host)
-        monkeypatch.setattr(plugin, "_build", compile_there)
+        monkeypatch.setattr(plugin, "module", on_the_host)
+        monkeypatch.setattr(plugin, "background", compile_there)
         monkeypatch.setattr(plugin, "_transfer_source", lambda *_arguments: None)
         return plugin.run(task_vars={"inventory_hostname": name})
 
@@ -152,6 +152,9 @@ def test_builds_are_kept_for_one_cluster_and_one_builder(install):
 
 def test_names_stay_below_the_cache(controller):
     for name in ("..", "a/b", "../../x", "/etc", ".", "fe80::1"):
-        folder = build_cache.CachedBuild(name, name, "x")._archive.parent
+        build = build_cache.CachedBuild(name, name, "x")
+        with build.receive() as target:
+            target.write_text("packed")
+        folder = build.archive().parent
         assert folder.parent.parent == controller / "releases"
         assert folder.resolve() == folder

@@ -37,7 +37,7 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
         reason = local.reason()
         own[variable] = before
         assert reason.startswith(variable)
-        assert "which has a line break or another control character: remove it (host here)" in reason
+        assert "control character: remove it (host here)" in reason
         assert character not in reason
 
 
@@ -269,7 +269,7 @@ def test_a_host_may_report_anything(pair):
         for value in values:
             own[fact] = value
             reason = pair.reason()
-            assert reason.startswith(f"The report of worker1 about itself does not match this version's format ({fact}")
+            assert f"does not match this version's format ({fact}" in reason
             assert reason.isprintable()
             assert len(reason) < 500
         own[fact] = before
@@ -325,10 +325,7 @@ def test_what_is_to_be_measured_is_checked_when_it_is_planned():
     own.update(llama_model_known_answer={}, llama_benchmark_prompts=[0])
     task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     result = actions.run(plan, task_vars, page=False)
-    assert (
-        "nothing was changed: llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths has 0: use larger numbers."
-        in result["msg"]
-    )
+    assert "llama_benchmark_prompts or llama_benchmark_depths has 0: use" in result["msg"]
 
 
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):

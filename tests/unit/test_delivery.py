@@ -87,7 +87,7 @@ def test_a_token_is_in_no_argument_environment_output_or_file_that_others_can_re
     (tmp_path / "token").chmod(0o600)
     output = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert "m.gguf needs permission (HTTP 403): the token of llama_model_token_file has no access" in output
+    assert "(HTTP 403): the token of llama_model_token_file has no access" in output
     assert "hf_secret" not in output
     assert any("AnsiballZ_model" in path.name for path in found), "the module lies there while it runs"
     assert not [path for path, has in found.items() if has]
@@ -116,7 +116,7 @@ def test_a_copy_that_is_not_what_was_planned_is_refused(models):
     for content in (DATA[:-1], bytes(SIZE)):
         Path(file.path).parent.mkdir(parents=True, exist_ok=True)
         Path(file.path).write_bytes(content)
-        with pytest.raises(Refusal, match="differs from the planned file of the controller: run the playbook again"):
+        with pytest.raises(Refusal, match="differs from the planned file of the controller"):
             download.download_files([file], models, None, 1)
 
 

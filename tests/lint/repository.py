@@ -1,0 +1,130 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check links and line lengths of documentation, pins, the action group, sizes of packages, imports, names of backends, and names of tasks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "plugins"
+PAGES = [page for kind in ("*.md", "docs/*.md", "roles/*/*.md", "inventories/*/*.md") for page in ROOT.glob(kind)]
+MAX_LINE = 160
+MAX_FILES = 12
+"""Number of files in a package that a person can still look over."""
+OURS = "ansible_collections.llamacpp.cluster.plugins.module_utils."
+FROM_ANSIBLE = ("web.py", "ansible.module_utils.urls")
+"""The only import of module_utils beyond the standard library, for proxies, certificates and redirects."""
+BACKEND_FILES = (
+    *(
+        "launcher/exporter",
+        "llamacpp/backends",
+        "llamacpp/prebuilt",
+        "llamacpp/toolkits",
+        "llamacpp/words",
+        "planner/placement/devices",
+    ),
+    *(f"planner/advisories/{name}" for name in ("hardware", "memory", "table")),
+)
+"""Files that may name backends: records, toolkits, archives, advisories, and sensors of a vendor's devices."""
+DEVICE_FILES = ("facts/hardware", "facts/resources", "facts/host")
+"""Files that may name records of backends, because they read the devices of one vendor."""
+
+
+def page_faults(page: Path) -> Iterator[str]:
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file)):
+            yield f"{page}: {target}#{anchor} leads nowhere"
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE:
+            yield f"{page}:{number}: more than {MAX_LINE} characters"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def pin_faults() -> Iterator[str]:
+    direct, _blank, indirect = (ROOT / "requirements.txt").read_text().partition("\n\n")
+    for part, pattern in ((direct.split("\n", 1)[1], r"[\w.-]+==[\w.]+  # .+"), (indirect, r"[\w.-]+==[\w.]+")):
+        lines = (line for line in part.splitlines() if not re.fullmatch(pattern, line))
+        yield from (f"requirements.txt: {line}: pin exactly, and give direct requirements a comment" for line in lines)
+
+
+def package_faults() -> Iterator[str]:
+    files = [path for path in PLUGINS.rglob("*.py") if path.name != "__init__.py"]
+    for folder, count in Counter(path.parent for path in files).items():
+        if count > MAX_FILES and folder.name not in ("action", "modules"):
+            yield f"{folder}: {count} files, more than {MAX_FILES}"
+
+
+def source_faults(path: Path) -> Iterator[str]:
+    """Yield imports that hosts lack, and names of backends outside their files."""
+    others = [record for record in backends.RECORDS.values() if record is not backends.CPU]
+    words = {word for record in others for word in (record.name, backends.device_name(record.name, 0)[:-1])}
+    constants = {f"{module}.{record.name.upper()}" for record in others for module in ("backends", "words")}
+    tree = ast.parse(path.read_text())
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    may_name = str(path.with_suffix("")).endswith(BACKEND_FILES)
+    may_read = may_name or str(path.with_suffix("")).endswith(DEVICE_FILES)
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = ["." * node.level + (node.module or "")]
+        elif isinstance(node, ast.Constant) and node.value in words and id(node) not in documentation and not may_name:
+            yield f"{path}:{node.lineno}: {node.value} is a name of a backend: use its record"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in constants and not may_read:
+            yield f"{path}:{node.lineno}: {node.attr} is one backend: use a property of its record"
+        for module in modules if "module_utils" in path.parts else ():
+            known = module.split(".")[0] in sys.stdlib_module_names or module.startswith(OURS)
+            if not known and (path.name, module) != FROM_ANSIBLE:
+                yield f"{path}: {module} is missing on hosts"
+
+
+def task_faults(items: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield checks whose names do not state what holds, and checks that are skipped if it holds."""
+    for item in items:
+        name = item.get("name", "")
+        if re.match("(Stop|Fail) (where|when|if|unless|without|with)", name):
+            yield f"task «{name}»: name what holds"
+        if "ansible.builtin.fail" in item and "when" in item:
+            yield f"task «{name}»: use ansible.builtin.assert"
+        for part in ("tasks", "block", "rescue", "always"):
+            yield from task_faults(item.get(part, []))
+
+
+def faults() -> Iterator[str]:
+    groups = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text())["action_groups"]
+    if groups["cluster"] != sorted(path.stem for path in PLUGINS.glob("modules/*.py")):
+        yield "meta/runtime.yml: the action group must have all modules"
+    for page in sorted(PAGES):
+        yield from page_faults(page)
+    yield from pin_faults()
+    yield from package_faults()
+    for path in sorted(PLUGINS.rglob("*.py")):
+        yield from source_faults(path)
+    for path in (*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")):
+        content = yaml.safe_load(path.read_text())
+        yield from task_faults(content if isinstance(content, list) else [])
+
+
+if __name__ == "__main__":
+    lines = list(faults())
+    print("\n".join(lines), end="\n" * bool(lines))
+    sys.exit(bool(lines))
