@@ -109,6 +109,8 @@ class ModelPlan(NamedTuple):
     """commit of the repository; null without one"""
     files: tuple[ModelFilePlan, ...]
     """files, also of llama_model_mmproj and llama_model_draft, parts in their order; empty for the known-answer model"""
+    chat_template: Absent[bool] = None
+    """whether its file has a chat template; missing if that is not known"""
 
 
 class HeadMemory(NamedTuple):

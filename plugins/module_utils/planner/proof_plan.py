@@ -38,8 +38,10 @@ PROCESSORS_CONTEXT = 1536
 """Context if only processors are proven: their kernels are the same for longer prompts."""
 START_S = 2
 """Seconds in which a llama-server starts and stops."""
-REACHED = 0.28
+REACHED, REACHED_BY_EXPERTS = 0.4, 0.2
 """Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
+LIMIT_TIMES = 1.5
+"""Multiple of the prediction after which the processor answers no further long prompts."""
 PATIENCE_S, PATIENCE_TIMES = 300, 5
 """Time that a server may take to be healthy or to answer: seconds, and a multiple of the whole proof's prediction."""
 REPLACED_OPTIONS = f"""
@@ -88,9 +90,10 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
     asked = questions.list_questions(context)
     variants = questions.of_variants(asked) * (1 + (workload.cache.type_v == "f16"))
     rate = cost_model.processor_rate(head.facts)
+    gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
-        return _compute_s(summary, [*asked, *variants], layers, rate.gb_per_s, rate.prompt_gflops)
+        return _compute_s(summary, [*asked, *variants], layers, rate.gb_per_s, gflops)
 
     per_layer = reference_s(1) - reference_s(0)
     room = layer_sample.Room(min(LARGEST_FILE, capacity), max(1, int((seconds - reference_s(0)) / per_layer)))
@@ -111,16 +114,20 @@ def _compute_s(
 ) -> float:
     """Return the seconds in which a device answers questions with so many layers."""
     share = layers / summary.layers
-    weights = sum(summary.layer_bytes) * cost_model.active_share(summary) * share + summary.output_bytes
+    weights = sum(summary.layer_bytes) * share + summary.output_bytes
     tokens = questions.count_tokens(asked)
     outside = summary.width * summary.vocabulary
-    groups = [group for group in summary.named_tensors if group.layers is not None]
-    parameters = (
-        sum(math.prod(group.shape) * group.how_many for group in groups) * cost_model.active_share(summary) * share
-    )
+    dense, experts = 0.0, 0.0
+    for group in summary.named_tensors:
+        if group.layers is not None:
+            parameters = math.prod(group.shape) * group.how_many * share
+            if cost_model.EXPERTS.search(group.name):
+                experts += parameters * cost_model.active_share(summary)
+            else:
+                dense += parameters
     pairs = questions.count_pairs(asked) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed = parameters * tokens + outside * len(asked) + pairs
-    return len(asked) * weights / 1e9 / gb_per_s + 2e-9 * computed / (gflops * REACHED)
+    computed = (dense * tokens + outside * len(asked) + pairs) / REACHED + experts * tokens / REACHED_BY_EXPERTS
+    return len(asked) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
 
 
 def with_proof(plan: Plan) -> Plan:
@@ -158,6 +165,7 @@ def work_of(plan: Plan) -> Work | None:
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),
+        limit_s=math.ceil(LIMIT_TIMES * proof.seconds),
         patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
         processor=_side(plan, None),
         variants=tuple(variants),

@@ -21,6 +21,7 @@ SHORT = {
     "prompts of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
 }
 """Group → lengths of prompts, chosen around the lengths at which devices change from one kernel to another."""
+LONGEST_SHORT = 513
 VARIANT_LENGTH = 257
 """Length of the longest prompt that variants of the processor answer."""
 LONG = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(4098, 4110), 4200)
@@ -49,6 +50,11 @@ class Question(NamedTuple):
     """whether it is plain text"""
     grows: bool = False
     """whether it continues the prompt before"""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is one of LONG."""
+        return self.length > LONGEST_SHORT
 
 
 class Tokens(NamedTuple):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -205,7 +206,7 @@ def _compute_reference(work: Work, folder: Path, owner: Owner) -> Reference:
     try:
         with _serve(work, folder, owner, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
-            right = server.answers(asked, tokens)
+            right = server.answers(asked, tokens, work.limit_s)
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
     if not asked or min(map(len, right)) < 2:
@@ -235,7 +236,7 @@ def _compare(work: Work, folder: Path, owner: Owner, reference: Reference, side:
     verdict = Verdict(side.id, side.name, work.micro_batch)
     asked = questions.list_questions(work.context)
     try:
-        answers = _answers(work, folder, owner, reference.tokens, side)
+        answers = _answers(work, folder, owner, reference, side)
     except Failure as failure:
         return verdict._replace(failure=str(failure))
     groups = questions.distances(asked, reference.answers, answers)
@@ -243,7 +244,7 @@ def _compare(work: Work, folder: Path, owner: Owner, reference: Reference, side:
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
 
 
-def _answers(work: Work, folder: Path, owner: Owner, tokens: Tokens, side: Side) -> list[Answer]:
+def _answers(work: Work, folder: Path, owner: Owner, reference: Reference, side: Side) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
     :raises Failure: it does not answer all questions.
@@ -252,7 +253,8 @@ def _answers(work: Work, folder: Path, owner: Owner, tokens: Tokens, side: Side)
     while True:
         try:
             with _serve(work, folder, owner, side) as server:
-                return server.answers(questions.list_questions(work.context), tokens)
+                asked = questions.list_questions(work.context)[: len(reference.answers)]
+                return server.answers(asked, reference.tokens)
         except Failure as failure:
             lost = LOST.search(str(failure))
             if lost and work.client:
@@ -301,12 +303,18 @@ class _Server(NamedTuple):
         prefix = special_tokens[: special_tokens.index(plain[0])]
         return Tokens(tuple(prefix), tuple(plain), questions.random_tokens(vocabulary))
 
-    def answers(self, asked: Sequence[Question], tokens: Tokens) -> list[Answer]:
+    def answers(self, asked: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
         """Return the answers to questions.
 
-        :raises Failure: it does not answer all of them.
+        :param seconds: time after which no further long prompts are asked.
+        :raises Failure: it does not answer them.
         """
-        return [self._answer(tokens.prompt(question), question.grows) for question in asked]
+        answers, deadline = [], time.monotonic() + seconds
+        for question in asked:
+            if question.is_long and time.monotonic() > deadline:
+                break
+            answers.append(self._answer(tokens.prompt(question), question.grows))
+        return answers
 
     def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
         question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED}

@@ -56,6 +56,8 @@ class Work(NamedTuple):
     """tokens"""
     micro_batch: Count
     """tokens that a device computes together"""
+    limit_s: Seconds
+    """time after which the processor answers no further long prompts, so that a slow one holds nobody up"""
     patience: Seconds
     """time in which a server has to be healthy, and to answer each question"""
     processor: Side

@@ -288,13 +288,16 @@ def request_lines(plan: Plan) -> list[str]:
     """Return a request to the server as a shell command."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
-    question |= (
-        replies.question_without_text("Once upon a time")
-        if path
-        else {"prompt": "", "temperature": 0}
-        if plan.per_model()[0].model.known_answer
-        else {"prompt": "Once upon a time", "max_tokens": 32}
-    )
+    model = plan.per_model()[0].model
+    if path:
+        question |= replies.question_without_text("Once upon a time")
+    elif model.known_answer:
+        question |= {"prompt": "", "temperature": 0}
+    elif model.chat_template:
+        path = "/v1/chat/completions"
+        question["messages"] = [{"role": "user", "content": "Say hello."}]
+    else:
+        question |= {"prompt": "Once upon a time", "max_tokens": 32}
     key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
     return command_lines(
         ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "

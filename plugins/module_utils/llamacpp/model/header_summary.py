@@ -192,6 +192,7 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
         **_sizes(tensors, counts["layers"]),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group(tensors),
+        "chat_template": "tokenizer.chat_template" in metadata,
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
     }

@@ -88,6 +88,8 @@ class ModelSummary(NamedTuple):
     bytes: Optional[Size] = None
     """Bytes of all files."""
     files: tuple[NamedFile, ...] = ()
+    chat_template: Optional[bool] = None
+    """Whether the file has a chat template; None if the summary does not say."""
 
     @property
     def named_tensors(self) -> tuple[TensorGroup, ...]:

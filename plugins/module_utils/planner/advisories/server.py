@@ -99,6 +99,15 @@ def uncounted_models(context: AdvisoryContext) -> Cases:
     return cases
 
 
+def missing_chat_template(context: AdvisoryContext) -> Cases:
+    """Return the head if the model generates text and its file has no chat template."""
+    model, head = context.plan.model, context.plan.head
+    words = [word for word in context.server.extra_args if word.startswith("--chat-template")]
+    if model.chat_template is not False or words or context.plan.estimate.generation_range is None:
+        return []
+    return [(head.host, {"model": model.name})]
+
+
 def cut_context(context: AdvisoryContext) -> Cases:
     """Return the head if the operator asks for a longer context than requests can use."""
     head, server = context.plan.head, context.server

@@ -301,6 +301,18 @@ ADVISORIES = (
         "docs/models.md",
     ),
     Advisory(
+        "chat-template-missing",
+        "warning",
+        server.missing_chat_template,
+        "The file of {model} has no chat template, so llama-server applies one that the model was not trained with to chats.",
+        (
+            "use an instruct model for chats",
+            "add --chat-template to llama_server_extra_args",
+            "accept this advisory if clients only complete text",
+        ),
+        "docs/models.md",
+    ),
+    Advisory(
         "context-cut",
         "warning",
         server.cut_context,

@@ -83,12 +83,16 @@ def processor_rate(facts: Facts) -> Rate:
     )
     cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
-        vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
-        reached = cores * device_rates.CORE_GFLOPS[vectors]
-        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, reached))
+        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores_gflops(facts)))
         if cores_rate < rate.gb_per_s:
             rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED, factor=max(rate.factor, UNKNOWN_FACTOR))
     return rate
+
+
+def cores_gflops(facts: Facts) -> float:
+    """Return what the cores of the host's processor compute, whatever the limits of its memory."""
+    vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
+    return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
 
 
 def is_board(facts: Facts) -> bool:
