@@ -2,10 +2,10 @@
 llama-servers; here they are stand-ins that answer as recorded ones do."""
 
 import html
-import http.server
 import json
 import os
 import re
+import socketserver
 import subprocess
 import sys
 import threading
@@ -30,10 +30,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import ques
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Bounds
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
-    ProofWork,
     Remedy,
     Side,
     Verdict,
+    ProofWork,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
@@ -115,19 +115,12 @@ def test_layers_of_a_model_in_parts_are_one_file(tmp_path):
     assert bytes_of(tmp_path / "cut.gguf") == bytes_of(first)
 
 
-@pytest.mark.parametrize(
-    "keys, layers, why",
-    [
-        (KEYS[:1], (0,), "None layers, and not all of 0"),
-        (KEYS, (0, 4), "4 layers, and not all of 0, 4"),
-        (KEYS, (), "4 layers"),
-        ((KEYS[0], ("unheard.block_count", gguf_files.STRING, "4")), (0,), "'4' layers"),
-    ],
-)
-def test_a_file_without_these_layers(tmp_path, keys, layers, why):
-    (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
-    with pytest.raises(gguf.GGUFError, match=why):
-        layer_sample.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
+def test_a_file_without_these_layers(tmp_path):
+    text = (KEYS[0], ("unheard.block_count", gguf_files.STRING, "4"))
+    for keys, layers, why in ((KEYS[:1], (0,), "None"), (KEYS, (0, 4), "4"), (KEYS, (), "4"), (text, (0,), "'4'")):
+        (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
+        with pytest.raises(gguf.GGUFError, match=f"{why} layers, and not all of {', '.join(map(str, layers))}"):
+            layer_sample.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
 
 def summary_of(groups, layers=8, architecture="llama", **keys):
@@ -151,20 +144,20 @@ LATENT = {"layers": 27, "architecture": "deepseek2"}
 @pytest.mark.parametrize(
     "groups, keys, room, layers, every_kind, experts",
     [
-        pytest.param(ALIKE, {}, 99, range(8), True, True, id="all"),
-        pytest.param(ALIKE, {}, 1, (0,), True, True, id="one"),
-        pytest.param(ALIKE, {}, 2, (0, 7), True, True, id="first and last"),
-        pytest.param(ALIKE, {}, 3, (0, 4, 7), True, True, id="spread over the depth"),
-        pytest.param(RARE, {}, 6, (0, 2, 3, 4, 7, 5), True, True, id="a rare kind at its place"),
-        pytest.param(TWO, {}, 1, (0,), False, True, id="one of two"),
-        pytest.param(MIXED, {}, 4, (0, 1, 6, 7), True, True, id="kinds in turn"),
-        pytest.param(MIXED, {}, 3, (0, 1, 6), True, True, id="kinds in turn, an odd number"),
-        pytest.param(ALIKE, PATTERN, 4, (0, 3, 2, 7), True, True, id="a pattern keeps its places"),
-        pytest.param(EXPERTS, {}, 3, (0, 3, 7), True, True, id="one of the leading dense layers"),
-        pytest.param(EXPERTS, {}, 1, (0,), False, False, id="dense layers alone"),
-        pytest.param(ALIKE, {"attention__shared_kv_layers": 4}, 5, (0, 1, 2, 3, 4), True, True, id="a shared cache"),
-        pytest.param(FURTHER, {"nextn_predict_layers": 1}, 9, range(7), True, True, id="further tokens"),
-        pytest.param({"blk.*.a": range(27)}, LATENT, 27, range(27), True, True, id="recognised by its layers"),
+        (ALIKE, {}, 99, range(8), True, True),  # all
+        (ALIKE, {}, 1, (0,), True, True),  # one
+        (ALIKE, {}, 2, (0, 7), True, True),  # first and last
+        (ALIKE, {}, 3, (0, 4, 7), True, True),  # spread over the depth
+        (RARE, {}, 6, (0, 2, 3, 4, 7, 5), True, True),  # a rare kind at its place
+        (TWO, {}, 1, (0,), False, True),  # one of two
+        (MIXED, {}, 4, (0, 1, 6, 7), True, True),  # kinds in turn
+        (MIXED, {}, 3, (0, 1, 6), True, True),  # kinds in turn, an odd number
+        (ALIKE, PATTERN, 4, (0, 3, 2, 7), True, True),  # a pattern keeps its places
+        (EXPERTS, {}, 3, (0, 3, 7), True, True),  # one of the leading dense layers
+        (EXPERTS, {}, 1, (0,), False, False),  # dense layers alone
+        (ALIKE, {"attention__shared_kv_layers": 4}, 5, (0, 1, 2, 3, 4), True, True),  # a shared cache
+        (FURTHER, {"nextn_predict_layers": 1}, 9, range(7), True, True),  # further tokens
+        ({"blk.*.a": range(27)}, LATENT, 27, range(27), True, True),  # recognised by its layers
     ],
 )
 def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
@@ -177,19 +170,16 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
     assert isinstance(less, str) if len(layers) == 1 or "architecture" in keys else len(less.layers) < len(layers)
 
 
-@pytest.mark.parametrize(
-    "groups, keys, room, why",
-    [
+def test_why_no_layers_are_taken():
+    for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the tables have 0.0 GiB, the limit is 0.0"),
         ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and all of them are too many"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each of them"),
-        (None, {}, 9000, "names of its tensors are not known"),
-    ],
-)
-def test_why_no_layers_are_taken(groups, keys, room, why):
-    summary, outside = summary_of(groups or {}, **keys)
-    summary = summary if groups else summary._replace(tensors=None)
-    assert why in layer_sample.choose(summary, layer_sample.Room(outside + room, 99))
+    ):
+        summary, outside = summary_of(groups, **keys)
+        assert why in layer_sample.choose(summary, layer_sample.Room(outside + room, 99))
+        unnamed = layer_sample.choose(summary._replace(tensors=None), layer_sample.Room(outside + room, 99))
+        assert unnamed.startswith("the names of its tensors are not known")
 
 
 # ------------------------------------------------------------------------------------------------- what is compared
@@ -293,15 +283,15 @@ def test_each_side_is_the_planned_command_line_on_one_device(served):
     work = proof_plan.work_of(plan)
     assert (work.layers, plan.head.proof.coverage(80)) == (tuple(range(80)), "80 of 80 layers")
     shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 1536"]
-    expected = {
-        work.processor: ["--device none", "--n-gpu-layers 0", "--no-repack"],
-        work.devices[0]: ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.11:50052 "],
-        work.devices[1]: ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.12:50052 "],
-    }
-    for side, words in expected.items():
+    device = ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.1"]
+    for side, words in (
+        (work.processor, ["--device none", "--n-gpu-layers 0", "--no-repack"]),
+        (work.devices[1], device),
+    ):
         line = " ".join(side.argv)
         assert [word for word in [*words, *shared] if word not in line] == [], line
         assert not {"--model", "--host", "--port", "--metrics", "--tensor-split"}.intersection(side.argv)
+    assert [side.argv[2] for side in work.devices] == ["192.0.2.11:50052", "192.0.2.12:50052"]
     assert work.variants == (("--repack",), ("--flash-attn", "off"))
     assert work.sockets
     assert work.patience > 5 * (plan.head.proof.seconds + plan.head.proof.outage_s)
@@ -380,8 +370,8 @@ def test_what_needs_a_new_proof(served, host, settings, facts, new):
 def test_a_model_that_generates_no_text_and_the_known_answer_model_need_no_proof(served):
     served.set("head", llama_server_extra_args=["--embeddings"])
     assert work_of(served) is None
-    served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_model_known_answer=known_answer_of())
-    served.set("head", llama_server_extra_args=[])
+    served.set("head", llama_model_path=None, llama_model_gguf_summary=None, llama_server_extra_args=[])
+    served.set("head", llama_model_known_answer=known_answer_of())
     assert work_of(served) is None
 
 
@@ -419,9 +409,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     action = actions.made(action_plugin, plan=plan)
     proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
     action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
-    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
-        "two: worker2 cpu computes incorrectly"
-    )
+    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith("two: worker2 cpu computes wrong")
 
 
 # ------------------------------------------------------------------------------------------------------- how it is run
@@ -530,8 +518,8 @@ def test_each_device_that_computes_correctly_is_shown_with_its_distance(prove, t
 @pytest.mark.programs
 def test_the_bound_follows_from_variants_that_answer(prove):
     for reference, variants, said in (
-        (1, (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
-        (2, ("crashes", "none"), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (1, (), "computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (2, ("crashes", "none"), "computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
         (3, ("near", "right"), "computes correctly (distance 0.052, allowed 0.062)"),
     ):
         (verdict,) = prove("right", ("rounds",), variants, reference=reference).devices
@@ -539,16 +527,10 @@ def test_the_bound_follows_from_variants_that_answer(prove):
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "devices, client, remedies",
-    [
-        pytest.param(("starting", "lost"), (), (), id="a worker that starts, and a connection that broke"),
-        pytest.param(("comes back",), ("/usr/bin/env",), ("none",), id="a worker behind a tunnel, started again"),
-    ],
-)
-def test_what_is_no_verdict(prove, monkeypatch, devices, client, remedies):
+@pytest.mark.parametrize("devices, client", [(("starting", "lost"), ()), (("comes back",), ("/usr/bin/env",))])
+def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices, client):
     monkeypatch.setattr(run, "RESTART_SECONDS", 2)
-    proof = prove("right", devices, remedies=remedies, client=client)
+    proof = prove("right", devices, remedies=("none",), client=client)
     assert (proof.untested, proof.failures()) == (None, [])
 
 
@@ -556,21 +538,21 @@ def test_what_is_no_verdict(prove, monkeypatch, devices, client, remedies):
 @pytest.mark.parametrize(
     "how, remedies, said",
     [
-        ("wrong", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0."),
-        ("wrong once", (), "computes incorrectly in one of the prompts of 9 to 64 tokens (distance 0."),
-        ("none", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
+        ("wrong", (), "computes wrong in prompts of 2 to 8 tokens (distance 0."),
+        ("wrong once", (), "computes wrong in one of the prompts of 9 to 64 tokens (distance 0."),
+        ("none", (), "computes wrong in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
         ("crashes", (), "crashes with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"),
         ("cannot load", (), "crashes with status 1: llama_model_load: error loading model: unknown kind"),
         ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
         ("away", (), "crashes with status 1: ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1"),
-        ("hangs", ("right",), "was not healthy within 3 s: its log is empty"),
+        ("hangs", ("right",), "was not healthy within 8 s: its log is empty"),
         ("stops", ("wrong", "right", "none"), "not supported; with s: right it computes correctly"),
         ("wrong", ("crashes", "none"), "allowed 0.050); none of these helps: s: crashes; s: none"),
     ],
 )
 def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(prove, monkeypatch, how, remedies, said):
     monkeypatch.setattr(run, "WORKER_SECONDS", 1)
-    proof = prove("right", ("right", how), remedies=remedies, patience=3 if how == "hangs" else 30)
+    proof = prove("right", ("right", how), remedies=remedies, patience=8 if how == "hangs" else 30)
     [sentence] = proof.failures()
     assert sentence.startswith("worker1 cpu ")
     assert said in sentence
@@ -581,13 +563,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers does not compute numbers"),
-        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
+        ("none", {}, "head's processor with 2 layers computes no numbers"),
+        ("sure", {}, "head's processor with 2 layers computes no numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
-        ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
+        ("right", {"bytes": 1 << 60}, "a file of 2 layers with 1099511627776 MiB does not fit"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "does not compute numbers"),
+        ("right", {"context": 2}, "computes no numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
@@ -634,23 +616,16 @@ def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypa
 @pytest.mark.programs
 @pytest.mark.parametrize("how, why", [("hangs", "was not healthy within 1 s"), ("right", "Address already in use")])
 def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, why):
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        do_POST = do_GET
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
+    handler = mock.Mock()  # it closes connections without an answer, and none of them is a question
+    handler.side_effect = lambda connection, *_arguments: questions_seen.append(connection.recv(9))
+    questions_seen = []
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setattr(run, "_free_port", lambda: other.server_port)
-        proof = prove(how, sockets=False, patience=1)
+        monkeypatch.setattr(run, "_free_port", lambda: other.server_address[1])
+        proof = prove(how, sockets=False, patience=1 if how == "hangs" else 30)
         other.shutdown()
     assert why in proof.untested
-    assert asked == []
+    assert set(questions_seen) <= {b""}
 
 
 @pytest.mark.programs
@@ -671,14 +646,13 @@ def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(wor
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
-    path, verdict = tmp_path / names.PROOF, Verdict(ID(1), "x", 512, 0.01, 0.05, "prompts")
+    path = tmp_path / names.PROOF
     assert run.read_record(path).verdicts == ()
-    run.keep(path, Proof(2, devices=(verdict,)))
-    again = verdict._replace(distance=0.02)
-    run.keep(path, Proof(3, devices=(again,)))
-    assert run.read_record(path).verdicts == (again,)
+    for distance in (0.01, 0.02):
+        run.keep(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
+    assert run.read_record(path).verdicts == (RIGHT._replace(distance=0.02),)
     for number in range(run.VERDICTS):
-        run.keep(path, Proof(3, devices=(verdict._replace(id=ID(number + 100)),)))
+        run.keep(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
     assert [one.id for one in run.read_record(path).verdicts] == [ID(number + 100) for number in range(run.VERDICTS)]
     path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
     assert run.read_record(path).verdicts == ()
@@ -703,7 +677,7 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
             "once",
             "systemd",
             0,
-            r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
+            r"worker2 cpu computes wrong in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
         (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
         (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
@@ -768,7 +742,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
         ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml proves"),
         ((RIGHT,), "not tested", "allowed 0.050); worker2 cpu: not proven; "),
         ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); by 80 of 80 layers"),
-        ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly in prompts of 2 to 8 tokens"),
+        ((RIGHT, WRONG), "not tested", "worker2 cpu computes wrong in prompts of 2 to 8 tokens"),
         ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes by signal 6"),
     ],
 )
@@ -785,12 +759,15 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, sai
         assert (judge.NOT_REPEATED in evident, evident.endswith(told)) == (unproven, True)
 
 
+FEW = {"layers": (0,), "every_kind": False}
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
         ({"layers": (), "reason": "no names"}, "no layers of this model can prove the devices: no names"),
-        ({"layers": (0, 79), "every_kind": False}, "by 2 of 80 layers, not one of every kind"),
-        ({"layers": (0,), "every_kind": False, "experts": False}, "by 1 of 80 layers, none with experts"),
+        (FEW, "by 1 of 80 layers, not one of every kind"),
+        ({**FEW, "experts": False}, "by 1 of 80 layers, none with experts"),
     ],
 )
 def test_verify_says_what_a_proof_does_not_cover(served, changes, said):

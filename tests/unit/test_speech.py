@@ -64,9 +64,8 @@ def test_a_server_that_reports_no_probabilities_is_not_judged(model, read):
 
 
 def test_a_slow_server_reads_less(monkeypatch):
-    clock, model = iter(range(0, 1000)), Model()
-    monkeypatch.setattr(speech, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert len(speech.take_reading(model.ask, "f" * 16, None).logarithms) == speech.SECONDS
+    monkeypatch.setattr(speech, "time", SimpleNamespace(monotonic=iter(range(1000)).__next__))
+    assert len(speech.take_reading(Model().ask, "f" * 16, None).logarithms) == speech.SECONDS
 
 
 @pytest.fixture
@@ -140,18 +139,17 @@ def test_the_model_of_several_that_is_asked_reads(served):
 
 
 def test_the_same_text_is_compared_across_releases_and_devices(served):
-    def identifier(**settings):
-        for host in served.hosts if "llama_release" in settings else ["head"]:
-            served.set(host, **settings)
-        return typed(served.accepted()).head.reading
-
-    first = identifier()
-    release = served.hosts["head"]["variables"]["llama_release"]
-    assert identifier(llama_release={**release, "checksum": "sha256:" + "b" * 64}) == first
-    assert identifier(llama_server_parallel=2, llama_server_port=9090, llama_server_flash_attention="on") == first
-    assert identifier(llama_server_cache_type_k="q8_0") != first
-    served.set("head", llama_server_cache_type_k="f16")
-    assert identifier(llama_model_path="/models/other.gguf") != first
+    first = typed(served.accepted()).head.reading
+    release = {**served.hosts["head"]["variables"]["llama_release"], "checksum": "sha256:" + "b" * 64}
+    for host in served.hosts:
+        served.set(host, llama_release=release)
+    for settings, same in (
+        ({"llama_server_parallel": 2, "llama_server_port": 9090, "llama_server_flash_attention": "on"}, True),
+        ({"llama_server_cache_type_k": "q8_0"}, False),
+        ({"llama_server_cache_type_k": "f16", "llama_model_path": "/models/other.gguf"}, False),
+    ):
+        served.set("head", **settings)
+        assert (typed(served.accepted()).head.reading == first) == same
 
 
 @pytest.mark.parametrize("bits, kept", [(1.02, ["0.50", "1.02"]), (1.5, None), (None, ["0.50", "1.00"])])
@@ -174,12 +172,11 @@ def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
 
 
 def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
-    path = tmp_path / names.READING
+    path, kept = tmp_path / names.READING, (Reading(OTHER, (-1.0,), 4),)
     assert evidence._earlier_readings(path) == ()
-    path.write_text('{"readings": [{"id": "0123456789abcdef", "logarithms": [-1.0], "bytes": 4}]}')
-    assert evidence._earlier_readings(path) == (Reading("0123456789abcdef", (-1.0,), 4),)
-    path.write_text('{"readings": [{"id": 1}]}')
-    assert evidence._earlier_readings(path) == ()
+    for text, expected in ((json.dumps({"readings": typed_json.dump(kept)}), kept), ('{"readings": [{"id": 1}]}', ())):
+        path.write_text(text)
+        assert evidence._earlier_readings(path) == expected
 
 
 def test_the_record_of_readings_is_bounded(served):
