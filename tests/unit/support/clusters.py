@@ -78,7 +78,7 @@ def strix_halos(count, gib, backend="hip", build=11434, **variables):
 def with_small_layers(cluster, summary, **variables):
     """A cluster whose head serves a model with layers of 1 MiB, on workers alone."""
     whole, *rows = summary["tensors"]
-    tensors = [{**whole, "bytes": 1 << 20, "shape": [512, 512]}, *rows]
+    tensors = [{**whole, "bytes": 1 << 20, "shape": [2048, 2048]}, *rows]
     known = {**summary, "layer_bytes": [1 << 20] * summary["layers"], "tensors": tensors}
     settings = {"llama_model_path": "/models/big.gguf", "llama_model_gguf_summary": known, "llama_placement": "all"}
     cluster.set("head", llama_model_known_answer=None, **settings, **variables)
