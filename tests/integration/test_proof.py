@@ -11,7 +11,7 @@ import real_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, ProofWork
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from conftest import free_port
 
 MODELS = {
@@ -63,6 +63,7 @@ def prove(programs, workers, tmp_path):
             sockets=True,
             context=context,
             micro_batch=512,
+            limit_s=300,
             patience=60,
             processor=side(0, "head's processor", None),
             variants=(("--repack",), *([] if quantised else [("--flash-attn", "off")])),

@@ -30,10 +30,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import ques
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Bounds
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
+    ProofWork,
     Remedy,
     Side,
     Verdict,
-    ProofWork,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
@@ -482,7 +482,8 @@ def work(tmp_path):
     def of(processor="right", devices=("right", "right"), variants=(), remedies=(), reference=99, **changed):
         return ProofWork(
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
-            **{"account": None, "environment": {}, "client": (), "sockets": True, "micro_batch": 512, "patience": 30},
+            **{"account": None, "environment": {}, "client": (), "sockets": True, "micro_batch": 512},
+            **{"limit_s": 300, "patience": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
             variants=tuple((how,) for how in variants),
             devices=tuple(Side(ID(n), f"worker{n} cpu", (str(program), how)) for n, how in enumerate(devices)),
@@ -565,13 +566,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers computes no numbers"),
-        ("sure", {}, "head's processor with 2 layers computes no numbers"),
+        ("none", {}, "head's processor with 2 layers does not compute numbers"),
+        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "a file of 2 layers with 1099511627776 MiB does not fit"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "computes no numbers"),
+        ("right", {"context": 2}, "does not compute numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
