@@ -11,7 +11,7 @@ import real_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, ProofWork
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from conftest import free_port
 
 MODELS = {
