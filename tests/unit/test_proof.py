@@ -30,10 +30,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import ques
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Bounds
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
+    ProofWork,
     Remedy,
     Side,
     Verdict,
-    ProofWork,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
@@ -409,7 +409,9 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     action = actions.made(action_plugin, plan=plan)
     proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
     action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
-    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith("two: worker2 cpu computes wrong")
+    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
+        "two: worker2 cpu computes incorrectly"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- how it is run
@@ -518,8 +520,8 @@ def test_each_device_that_computes_correctly_is_shown_with_its_distance(prove, t
 @pytest.mark.programs
 def test_the_bound_follows_from_variants_that_answer(prove):
     for reference, variants, said in (
-        (1, (), "computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
-        (2, ("crashes", "none"), "computes wrong in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (1, (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (2, ("crashes", "none"), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
         (3, ("near", "right"), "computes correctly (distance 0.052, allowed 0.062)"),
     ):
         (verdict,) = prove("right", ("rounds",), variants, reference=reference).devices
@@ -538,9 +540,9 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
 @pytest.mark.parametrize(
     "how, remedies, said",
     [
-        ("wrong", (), "computes wrong in prompts of 2 to 8 tokens (distance 0."),
-        ("wrong once", (), "computes wrong in one of the prompts of 9 to 64 tokens (distance 0."),
-        ("none", (), "computes wrong in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
+        ("wrong", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0."),
+        ("wrong once", (), "computes incorrectly in one of the prompts of 9 to 64 tokens (distance 0."),
+        ("none", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
         ("crashes", (), "crashes with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"),
         ("cannot load", (), "crashes with status 1: llama_model_load: error loading model: unknown kind"),
         ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
@@ -563,13 +565,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers computes no numbers"),
-        ("sure", {}, "head's processor with 2 layers computes no numbers"),
+        ("none", {}, "head's processor with 2 layers does not compute numbers"),
+        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
-        ("right", {"bytes": 1 << 60}, "a file of 2 layers with 1099511627776 MiB does not fit"),
+        ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "computes no numbers"),
+        ("right", {"context": 2}, "does not compute numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
@@ -677,7 +679,7 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
             "once",
             "systemd",
             0,
-            r"worker2 cpu computes wrong in .* \(.*\). The model was not loaded. -e llama_proof=",
+            r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
         (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
         (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
@@ -742,7 +744,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
         ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml proves"),
         ((RIGHT,), "not tested", "allowed 0.050); worker2 cpu: not proven; "),
         ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); by 80 of 80 layers"),
-        ((RIGHT, WRONG), "not tested", "worker2 cpu computes wrong in prompts of 2 to 8 tokens"),
+        ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly in prompts of 2 to 8 tokens"),
         ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes by signal 6"),
     ],
 )
