@@ -1,6 +1,6 @@
 """The proof on real llama-servers and workers: no false alarm, and the device that computes something else is named.
 
-A device that computes wrong is one that is told another value of the model's header than the head's processor.
+A device that computes incorrectly is one that is told another value of the model's header than the head's processor.
 """
 
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_real_model_gives_no_alarm_and_a_ruined_one_does(prove):
 def test_the_device_that_computes_something_else_is_named(prove):
     proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
     assert [one.is_correct for one in proof.devices] == [True, False]
-    assert proof.failures()[0].startswith("second cpu computes wrong in ")
+    assert proof.failures()[0].startswith("second cpu computes incorrectly in ")
 
 
 @pytest.mark.timeout(600)

@@ -563,13 +563,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers computes no numbers"),
-        ("sure", {}, "head's processor with 2 layers computes no numbers"),
+        ("none", {}, "head's processor with 2 layers does not compute numbers"),
+        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
-        ("right", {"bytes": 1 << 60}, "a file of 2 layers with 1099511627776 MiB does not fit"),
+        ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "computes no numbers"),
+        ("right", {"context": 2}, "does not compute numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
