@@ -1,6 +1,6 @@
 """The proof on real llama-servers and workers: no false alarm, and the device that computes something else is named.
 
-A device that computes wrong is one that is told another value of the model's header than the head's processor.
+A device that computes incorrectly is one that is told another value of the model's header than the head's processor.
 """
 
 from pathlib import Path
