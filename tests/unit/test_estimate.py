@@ -170,7 +170,7 @@ def test_the_layers_that_prove_are_shown_with_the_outage(big_model):
     plan = typed(serves(strix_halos(1, 69), big_model).plan())
     proof = plan.head.proof
     seconds = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
-    assert speed_text.speed_rows(plan)[3] == ["proof", seconds, "once: 1 of 80 layers"]
+    assert speed_text.speed_rows(plan)[3] == ["proof", seconds, "once: 6 of 80 layers"]
 
 
 def test_a_run_waits_several_times_as_long_as_the_load_is_predicted_to_take(pair, big_model, monkeypatch):

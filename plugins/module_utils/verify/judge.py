@@ -108,10 +108,12 @@ def left_asleep(evidence: Evidence) -> bool:
 
 
 def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
-    """Return the readings that the head keeps: new ones, and earlier ones of other models."""
-    new = [entry.server.reading for entry in evidence if entry.server and entry.server.reading]
-    ids = {reading.id for reading in new}
-    return tuple([*(reading for reading in evidence[0].readings if reading.id not in ids), *new][-READINGS:])
+    """Return the readings that the head keeps: the best of each model, so that several small losses do not add up unnoticed."""
+    best = {reading.id: reading for reading in evidence[0].readings}
+    for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
+        earlier = best.pop(reading.id, reading)
+        best[reading.id] = earlier if reading.ratio(earlier) >= 1 else reading
+    return tuple(best.values())[-READINGS:]
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
@@ -388,7 +390,7 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
     if not earlier:
         return True, f"{text}; nothing to compare with yet"
     ratio = reading.ratio(earlier)
-    text += f", perplexity {ratio:.3f} times that of the last verification"
+    text += f", perplexity {ratio:.3f} times that of the best one so far"
     if ratio > LARGEST_RATIO:
         text += f", more than {LARGEST_RATIO:g}: the release, a device or the model file is worse than before"
     return ratio <= LARGEST_RATIO, text
