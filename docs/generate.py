@@ -68,6 +68,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "sycl": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
+    "prompt-cache-memory": {"now": "4.1 to 7", "without": "11 to 18"},
     "vulkan-prompt-cache": {"where": "*device* of *host*"},
     "user-scope": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},

@@ -53,6 +53,13 @@ def placing_a_draft():
     return cluster
 
 
+def with_large_cache():
+    """A head that holds the model, but not beside its prompt cache, and a worker without a card."""
+    cluster = strix_halos(1, 60, llama_server_prompt_cache_mib=90000, llama_accept_advisories=["slow-load"])
+    release = {"llama_release": {**TREE, "build": 11434}, "llama_backend": "cpu"}
+    return cluster.add("slow", "worker", address="192.0.2.30", facts={"memory_mib": 65536}, **release)
+
+
 def setting(*names, **values):
     """Changes variables of these hosts, or of all."""
     return lambda cluster: [cluster.hosts[name]["variables"].update(values) for name in names or cluster.hosts]
@@ -220,6 +227,15 @@ CASES = [
             "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
         ["into several buffers on Vulkan0 of strix0, Vulkan0 of strix1."],
+    ),
+    (
+        "prompt-cache-memory",
+        with_large_cache,
+        {
+            "set llama_server_prompt_cache_mib to": setting("strix0", llama_server_prompt_cache_mib=51200),
+            "accept this advisory if": setting("strix0", llama_accept_advisories=["prompt-cache-memory"]),
+        },
+        ["is 90000, which moves 38 layers from strix0", "llama_server_prompt_cache_mib to 52224 or less"],
     ),
     (
         "cache-kernels",

@@ -8,8 +8,12 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import STEP_MIB
 
 
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
@@ -46,6 +50,32 @@ def torn_cache(context: AdvisoryContext) -> Cases:
     cache = context.candidate.workload.cache
     torn = [device for device in context.holders if kv_cache.is_torn(context.summary, cache, device.backend)]
     return [(device.host, {"where": f"{device.name} of {device.host}"}) for device in torn]
+
+
+def displacing_cache(context: AdvisoryContext) -> Cases:
+    """Return the head if the operator's prompt cache moves layers from its memory to much slower devices."""
+    now, size = context.candidate, context.server.prompt_cache_mib or 0
+    if not size or not now.parts or not now.workload.generates:
+        return []
+
+    def with_size(mib: int) -> Candidate:
+        server = context.server._replace(prompt_cache_mib=mib)
+        return attempt(now.workload._replace(server=server), now.site)
+
+    def head_units(planned: Candidate) -> int:
+        shares = zip(planned.layout.devices, planned.layout.shares())
+        return sum(share.layers + share.output for device, share in shares if device.host == now.site.head)
+
+    without = with_size(0)
+    moved = head_units(without) - head_units(now)
+    if moved <= 0 or not cost_model.is_surely_faster(without.parts, now.parts):
+        return []
+    steps = remedies.largest_fitting(
+        size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without)
+    )
+    ranges = [str(generation_figures(planned)["generation_range"]) for planned in (now, without)]
+    values = {"size": size, "moved": moved, "now": ranges[0], "without": ranges[1], "largest": steps * STEP_MIB}
+    return [(context.cluster.head, values)]
 
 
 def vulkan_memory(context: AdvisoryContext) -> Cases:

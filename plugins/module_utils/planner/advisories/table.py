@@ -127,6 +127,15 @@ ADVISORIES = (
         THREAD.format(25584),
     ),
     Advisory(
+        "prompt-cache-memory",
+        "warning",
+        memory.displacing_cache,
+        "llama_server_prompt_cache_mib is {size}, which moves {moved} layers from {host} to slower devices. "
+        "Predicted: {now} tokens/s, {without} without it.",
+        ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if that is intended"),
+        "docs/plan.md",
+    ),
+    Advisory(
         "cache-kernels",
         "error",
         releases.cache_kernels,

@@ -36,7 +36,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     head_devices.sort(key=lambda device: -cost_model.rate_of(device, site.facts).gb_per_s)
     places = list(auxiliary_models.candidate_places(workload, head_devices))
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
-    whole, failures = {device.buffer: device for device in site.devices}, []
+    failures = []
     prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
     for place, reserved in [*zip(places, places), *without_buffers]:
         devices = auxiliary_models.remaining_capacity(site.devices, reserved)
@@ -44,7 +44,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
             continue
         head_bytes = auxiliary_models.in_memory(reserved) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
-        layout = layout._replace(devices=tuple(whole[device.buffer] for device in layout.devices), auxiliary=place)
+        layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserved), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
