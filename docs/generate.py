@@ -49,7 +49,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "external-worker": {"where": "*endpoints* of *host*"},
     "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
-    "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
+    "hip-mmap-hang": {"where": "*mib* MiB on *devices* of *host*"},
     devices.VULKAN_MEMORY: {
         "where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)",
     },

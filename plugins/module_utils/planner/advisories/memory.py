@@ -17,19 +17,27 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
-    """Return the head's devices if llama-server maps the model's file for devices that share memory with the processor, as ik_llama.cpp does by
-    default. Workers on other hosts get their tensors by RPC and map nothing."""
-    mode = context.plan.head.load_mode
-    maps = mode in ("mmap", "mmap+mlock") or (mode in (None, "auto") and not context.release.mainline)
-    return context.on_head if maps else []
+    """Return the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for those with
+    their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
+    mode, mainline = context.plan.head.load_mode, context.release.mainline
+    if mode in ("mmap", "mmap+mlock"):
+        return context.on_head
+    return [device for device in context.on_head if mode in (None, "auto") and not (mainline and device.unified)]
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
+    sizes = [(devices.weights_mib(program), program) for program in devices.hip_uploads(_with_mapped_pages(context))]
     return [
-        (device.host, {**values, "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}"})
-        for device in _with_mapped_pages(context)
-        if device.hangs_on_mmap
+        (
+            program[0].host,
+            {
+                **values,
+                "where": f"{round(size)} MiB on {remedies.listed(device.name for device in program)} of {program[0].host}",
+            },
+        )
+        for size, program in sizes
+        if size > devices.MMAP_LIMIT_MIB
     ]
 
 

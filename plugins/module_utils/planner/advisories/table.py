@@ -99,7 +99,7 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         memory.mmap_hangs,
-        "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading about {limit} MiB or more hangs or aborts.",
+        "HIP copies weights from mapped pages: {where}. Copying about {limit} MiB or more has hung or aborted.",
         (
             "remove llama_server_load_mode",
             "set llama_server_load_mode to {mode}",
