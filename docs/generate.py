@@ -52,6 +52,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "hip-mmap-hang": {"where": "*mib* MiB on *devices* of *host*"},
     devices.VULKAN_MEMORY: {
         "where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)",
+        "hip": "hip",
     },
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
@@ -63,8 +64,19 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)",
     },
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
-    "architecture-unknown": {"would": "would", "who": "build *build* does not know", "newer": "build *build* or newer"},
+    "architecture-unknown": {
+        "would": "would",
+        "who": "build *build* does not know",
+        "newer": "build *build* or newer",
+        "and_remove": ", and remove *variable*",
+    },
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
+    "rocblas-kernels": {
+        "where": "*host* (gfx1032)",
+        "vulkan": "vulkan",
+        "targets": " and GPU_TARGETS to gfx1030 in llama_build_cmake_options",
+    },
+    "worker-not-started": {"where": "*endpoint* of *host*"},
     "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "sycl": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},

@@ -149,6 +149,22 @@ def with_card(backend, card, keys=None, **variables):
     return cluster
 
 
+def with_idle_worker():
+    """A head whose card holds the model, and a worker whose port nothing restricts."""
+    cluster = with_card("hip", MI50, llama_release={**TREE, "build": 11434})
+    cluster.hosts["worker1"]["facts"]["units_filter"] = False
+    cluster.hosts["head"]["facts"].update(accelerators=[GPU], toolchain=TOOLS)
+    return cluster
+
+
+def vulkan_alone():
+    """Graphics that ROCm does not support."""
+    cluster = strix_halos(1, 90, "vulkan")
+    facts = cluster.hosts["strix0"]["facts"]
+    facts["accelerators"] = [card for card in facts["accelerators"] if card["backend"] == "vulkan"]
+    return cluster
+
+
 def with_mac_as_head(workers=1, **variables):
     """A head with Metal beside a worker, and a model for both."""
     head = {"system": "Darwin", "service_manager": "launchd", "architecture": "arm64", "memory_mib": 16384}
@@ -346,6 +362,35 @@ CASES = [
         ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
     ),
     (
+        "rocblas-kernels",
+        lambda: with_card("hip", accelerator("hip", "AMD Radeon RX 6600", "gfx1032", 8176)),
+        {
+            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0": setting(
+                "worker1",
+                llama_worker_endpoints=[{"environment": {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}}],
+                llama_build_cmake_options={"GPU_TARGETS": "gfx1030"},
+            ),
+            "install rocBLAS kernels": accepts("rocblas-kernels"),
+        },
+        ["graphics: worker1 (gfx1032).", "to vulkan. Or set HSA", "and GPU_TARGETS to gfx1030 in llama_build_cmake_op"],
+    ),
+    (
+        "worker-not-started",
+        with_idle_worker,
+        {
+            "leave it out of": lambda cluster: cluster.hosts.pop("worker1"),
+            "accept unprotected-worker": accepts("unprotected-worker"),
+        },
+        ["does not use 192.0.2.11:50052 of worker1"],
+    ),
+    (
+        "vulkan-shared-memory",
+        vulkan_alone,
+        {"add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP)},
+        ["during loading. Add radv_enable_unified_heap_on_apu"],
+    ),
+    (
         "sycl-worker",
         lambda: with_card("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
         {
@@ -502,6 +547,15 @@ CASES = [
             "add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP),
         },
         ["Vulkan0 of strix0 (126976 MiB in total, 84650 MiB reported)", "llama_backend of strix0 to hip"],
+    ),
+    (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(build=12300), architecture="glm5next"),
+        {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="glm5-next")},
+        [
+            "build 12300 knows glm5-next but not its architecture, glm5next",
+            "llama.cpp's format, and remove llama_model_path",
+        ],
     ),
     (
         "architecture-unknown",

@@ -96,7 +96,18 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
             places.append((device, f"{share} MiB planned, {reported}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:
             places.append((device, f"{accelerator.memory_mib} MiB in total, {reported}"))
-    return [(device.host, {"where": f"{device.name} of {device.host} ({sizes})"}) for device, sizes in places]
+    hosts = context.cluster.hosts
+    by_hip = {name for name, host in hosts.items() if host.facts.accelerators_of(backends.HIP.name)}
+    return [
+        (
+            device.host,
+            {
+                "where": f"{device.name} of {device.host} ({sizes})",
+                "hip": backends.HIP.name if device.host in by_hip else None,
+            },
+        )
+        for device, sizes in places
+    ]
 
 
 def untuned(context: AdvisoryContext) -> Cases:

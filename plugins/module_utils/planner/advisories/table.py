@@ -52,6 +52,14 @@ ADVISORIES = (
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
     Advisory(
+        "worker-not-started",
+        "warning",
+        links.idle_workers,
+        "The plan does not use {where}, whose port nothing would restrict to the head, so this run does not start it.",
+        ("leave it out of the inventory", "accept unprotected-worker to start it anyway"),
+        "docs/security.md",
+    ),
+    Advisory(
         "external-worker",
         "error",
         links.external_workers,
@@ -113,7 +121,7 @@ ADVISORIES = (
         "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "
         "Using more has failed with out-of-memory errors during loading.",
         (
-            "set llama_backend of {hosts} to hip, and llama_server_backend too if the head is affected",
+            "set llama_backend of {hosts} to {hip}, and llama_server_backend too if the head is affected",
             f"add {backends.UNIFIED_HEAP}: 'true' to environment in llama_worker_endpoints of {{hosts}}, and to llama_server_environment for the head",
         ),
         THREAD.format(28571),
@@ -155,7 +163,7 @@ ADVISORIES = (
         "llama-server {would} refuse the model: {who} its architecture, {architecture}.",
         (
             "set {variables} to {newer}",
-            "set llama_model_huggingface to a repository with this model, and remove {variable}",
+            "set llama_model_huggingface to a repository with this model in llama.cpp's format{and_remove}",
         ),
         "docs/models.md",
     ),
@@ -218,6 +226,18 @@ ADVISORIES = (
             "install rocBLAS kernels for gfx906, then accept this advisory",
         ),
         "ROCm/legacy-rocm-build#4625",
+    ),
+    Advisory(
+        "rocblas-kernels",
+        "warning",
+        hardware.rocblas_without_kernels,
+        "ROCm has no rocBLAS kernels for these graphics: {where}.",
+        (
+            "set llama_backend of {hosts} to {vulkan}",
+            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 in environment of llama_worker_endpoints (llama_server_environment for the head){targets}",
+            "install rocBLAS kernels for these graphics, then accept this advisory",
+        ),
+        THREAD.format(26610),
     ),
     Advisory(
         "sycl-worker",
