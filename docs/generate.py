@@ -83,6 +83,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "prompt-cache-memory": {"now": "4.1 to 7", "without": "11 to 18"},
     "vulkan-prompt-cache": {"where": "*device* of *host*"},
     "user-scope": {"where": "*hosts*"},
+    "variable-misspelt": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
@@ -102,7 +103,8 @@ INTRODUCTION = """# Variables
 
 Every variable has a default. The smallest inventory has names of hosts and a model. Set variables for a host, a group or the
 whole inventory, or with `-e`; the `vars` of a play are refused. Variables of the server and the model are read from the head.
-The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name.
+The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name. It refuses
+one within two letters of a name here (`variable-misspelt`).
 
 ## Groups
 

@@ -20,6 +20,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
@@ -31,6 +32,13 @@ RUN_VARIABLES = Path(__file__).with_name("variables.yml")
 MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Prefix of operators' variables; variables of playbooks and roles have two more underscores in front."""
+VARIABLE_OF_OPTION = {
+    "projector": "llama_model_mmproj",
+    "draft": "llama_model_draft",
+    "token-of-a-registry": "llama_model_token_file",
+    options.SPECULATION: "llama_server_speculation",
+}
+"""Option → variable for it that its remedy does not name."""
 SIMILAR_VARIABLE, SIMILAR_GROUP = 0.8, 0.95
 """Similarity (of 1) from which a variable's name was probably misspelt, and from which a group's name surely was."""
 
@@ -142,7 +150,35 @@ def unknown_variables(variable_names: Iterable[str]) -> dict[str, str]:
     """Return variable that has the collection's prefix but is unknown → the closest known name, or an empty text."""
     known_names = [*specification(), *run_variables()]
     unknown_names = [name for name in variable_names if name.startswith(PREFIX) and name not in known_names]
-    return {name: next(iter(get_close_matches(name, known_names, 1, SIMILAR_VARIABLE)), "") for name in unknown_names}
+    return {name: _similar_variable(name, known_names) for name in unknown_names}
+
+
+def _similar_variable(name: str, known_names: list[str]) -> str:
+    """Return the variable that was probably meant: of an option of llama.cpp, or with a similar name; empty if there is none."""
+    end = name.removeprefix(PREFIX).removeprefix("server_")
+    word = end.replace("_", "-")
+    shorter = (f"--{word.rsplit('-', count)[0]}" for count in range(1, word.count("-") + 1))
+    candidates = (
+        _variable_of_option(f"--{word}", f"-{word}", f"--no-{word}"),
+        *get_close_matches(name, known_names, 1, SIMILAR_VARIABLE),
+        *(
+            known
+            for known in known_names
+            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(end)}", known)
+        ),
+        _variable_of_option(*shorter),
+    )
+    return next(filter(None, candidates), "")
+
+
+def _variable_of_option(*words: str) -> str:
+    """Return the variable that sets the first known option of llama-server among these words."""
+    word = next((word for word in words if options.is_known(word)), "")
+    option = options.by_word(word)
+    if option is None or not (option.owned or option.name in VARIABLE_OF_OPTION):
+        return "llama_server_extra_args" if word else ""
+    named = re.search(rf"{PREFIX}\w+", option.instead())
+    return VARIABLE_OF_OPTION.get(option.name) or (named[0] if named else "")
 
 
 def play_variables(task_vars: dict) -> set[str]:

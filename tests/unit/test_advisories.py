@@ -111,9 +111,9 @@ def through_a_tunnel(cluster):
 USER = {"scope": "user", "service_manager": "systemd_user"}
 
 
-def with_unknown_variables(cluster, meant="llama_backend"):
+def with_unknown_variables(cluster, meant="llama_backend", name="llama_backend_names"):
     for host in cluster.hosts.values():
-        host["unknown_variables"] = {} if meant is None else {"llama_backends": meant}
+        host["unknown_variables"] = {} if meant is None else {name: meant}
     return cluster
 
 
@@ -495,7 +495,16 @@ CASES = [
             "rename {variable} to {similar}": partial(with_unknown_variables, meant=None),
             "use a name from": partial(with_unknown_variables, meant=None),
         },
-        ["llama_backends is set for head, worker1", "llama_backends to llama_backend"],
+        ["llama_backend_names is set for head, worker1", "llama_backend_names to llama_backend"],
+    ),
+    (
+        "variable-misspelt",
+        lambda: with_unknown_variables(cluster_of(1), "llama_server_host", "llama_server_hots"),
+        {
+            "rename {variable} to {similar}": partial(with_unknown_variables, meant=None),
+            "accept this advisory if": accepts("variable-misspelt"),
+        },
+        ["llama_server_hots is set for head, worker1", "llama_server_hots to llama_server_host"],
     ),
     (
         "variable-unknown",

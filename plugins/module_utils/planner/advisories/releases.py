@@ -128,12 +128,22 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def unknown_variables(context: AdvisoryContext) -> Cases:
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return whether two letters, added, removed or changed, make one name the other."""
+    row = list(range(len(known) + 1))
+    for number, letter in enumerate(name, 1):
+        above, row = row, [number]
+        for place, known_letter in enumerate(known):
+            row.append(min(row[-1] + 1, above[place + 1] + 1, above[place] + (letter != known_letter)))
+    return row[-1] <= 2
+
+
+def unknown_variables(context: AdvisoryContext, misspelt: bool = False) -> Cases:
     return [
         (name, {"variable": variable, "meant": meant or "none", "similar": meant or None})
         for variable, meant in sorted(
             {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
         )
         for name, host in context.cluster.hosts.items()
-        if host.unknown_variables.get(variable) == meant
+        if host.unknown_variables.get(variable) == meant and _is_misspelt(variable, meant) == misspelt
     ]

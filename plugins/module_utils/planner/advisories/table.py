@@ -9,6 +9,8 @@ entry: docs/plan.md lists every known symptom and its remedy.
 
 from __future__ import annotations
 
+import functools
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
@@ -352,6 +354,14 @@ ADVISORIES = (
             "accept this advisory if {each} tokens are enough",
         ),
         "docs/plan.md",
+    ),
+    Advisory(
+        "variable-misspelt",
+        "error",
+        functools.partial(releases.unknown_variables, misspelt=True),
+        "{variable} is set for {where} but has no effect. The variable is {meant}.",
+        ("rename {variable} to {similar}", "accept this advisory if the variable is your own"),
+        "docs/variables.md",
     ),
     Advisory(
         "variable-unknown",
