@@ -157,6 +157,11 @@ def with_idle_worker():
     return cluster
 
 
+def without_split(cluster):
+    cluster.hosts.pop("worker1")
+    setting("head", llama_server_tensor_split=None)(cluster)
+
+
 def vulkan_alone():
     """Graphics that ROCm does not support."""
     cluster = strix_halos(1, 90, "vulkan")
@@ -547,6 +552,16 @@ CASES = [
             " for head alone.",
             "Leave llama_workers empty. Or set llama_placement to all to",
         ],
+    ),
+    (
+        "slower-than-one-host",
+        lambda: with_model(
+            cluster_of(1, head_facts=CARD, llama_server_tensor_split=[1, 0]),
+            accepted=(),
+            **{**model(0.5), "architecture": "bert"},
+        ),
+        {"{steps}": without_split, "set llama_placement to all": setting(llama_placement="all")},
+        ["Predicted without measurements: ", " for head alone.", "and remove llama_server_tensor_split"],
     ),
     (
         "vulkan-shared-memory",
