@@ -265,7 +265,7 @@ BAD_RELEASES = [
     ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
-        ["x.zip': use the http:// or https:// address of a tar archive"],
+        ["x.zip': use the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path"],
     ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]

@@ -55,8 +55,15 @@ FORMS = {
     "ref": _form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
-    "url": _form(r"https?://\S+(?<!\.zip)", "the http:// or https:// address of a tar archive"),
+    "archive path": _form(
+        r".+(?<!\.zip)", "the path of a tar archive on the controller (unpack a .zip, and pack it with tar)"
+    ),
+    "archive url": _form(
+        r"https?://\S+(?<!\.zip)",
+        "the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path)",
+    ),
+    "path": _form(r".+", "the path of an archive on the controller"),
+    "url": _form(r"https?://\S+", "the http:// or https:// address of an archive"),
     "prebuilt url": _form(
         r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
