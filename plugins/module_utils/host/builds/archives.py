@@ -9,6 +9,7 @@ between these.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -118,7 +119,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
             with _ZipArchive(stream) if is_zip else _LimitedArchive.open(fileobj=stream) as archive:
                 yield archive
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
 
