@@ -71,6 +71,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "and_remove": ", and remove *variable*",
     },
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
+    "nvidia-driver": {"where": "*host*", "failure": "Failed to initialize NVML: Driver/library version mismatch"},
     "rocblas-kernels": {
         "where": "*host* (gfx1032)",
         "vulkan": "vulkan",

@@ -9,6 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from conftest import Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos, with_long_context
 
+NVML = "Failed to initialize NVML: Driver/library version mismatch"
 MI50 = accelerator("hip", "MI50", "gfx906", 32752)
 
 
@@ -147,6 +148,13 @@ def with_card(backend, card, keys=None, **variables):
     cluster = with_model(cluster_of(1, facts, **variables), **model(4, keys=keys or {}))
     cluster.set("worker1", llama_backend=backend)
     return cluster
+
+
+@pytest.mark.parametrize("cards", [[], [accelerator("cuda", "RTX 3090", "", 0)]])
+def test_a_driver_that_fails_is_said_in_the_words_of_nvidia_smi(cards):
+    cluster = cluster_of(1, {"nvidia_smi": NVML, "accelerators": cards}, llama_release={**TREE, "build": 11434})
+    cluster.set("worker1", llama_backend="cuda")
+    assert "install" not in cluster.reason(f": fix its NVIDIA driver (nvidia-smi fails: {NVML}), ")
 
 
 def with_idle_worker():
@@ -365,6 +373,15 @@ CASES = [
             "install rocBLAS kernels": accepts("rocm-gfx906"),
         },
         ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
+    ),
+    (
+        "nvidia-driver",
+        lambda: cluster_of(1, {"nvidia_smi": NVML}),
+        {
+            "fix the NVIDIA driver": being("worker1", nvidia_smi=None),
+            "set llama_backend of": setting("worker1", llama_backend="cpu"),
+        },
+        ["no NVIDIA card of worker1, because nvidia-smi fails there: Failed to initialize NVML"],
     ),
     (
         "rocblas-kernels",

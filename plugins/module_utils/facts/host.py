@@ -228,6 +228,7 @@ def facts(
         "kernel": platform.release(),
         "glibc": hardware.glibc(),
         "newest_cuda": hardware.newest_cuda(),
+        "nvidia_smi": hardware.nvidia_failure(devices),
         "interfaces": interfaces.interfaces(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),

@@ -62,6 +62,13 @@ def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
     return toolchains.by_vulkan(host.facts) if host else None
 
 
+def broken_drivers(context: AdvisoryContext) -> Cases:
+    """Return hosts whose NVIDIA cards are unknown to ``auto``."""
+    hosts = context.cluster.hosts.items()
+    automatic = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
+    return [(name, {"failure": facts.nvidia_smi}) for name, facts in automatic if facts.nvidia_smi]
+
+
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     gfx906 = [device for device in context.holders if (device.backend, device.architecture) == ("hip", "gfx906")]

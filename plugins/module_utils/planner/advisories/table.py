@@ -218,6 +218,14 @@ ADVISORIES = (
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
+        "nvidia-driver",
+        "warning",
+        hardware.broken_drivers,
+        "The plan uses no NVIDIA card of {where}, because nvidia-smi fails there: {failure}",
+        ("fix the NVIDIA driver of {hosts}", "set llama_backend of {hosts} to the backend to use instead"),
+        "docs/hardware.md",
+    ),
+    Advisory(
         "rocm-gfx906",
         "warning",
         hardware.rocm_without_kernels,

@@ -44,10 +44,17 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
             f"use a form like {form.example}"
         )
     raise Refusal(
-        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
+        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: "
+        f"{_driver_failure(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware "
         f"with architecture (like {form.example}) and memory_mib, or set llama_backend of {host.name} to "
         f"{toolchains.instead(host.facts, accelerator.backend)}"
     )
+
+
+def _driver_failure(facts: Facts, backend: str) -> str:
+    """Return the remedy for a driver that does not work; empty if none is known to fail."""
+    fails = backend == backends.CUDA.name and facts.nvidia_smi
+    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if fails else ""
 
 
 def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
@@ -62,9 +69,10 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
             "source: pypi"
         )
     if choice != "cpu" and not host.facts.accelerators_of(choice):
+        failure = _driver_failure(host.facts, choice)
         raise Refusal(
             f"llama_backend of {host.name} is {choice}, but that host has no such device: "
-            f"set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
+            f"{failure + ', ' if failure else ''}set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
         )
     return choice
 
