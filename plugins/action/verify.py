@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record, tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
@@ -155,18 +155,13 @@ class ActionModule(Action):
                 display.display(f"  {line}")
 
     def _record(self, plan: Plan, report: Report, evidence: Evidence, others: list[Evidence], asleep: bool) -> None:
-        """Leaves the result on the head, and the speed of the completion for the next plan. Of a benchmark more is known."""
+        """Leave the result on the head."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
         self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
         if report.passed:
             self.write_record(prefix, names.READING, ReadingRecord(judge.readings_of([evidence, *others])))
-        completion = evidence.server.completion if evidence.server and not evidence.fallback else None
-        if completion and not completion.error and not self._arguments.benchmark:
-            self.write_record(
-                prefix, names.MEASURED_SPEED, speed_record.new_record(plan.per_model()[0], completion.tokens_per_second)
-            )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Shows the result to the operator, and writes the files that were asked for; returns the result of the task."""
