@@ -16,6 +16,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
+from ansible.module_utils.parsing.convert_bool import BOOLEANS
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -79,11 +80,31 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         value = values.get(name) if isinstance(values, Mapping) else None
         if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
             yield f"{name} is true or false, but must be a number."
+        number = re.fullmatch(r"(\d{1,6})k|.*[^\d].*", value) if isinstance(value, str) else None
+        if option["type"] == "int" and number and not re.fullmatch(r"[+-]?\d+", value.strip()):
+            yield f"{name} is {value!r}: use a number{f', like {int(number[1]) * 1024}' if number[1] else ''}."
+        if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
+            yield f"{name} is {value!r}: use true or false."
+        if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
+            yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
             yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
             continue
         for part in value if isinstance(value, list) else [value]:
             yield from (f"{name}.{problem}" for problem in _type_problems(part, option.get("options") or {}))
+
+
+def _with_repositories(variables: Any) -> dict[str, Any]:
+    """Return the variables with mappings for repositories that are written as llama.cpp writes them: ``OWNER/NAME:QUANTISATION``."""
+
+    def mapping(name: str, value: Any) -> Any:
+        if name == "llama_models" and isinstance(value, list):
+            return [_with_repositories(entry) if isinstance(entry, dict) else entry for entry in value]
+        is_repository = name in ("huggingface", "llama_model_huggingface") and isinstance(value, str)
+        parts = re.fullmatch(r"([^/:={]+/[^/:={]+)(?::([^/:]+))?", value) if is_repository else None
+        return {"repo": parts[1], **({"quantisation": parts[2]} if parts[2] else {})} if parts else value
+
+    return {name: mapping(name, value) for name, value in variables.items()}
 
 
 def without_origin(value: Any) -> Any:
@@ -101,7 +122,7 @@ def _variables(name: str, hostvars: Any) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
     variables = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, variables)
-    variables = without_origin(variables)  # bounded by the check
+    variables = _with_repositories(without_origin(variables))  # bounded by the check
     for problem in _type_problems(variables, spec):
         raise Refusal(f"Variables of host {name} are not valid: {problem}")
     checked = ArgumentSpecValidator(spec).validate(variables)

@@ -919,6 +919,19 @@ def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architect
     assert reason.startswith(f"llama_model_path is on paper, {said}")
 
 
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_backend": "rocm"}, "is 'rocm': use hip"),
+        ({"llama_backend": "CUDA"}, "is 'CUDA': use cuda"),
+        ({"llama_release": 11434}, "is 11434, which is not a valid form: use b11434"),
+    ],
+)
+def test_other_words_for_what_a_variable_takes(local, variables, said):
+    local.set("here", **variables)
+    assert local.reason().endswith(said)
+
+
 def test_a_number_of_requests_that_is_none_is_refused_of_embeddings_too(pair):
     pair = serving(pair, on_paper(1, architecture="bert"), llama_server_parallel=0)
     assert "llama_server_parallel is 0: use 1 or more" in pair.reason()

@@ -19,6 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
+MEANT = {"amd": "hip", "rocm": "hip", "nvidia": "cuda", "apple": "metal", "intel": "sycl", "oneapi": "sycl"}
+"""Word for a backend that others use → backend."""
+
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
@@ -62,7 +65,9 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
     if choice == "auto":
         return _best(host.facts, sources, packaged)
     if choice not in BACKENDS:
-        raise Refusal(f"llama_backend of {host.name} is {choice!r}: use auto, {', '.join(BACKENDS)}")
+        meant = MEANT.get(choice.lower(), choice.lower())
+        remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
+        raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged and choice not in packaged:
         raise Refusal(
             f"llama_backend of {host.name} is {choice}, but {host.facts.distribution.id} has no package for it: use {', '.join(packaged)}, or "

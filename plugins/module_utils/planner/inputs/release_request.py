@@ -89,6 +89,8 @@ def request_of(value: Any) -> ReleaseRequest:
         form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
         if isinstance(value, str) and value.startswith("{"):
             form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+        if re.fullmatch(r"\d{3,6}", str(value)):
+            form = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     fields = {str(key): item for key, item in value.items() if item is not None}
     source, known_keys = fields["source"], SOURCES[fields["source"]]
