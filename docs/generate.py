@@ -49,8 +49,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "external-worker": {"where": "*endpoints* of *host*"},
     "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
-    "hip-mmap-hang": {"where": "*mib* MiB on *device* of *host*"},
-    devices.VULKAN_MEMORY: {"where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)"},
+    "hip-mmap-hang": {"where": "*mib* MiB on *devices* of *host*"},
+    devices.VULKAN_MEMORY: {"where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)", "hip": "hip"},
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
@@ -58,13 +58,27 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
     "compute-over-capacity": {"flash": "on", "devices": "CUDA0 of gpu1 (≤ 31020 of 23336 MiB)"},
     "auxiliary-not-counted": {"variable": "llama_model_draft", "why": "its header was not read", "word": "-ngld"},
-    "architecture-unknown": {"would": "would", "who": "build *build* does not know", "newer": "build *build* or newer"},
+    "architecture-unknown": {
+        "would": "would",
+        "who": "build *build* does not know",
+        "newer": "build *build* or newer",
+        "and_remove": ", and remove *variable*",
+    },
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},
+    "nvidia-driver": {"where": "*host*", "failure": "Failed to initialize NVML: Driver/library version mismatch"},
+    "rocblas-kernels": {
+        "where": "*host* (gfx1032)",
+        "vulkan": "vulkan",
+        "targets": " and GPU_TARGETS to gfx1030 in llama_build_cmake_options",
+    },
+    "worker-not-started": {"where": "*endpoint* of *host*"},
     "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "sycl": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
+    "prompt-cache-memory": {"now": "4.1 to 7", "without": "11 to 18"},
     "vulkan-prompt-cache": {"where": "*device* of *host*"},
     "user-scope": {"where": "*hosts*"},
+    "variable-misspelt": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
@@ -77,7 +91,8 @@ INTRODUCTION = """# Variables
 
 Every variable has a default. The smallest inventory has names of hosts and a model. Set variables for a host, a group or the
 whole inventory, or with `-e`; the `vars` of a play are refused. Variables of the server and the model are read from the head.
-The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name.
+The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name. It refuses
+one within two letters of a name here (`variable-misspelt`).
 
 ## Groups
 

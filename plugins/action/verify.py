@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import port_probes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record, tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
@@ -155,7 +155,7 @@ class ActionModule(Action):
                 display.display(f"  {line}")
 
     def _record(self, plan: Plan, report: Report, evidence: list[Evidence], asleep: bool) -> None:
-        """Record the result on the head, and the speed of the completion for the next plan. A benchmark records its own."""
+        """Record the result on the head."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
@@ -163,12 +163,6 @@ class ActionModule(Action):
         readings = judge.readings_of(evidence) if report.passed else ()
         if readings:
             self.write_record(prefix, names.READING, ReadingRecord(readings))
-        first = evidence[0]
-        completion = first.server.completion if first.server and not first.fallback else None
-        if completion and not completion.error and not self._arguments.benchmark:
-            self.write_record(
-                prefix, names.MEASURED_SPEED, speed_record.new_record(plan.per_model()[0], completion.tokens_per_second)
-            )
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Show the result, write the requested files, and return the result of the task."""

@@ -42,6 +42,8 @@ bytes:
   type: int
 """
 
+import pwd
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -68,7 +70,10 @@ def main():
     worker_parts = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
     with errors.reported(module):
         workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_parts]
-        size, warnings = accounts.work_as(module.params["account"], fill_caches, workers, module.check_mode)
+        account = module.params["account"]
+        if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):
+            account = None  # the run would create it
+        size, warnings = accounts.work_as(account, fill_caches, workers, module.check_mode)
     for sentence in warnings:
         module.warn(sentence)
     module.exit_json(changed=size > 0, bytes=size)

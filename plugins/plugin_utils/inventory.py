@@ -16,10 +16,12 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
+from ansible.module_utils.parsing.convert_bool import BOOLEANS
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
@@ -31,6 +33,13 @@ RUN_VARIABLES = Path(__file__).with_name("variables.yml")
 MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Prefix of operators' variables; variables of playbooks and roles have two more underscores in front."""
+VARIABLE_OF_OPTION = {
+    "projector": "llama_model_mmproj",
+    "draft": "llama_model_draft",
+    "token-of-a-registry": "llama_model_token_file",
+    options.SPECULATION: "llama_server_speculation",
+}
+"""Option → variable for it that its remedy does not name."""
 SIMILAR_VARIABLE, SIMILAR_GROUP = 0.8, 0.95
 """Similarity (of 1) from which a variable's name was probably misspelt, and from which a group's name surely was."""
 
@@ -71,11 +80,31 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         value = values.get(name) if isinstance(values, Mapping) else None
         if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
             yield f"{name} is true or false, but must be a number."
+        number = re.fullmatch(r"(\d{1,6})k|.*[^\d].*", value) if isinstance(value, str) else None
+        if option["type"] == "int" and number and not re.fullmatch(r"[+-]?\d+", value.strip()):
+            yield f"{name} is {value!r}: use a number{f', like {int(number[1]) * 1024}' if number[1] else ''}."
+        if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
+            yield f"{name} is {value!r}: use true or false."
+        if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
+            yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
             yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
             continue
         for part in value if isinstance(value, list) else [value]:
             yield from (f"{name}.{problem}" for problem in _type_problems(part, option.get("options") or {}))
+
+
+def _with_repositories(variables: Any) -> dict[str, Any]:
+    """Return the variables with mappings for repositories that are written as llama.cpp writes them: ``OWNER/NAME:QUANTISATION``."""
+
+    def mapping(name: str, value: Any) -> Any:
+        if name == "llama_models" and isinstance(value, list):
+            return [_with_repositories(entry) if isinstance(entry, dict) else entry for entry in value]
+        is_repository = name in ("huggingface", "llama_model_huggingface") and isinstance(value, str)
+        parts = re.fullmatch(r"([^/:={]+/[^/:={]+)(?::([^/:]+))?", value) if is_repository else None
+        return {"repo": parts[1], **({"quantisation": parts[2]} if parts[2] else {})} if parts else value
+
+    return {name: mapping(name, value) for name, value in variables.items()}
 
 
 def without_origin(value: Any) -> Any:
@@ -93,7 +122,7 @@ def _variables(name: str, hostvars: Any) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
     variables = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, variables)
-    variables = without_origin(variables)  # bounded by the check
+    variables = _with_repositories(without_origin(variables))  # bounded by the check
     for problem in _type_problems(variables, spec):
         raise Refusal(f"Variables of host {name} are not valid: {problem}")
     checked = ArgumentSpecValidator(spec).validate(variables)
@@ -142,7 +171,35 @@ def unknown_variables(variable_names: Iterable[str]) -> dict[str, str]:
     """Return variable that has the collection's prefix but is unknown → the closest known name, or an empty text."""
     known_names = [*specification(), *run_variables()]
     unknown_names = [name for name in variable_names if name.startswith(PREFIX) and name not in known_names]
-    return {name: next(iter(get_close_matches(name, known_names, 1, SIMILAR_VARIABLE)), "") for name in unknown_names}
+    return {name: _similar_variable(name, known_names) for name in unknown_names}
+
+
+def _similar_variable(name: str, known_names: list[str]) -> str:
+    """Return the variable that was probably meant: of an option of llama.cpp, or with a similar name; empty if there is none."""
+    end = name.removeprefix(PREFIX).removeprefix("server_")
+    word = end.replace("_", "-")
+    shorter = (f"--{word.rsplit('-', count)[0]}" for count in range(1, word.count("-") + 1))
+    candidates = (
+        _variable_of_option(f"--{word}", f"-{word}", f"--no-{word}"),
+        *get_close_matches(name, known_names, 1, SIMILAR_VARIABLE),
+        *(
+            known
+            for known in known_names
+            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(end)}", known)
+        ),
+        _variable_of_option(*shorter),
+    )
+    return next(filter(None, candidates), "")
+
+
+def _variable_of_option(*words: str) -> str:
+    """Return the variable that sets the first known option of llama-server among these words."""
+    word = next((word for word in words if options.is_known(word)), "")
+    option = options.by_word(word)
+    if option is None or not (option.owned or option.name in VARIABLE_OF_OPTION):
+        return "llama_server_extra_args" if word else ""
+    named = re.search(rf"{PREFIX}\w+", option.instead())
+    return VARIABLE_OF_OPTION.get(option.name) or (named[0] if named else "")
 
 
 def play_variables(task_vars: dict) -> set[str]:

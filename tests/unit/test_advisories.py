@@ -9,6 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from conftest import Cluster, known_answer_of
 from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos, with_long_context
 
+NVML = "Failed to initialize NVML: Driver/library version mismatch"
 MI50 = accelerator("hip", "MI50", "gfx906", 32752)
 
 
@@ -51,6 +52,13 @@ def placing_a_draft():
     cluster = with_model(cluster_of(build=11063, **draft))
     cluster.model["auxiliary"] = {"draft": model(1, layers=16)}
     return cluster
+
+
+def with_large_cache():
+    """A head that holds the model, but not beside its prompt cache, and a worker without a card."""
+    cluster = strix_halos(1, 60, llama_server_prompt_cache_mib=90000, llama_accept_advisories=["slow-load"])
+    release = {"llama_release": {**TREE, "build": 11434}, "llama_backend": "cpu"}
+    return cluster.add("slow", "worker", address="192.0.2.30", facts={"memory_mib": 65536}, **release)
 
 
 def setting(*names, **values):
@@ -104,9 +112,9 @@ def through_a_tunnel(cluster):
 USER = {"scope": "user", "service_manager": "systemd_user"}
 
 
-def with_unknown_variables(cluster, meant="llama_backend"):
+def with_unknown_variables(cluster, meant="llama_backend", name="llama_backend_names"):
     for host in cluster.hosts.values():
-        host["unknown_variables"] = {} if meant is None else {"llama_backends": meant}
+        host["unknown_variables"] = {} if meant is None else {name: meant}
     return cluster
 
 
@@ -139,6 +147,34 @@ def with_card(backend, card, keys=None, **variables):
     facts = {"accelerators": cards, "toolchain": {**DECLARED_TOOLS, **TOOLS}}
     cluster = with_model(cluster_of(1, facts, **variables), **model(4, keys=keys or {}))
     cluster.set("worker1", llama_backend=backend)
+    return cluster
+
+
+@pytest.mark.parametrize("cards", [[], [accelerator("cuda", "RTX 3090", "", 0)]])
+def test_a_driver_that_fails_is_said_in_the_words_of_nvidia_smi(cards):
+    cluster = cluster_of(1, {"nvidia_smi": NVML, "accelerators": cards}, llama_release={**TREE, "build": 11434})
+    cluster.set("worker1", llama_backend="cuda")
+    assert "install" not in cluster.reason(f": fix its NVIDIA driver (nvidia-smi fails: {NVML}), ")
+
+
+def with_idle_worker():
+    """A head whose card holds the model, and a worker whose port nothing restricts."""
+    cluster = with_card("hip", MI50, llama_release={**TREE, "build": 11434})
+    cluster.hosts["worker1"]["facts"]["units_filter"] = False
+    cluster.hosts["head"]["facts"].update(accelerators=[GPU], toolchain=TOOLS)
+    return cluster
+
+
+def without_split(cluster):
+    cluster.hosts.pop("worker1")
+    setting("head", llama_server_tensor_split=None)(cluster)
+
+
+def vulkan_alone():
+    """Graphics that ROCm does not support."""
+    cluster = strix_halos(1, 90, "vulkan")
+    facts = cluster.hosts["strix0"]["facts"]
+    facts["accelerators"] = [card for card in facts["accelerators"] if card["backend"] == "vulkan"]
     return cluster
 
 
@@ -220,6 +256,15 @@ CASES = [
             "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
         ["into several buffers on Vulkan0 of strix0, Vulkan0 of strix1."],
+    ),
+    (
+        "prompt-cache-memory",
+        with_large_cache,
+        {
+            "set llama_server_prompt_cache_mib to": setting("strix0", llama_server_prompt_cache_mib=51200),
+            "accept this advisory if": setting("strix0", llama_accept_advisories=["prompt-cache-memory"]),
+        },
+        ["is 90000, which moves 38 layers from strix0", "llama_server_prompt_cache_mib to 52224 or less"],
     ),
     (
         "cache-kernels",
@@ -330,6 +375,44 @@ CASES = [
         ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
     ),
     (
+        "nvidia-driver",
+        lambda: cluster_of(1, {"nvidia_smi": NVML}),
+        {
+            "fix the NVIDIA driver": being("worker1", nvidia_smi=None),
+            "set llama_backend of": setting("worker1", llama_backend="cpu"),
+        },
+        ["no NVIDIA card of worker1, because nvidia-smi fails there: Failed to initialize NVML"],
+    ),
+    (
+        "rocblas-kernels",
+        lambda: with_card("hip", accelerator("hip", "AMD Radeon RX 6600", "gfx1032", 8176)),
+        {
+            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0": setting(
+                "worker1",
+                llama_worker_endpoints=[{"environment": {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}}],
+                llama_build_cmake_options={"GPU_TARGETS": "gfx1030"},
+            ),
+            "install rocBLAS kernels": accepts("rocblas-kernels"),
+        },
+        ["graphics: worker1 (gfx1032).", "to vulkan. Or set HSA", "and GPU_TARGETS to gfx1030 in llama_build_cmake_op"],
+    ),
+    (
+        "worker-not-started",
+        with_idle_worker,
+        {
+            "leave it out of": lambda cluster: cluster.hosts.pop("worker1"),
+            "accept unprotected-worker": accepts("unprotected-worker"),
+        },
+        ["does not use 192.0.2.11:50052 of worker1"],
+    ),
+    (
+        "vulkan-shared-memory",
+        vulkan_alone,
+        {"add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP)},
+        ["during loading. Add radv_enable_unified_heap_on_apu"],
+    ),
+    (
         "sycl-worker",
         lambda: with_card("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
         {
@@ -434,7 +517,16 @@ CASES = [
             "rename {variable} to {similar}": partial(with_unknown_variables, meant=None),
             "use a name from": partial(with_unknown_variables, meant=None),
         },
-        ["llama_backends is set for head, worker1", "llama_backends to llama_backend"],
+        ["llama_backend_names is set for head, worker1", "llama_backend_names to llama_backend"],
+    ),
+    (
+        "variable-misspelt",
+        lambda: with_unknown_variables(cluster_of(1), "llama_server_host", "llama_server_hots"),
+        {
+            "rename {variable} to {similar}": partial(with_unknown_variables, meant=None),
+            "accept this advisory if": accepts("variable-misspelt"),
+        },
+        ["llama_server_hots is set for head, worker1", "llama_server_hots to llama_server_host"],
     ),
     (
         "variable-unknown",
@@ -479,6 +571,16 @@ CASES = [
         ],
     ),
     (
+        "slower-than-one-host",
+        lambda: with_model(
+            cluster_of(1, head_facts=CARD, llama_server_tensor_split=[1, 0]),
+            accepted=(),
+            **{**model(0.5), "architecture": "bert"},
+        ),
+        {"{steps}": without_split, "set llama_placement to all": setting(llama_placement="all")},
+        ["Predicted without measurements: ", " for head alone.", "and remove llama_server_tensor_split"],
+    ),
+    (
         "vulkan-shared-memory",
         lambda: strix_halos(1, 90, "vulkan"),
         {
@@ -486,6 +588,15 @@ CASES = [
             "add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP),
         },
         ["Vulkan0 of strix0 (126976 MiB in total, 84650 MiB reported)", "llama_backend of strix0 to hip"],
+    ),
+    (
+        "architecture-unknown",
+        lambda: with_model(cluster_of(build=12300), architecture="glm5next"),
+        {"set llama_model_huggingface to a": lambda cluster: with_model(cluster, architecture="glm5-next")},
+        [
+            "build 12300 knows glm5-next but not its architecture, glm5next",
+            "llama.cpp's format, and remove llama_model_path",
+        ],
     ),
     (
         "architecture-unknown",

@@ -213,6 +213,8 @@ def test_the_module_fills_and_warns(tmp_path, call, monkeypatch):
     monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warnings.append(text))
     assert call(module=prefill, workers=[failing])["changed"] is False
     assert "worker cpu is not filled from this host: /nowhere does not run" in warnings[0]
+    unprepared = call(module=prefill, workers=[planned], account="no-account-yet", check=True)
+    assert unprepared["bytes"] == BYTES, "check mode on a host that the run has yet to prepare"
     answer = call(module=prefill, workers=[planned])
     assert (answer["changed"], answer["bytes"]) == (True, BYTES)
     assert call(module=prefill, workers=[planned])["changed"] is False

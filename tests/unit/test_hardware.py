@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx, hardware
 from machines import NAMES, Machine
 from support.clusters import accelerator as device
@@ -277,3 +279,14 @@ def test_the_newest_cuda_that_a_driver_runs(number, status, expected):
     driver = types.SimpleNamespace(cuDriverGetVersion=version)
     assert hardware.newest_cuda(lambda _name: driver) == expected
     assert hardware.newest_cuda(lambda name: ctypes.CDLL(f"{name}.none")) is None
+
+
+def test_what_nvidia_smi_says_if_it_fails(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setattr(hardware, "find", lambda name: shutil.which(name, path=str(tmp_path)))
+    monkeypatch.setattr(commands, "SEARCH", str(tmp_path))
+    assert hardware.nvidia_failure([]) is None
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed\n  to communicate'\nexit 9\n")
+    program.chmod(0o755)
+    assert hardware.nvidia_failure([]) == "NVIDIA-SMI has failed to communicate"
+    assert hardware.nvidia_failure([{"backend": "cuda", "architecture": "8.6"}]) is None

@@ -4,11 +4,12 @@ import json
 import shutil
 import subprocess
 import tarfile
+import zipfile
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
 from support import builds
 from test_builder import KNOWN_COMPILER, printed_by
 
@@ -107,7 +108,7 @@ def test_an_archive_that_lacks_something_or_is_for_another_processor(tmp_path, p
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.tar"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(Refusal, match=r"cannot be read \(.*\): give a complete tar archive"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\): use a complete tar or zip archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):
@@ -142,6 +143,42 @@ def pack_links(tmp_path, compiled, links, without=()):
         for member in links:
             packed.addfile(member)
     return plain
+
+
+def zipped(tmp_path, archive):
+    """The same files as a zip archive, as zip --symlinks writes it."""
+    target = tmp_path / "programs.zip"
+    with tarfile.open(archive) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
+        for member in source:
+            info = zipfile.ZipInfo(member.name)
+            info.external_attr = (0o120777 if member.issym() else 0o100755) << 16
+            if member.isreg() or member.issym():
+                packed.writestr(info, member.linkname if member.issym() else source.extractfile(member).read())
+    return target
+
+
+def test_a_zip_archive_is_read_like_one_of_tar(tmp_path, compiled):
+    links = [link("libescape.so", tarfile.SYMTYPE, "/etc/passwd"), tarfile.TarInfo("llama-b11434/../../libup.so")]
+    archive = zipped(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
+    assert set(unpack(tmp_path, archive).files) == FILES - {"bin/libggml.so"}
+    assert not list(tmp_path.rglob("libup.so"))
+    content = archive.read_bytes()
+    for damaged in (
+        content[:-30],
+        content[:400],
+        content[:300] + bytes(9) + content[309:],
+        content.replace(b"PK\1\2", b"PK\1\3"),
+    ):
+        archive.write_bytes(damaged)
+        with pytest.raises(Refusal, match="cannot be read"):
+            unpack(tmp_path, archive)
+
+
+def test_the_directory_of_a_zip_archive_is_limited(tmp_path, compiled, monkeypatch):
+    archive = zipped(tmp_path, pack_folder(tmp_path, compiled))
+    monkeypatch.setattr(archives, "HEADER_BYTES", 100)
+    with pytest.raises(Refusal, match="its directory is missing or too long"):
+        unpack(tmp_path, archive)
 
 
 def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):

@@ -49,6 +49,10 @@ def test_the_known_answer_model_has_a_default_size():
             r"llama_worker_endpoints\.prot is not known, use one of backend, .*, tunnel\. docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
+        ({"llama_server_context": "128k"}, "llama_server_context is '128k': use a number, like 131072"),
+        ({"llama_server_context": "much"}, "llama_server_context is 'much': use a number"),
+        ({"llama_server_fallback": "maybe"}, "llama_server_fallback is 'maybe': use true or false"),
+        ({"llama_model_huggingface": "unsloth"}, "llama_model_huggingface is 'unsloth', but must be a mapping"),
         ({"llama_server_port": True}, "llama_server_port is true or false, but must be a number"),
         ({"llama_worker_endpoints": [{"name": "one"}, {"threads": False}]}, "endpoints.threads is true or false, but"),
         ({"llama_model_known_answer": {"layers": True}}, "llama_model_known_answer.layers is true or false, but must"),
@@ -65,13 +69,39 @@ def test_values_of_the_wrong_kind_name_the_host_and_the_variable(variables, said
     assert "host a" in str(raised.value)
 
 
+def test_a_repository_as_people_copy_it_from_llama_cpp():
+    text = "unsloth/gpt-oss-20b-GGUF:Q4_K_M"
+    models = [{"name": "a", "huggingface": text}]
+    _cluster, hosts = inventory.cluster_hosts(task_vars(GROUPS, llama_model_huggingface=text, llama_models=models))
+    one, (two,) = (hosts["a"]["variables"][name] for name in ("llama_model_huggingface", "llama_models"))
+    expected = {"repo": "unsloth/gpt-oss-20b-GGUF", "quantisation": "Q4_K_M", "files": None, "revision": "main"}
+    assert (one, two["huggingface"]) == (expected, expected)
+
+
 @pytest.mark.parametrize(
     "variable, meant",
     [
         ("llama_server_contxt", "llama_server_context"),
         ("llama_cmake_options", "llama_build_cmake_options"),
         ("llama_accepted_advisories", "llama_accept_advisories"),
-        ("llama_ngl", ""),
+        ("llama_server_hots", "llama_server_host"),
+        ("llama_ngl", "llama_server_gpu_layers"),
+        ("llama_ctx_size", "llama_server_context"),
+        ("llama_context", "llama_server_context"),
+        ("llama_flash_attn", "llama_server_flash_attention"),
+        ("llama_ubatch_size", "llama_server_micro_batch"),
+        ("llama_n_cpu_moe", "llama_server_override_tensor"),
+        ("llama_rpc_servers", "llama_worker_endpoints"),
+        ("llama_port", "llama_server_port"),
+        ("llama_server_np", "llama_server_parallel"),
+        ("llama_mmap", "llama_server_load_mode"),
+        ("llama_hf_repo", "llama_model_huggingface"),
+        ("llama_model", "llama_model_path"),
+        ("llama_server_mmproj", "llama_model_mmproj"),
+        ("llama_md", "llama_model_draft"),
+        ("llama_temp", "llama_server_extra_args"),
+        ("llama_split_mode", ""),
+        ("llama_my_note", ""),
     ],
 )
 def test_a_variable_that_is_unknown(variable, meant):

@@ -4,7 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    compute_buffers,
+    header_summary,
+    kv_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from support import models
 
@@ -109,6 +113,16 @@ def test_which_layers_have_a_window(architecture, keys, windows):
 def test_a_build_that_nobody_measured_is_a_bound():
     assert sizes(model("llama"), kv_cache.NEWEST_MEASURED) == sizes(model("llama"))
     assert sizes(model("llama"), kv_cache.NEWEST_MEASURED + 1) == (sizes(model("llama"))[0], False)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert-moe", "jina-bert-v3", "modern-bert", "gemma-embedding"])
+def test_models_for_embeddings_have_no_cache(architecture):
+    summary = model(architecture)
+    assert sizes(summary, context=65536) == ([0] * 6, True)
+    assert not any(kv_cache.checkpointed(summary, kv_cache.CacheSettings(4096)))
+    assert all(sizes(summary, build=4840, fork="ik_llama.cpp")[0])
+    long = kv_cache.CacheSettings(65536, every_output=True)
+    assert compute_buffers.bound(summary, long) == compute_buffers.bound(summary, long._replace(context=4096))
 
 
 def test_an_unknown_architecture_is_a_bound():

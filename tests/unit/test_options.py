@@ -89,11 +89,26 @@ def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
 
 
+@pytest.mark.parametrize("as_one", [False, True])
+def test_all_pasted_options_are_refused_together(local, as_one):
+    pasted = "-ngl 99 -c 9 --no-mmap -sm layer --host 0.0.0.0 --jinja -ncmoe 0"
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = [pasted] if as_one else pasted.split()
+    said = [f"{word}, which the plan decides: " for word in ("-ngl", "-c", "--no-mmap", "-sm", "--host", "-ncmoe")]
+    assert "--jinja, " not in local.reason(*said, *["as one argument: use a list"] * as_one)
+
+
+def test_a_pasted_secret_is_not_shown(local):
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["-c 9 --api-key secret"]
+    assert "secret" not in local.reason("--api-key, which the plan decides: set llama_server_api_key_file instead")
+
+
 def test_variables_that_stand_for_options_are_refused(local):
     variables = local.hosts["here"]["variables"]
     for name in ("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_ENDPOINT_METRICS", "LLAMA_LOG_VERBOSITY", "MTMD_BACKEND_DEVICE"):
         variables["llama_server_environment"] = {name: 1}
         assert f"llama_server_environment has {name}, which stands for an option" in local.reason()
+    variables["llama_server_environment"] = {"LLAMA_ARG_PORT": 1, "LLAMA_ARG_HOST": "::"}
+    assert "has LLAMA_ARG_PORT, LLAMA_ARG_HOST, which stands for an option" in local.reason()
     variables["llama_server_environment"] = {"LLAMA_ARG_TIMEOUT": 1, "LLAMA_CACHE": "/srv", "LLAMA_ARG_NO_WEBUI": 1}
     assert "llama_server_environment" not in str(local.plan().get("reasons"))
 

@@ -264,7 +264,7 @@ BAD_RELEASES = [
     ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
-        ["x.zip': use the http:// or https:// address of a tar archive"],
+        ["x.zip': use the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path"],
     ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]
@@ -914,6 +914,19 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
 def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architecture, said):
     reason = serving(pair, on_paper(1, architecture=architecture)).reason()
     assert reason.startswith(f"llama_model_path is on paper, {said}")
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"llama_backend": "rocm"}, "is 'rocm': use hip"),
+        ({"llama_backend": "CUDA"}, "is 'CUDA': use cuda"),
+        ({"llama_release": 11434}, "is 11434, which is not a valid form: use b11434"),
+    ],
+)
+def test_other_words_for_what_a_variable_takes(local, variables, said):
+    local.set("here", **variables)
+    assert local.reason().endswith(said)
 
 
 def test_a_number_of_requests_that_is_none_is_refused_of_embeddings_too(pair):

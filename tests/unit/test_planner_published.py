@@ -1,7 +1,8 @@
 """What clusters that owners publish need of planning."""
 
+import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
-from support.clusters import TREE, cards_of, head_with_cards, strix_halo_head, strix_halos
+from support.clusters import TOOLS, TREE, accelerator, cards_of, head_with_cards, strix_halo_head, strix_halos
 
 
 def test_what_a_limit_of_the_driver_leaves_to_the_system_is_reserve():
@@ -20,6 +21,30 @@ def test_a_worker_maps_nothing_whatever_its_graphics_are():
     plan = cluster.plan()
     assert [entry["host"] for entry in plan["placement"]] == ["strix1"]
     assert not [entry["id"] for entry in plan["advisories"] if entry["id"].startswith("hip-mmap")]
+
+
+@pytest.mark.parametrize(
+    "gib, memory, variables, mode, refused",
+    [
+        (40, 262144, {}, "dio", False),
+        (20, 32768, {}, "dio", False),
+        (20, 65536, {}, None, False),
+        (40, 262144, {"llama_server_load_mode": "auto"}, "auto", True),
+        (40, 262144, {"llama_server_load_mode": "mmap"}, "mmap", True),
+        (40, 262144, {"llama_server_load_mode": "none"}, "none", False),
+        (80, 33800, {"llama_server_gpu_layers": 26}, "dio", True),
+    ],
+)
+def test_hip_cards_of_one_program_share_the_limit_for_mapped_pages(gib, memory, variables, mode, refused):
+    """The layers that do not fit on the cards are no pages of the file either, if it is not mapped."""
+    cluster = head_with_cards(2, gib, **variables)
+    card = accelerator("hip", "Radeon AI PRO R9700", "gfx1201", 32624)
+    facts = {"memory_mib": memory, "accelerators": [card, card], "toolchain": TOOLS}
+    cluster.hosts["head"]["facts"].update(facts)
+    plan = cluster.plan()
+    assert (plan["head"]["load_mode"], plan["refused"]) == (mode, refused), plan["reasons"]
+    assert ("hip-mmap-hang" in [entry["id"] for entry in plan["advisories"]]) == (mode in ("auto", "mmap"))
+    assert "MiB on ROCm0 and ROCm1 of head" in " ".join(plan["reasons"]) or mode not in ("auto", "mmap")
 
 
 def tables(cluster, gib, architecture="qwen4exp"):
@@ -54,7 +79,7 @@ def test_tables_and_devices_share_the_memory_of_the_head():
     (entry,) = cluster.plan()["placement"]
     facts = cluster.hosts["head"]["facts"]
     facts.update(memory_mib=40000, accelerators=[{**facts["accelerators"][0], "memory_mib": 30000}])
-    assert entry["capacity_mib"] > 100000
+    assert 100000 > entry["capacity_mib"] > entry["weights_mib"] + entry["kv_mib"]
     assert "the model does not fit: " in cluster.reason()
 
 

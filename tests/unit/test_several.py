@@ -244,7 +244,7 @@ NAMES = "at most 128 letters, digits, and . _ / - between them"
 @pytest.mark.parametrize(
     "entries, reason",
     [
-        ([], "llama_models is an empty list: add an entry for each model"),
+        ([], "no model is set: set one of llama_model_path"),
         ([SMALL, SMALL], "llama_models[1] has 'small' in name, which is not unique"),
         ([SMALL, {**DEEP, "aliases": ["small"]}], "llama_models[1] has 'small' in aliases, which is not unique"),
         ([{**SMALL, "name": "a]b"}], f"llama_models[0] has 'a]b' in name: use {NAMES}, and not 'default'"),

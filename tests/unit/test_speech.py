@@ -152,7 +152,9 @@ def test_the_same_text_is_compared_across_releases_and_devices(served):
         assert (typed(served.accepted()).head.reading == first) == same
 
 
-@pytest.mark.parametrize("bits, kept", [(1.02, ["0.50", "1.00"]), (0.9, ["0.50", "0.90"]), (1.5, None), (None, ["0.50", "1.00"])])
+@pytest.mark.parametrize(
+    "bits, kept", [(1.02, ["0.50", "1.00"]), (0.9, ["0.50", "0.90"]), (1.5, None), (None, ["0.50", "1.00"])]
+)
 def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
     described, written = served.accepted(), {}
     plan = typed(described)

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import RELEASE, Cluster, known_answer_of
 from machines import Machine
-from support.clusters import accelerator
+from support.clusters import CUDA, accelerator, head_with_cards
 
 
 @functools.cache
@@ -384,3 +384,10 @@ def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkey
     newest = toolchains.find(tmp_path, machine.ask)[-1]
     assert newest["components"].get("mkl") == (f"{ONEAPI}/mkl/{chosen}" if chosen else None)
     assert ("mkl" in newest["libraries"]) == bool(chosen)
+
+
+def test_a_card_that_is_known_by_one_backend_can_use_vulkan_too():
+    card = accelerator("cuda", "Tesla P40", "6.1", 24576)
+    cluster = head_with_cards(1, 4, llama_backend="cuda")
+    cluster.hosts["head"]["facts"].update(accelerators=[card], toolchain={**CUDA, "nvcc": "13.0"})
+    cluster.reason("or set llama_backend of head to vulkan (declare the card for it in llama_hardware too) or cpu")

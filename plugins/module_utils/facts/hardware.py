@@ -19,7 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import (
+    COMMAND_SECONDS,
+    ROOT,
+    Ask,
+    CommandError,
+    find,
+    output,
+    run,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
@@ -153,6 +161,17 @@ def nvidia(listing: str, memory: int) -> list[dict]:
                 }
             )
     return devices
+
+
+def nvidia_failure(devices: list[dict]) -> str | None:
+    """Return why nvidia-smi fails, in its own words; None if it is missing or has reported one of these devices."""
+    if not find("nvidia-smi") or any(device["architecture"] for device in devices if device["backend"] == words.CUDA):
+        return None
+    try:
+        run(NVIDIA_QUERY, COMMAND_SECONDS)
+    except CommandError as error:
+        return "".join(filter(str.isprintable, " ".join(error.reason.split())))[:200]
+    return None
 
 
 def nvidia_without_tools(root: Path) -> list[dict]:

@@ -225,6 +225,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "kernel": platform.release(),
         "glibc": hardware.glibc(),
         "newest_cuda": hardware.newest_cuda(),
+        "nvidia_smi": hardware.nvidia_failure(devices),
         "interfaces": interfaces.interfaces(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(place.prefix),

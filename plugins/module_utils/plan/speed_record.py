@@ -15,8 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 MAX_FACTOR = 5.0
 """Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
-SAME_MODEL, OTHER_MODEL = 1.12, 1.2
-"""Uncertainty of a corrected speed, of the measured model with the same release, and of any other.
+SAME_RELEASE, OTHER_RELEASE = 1.12, 1.2
+"""Uncertainty of a corrected speed of the measured model, with the measured release and with another.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
 INSIGNIFICANT = 1.1
 """A measurement this close to the corrected speed is not recorded."""
@@ -68,7 +68,7 @@ def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
 
 
 def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
-    """Return the plan with its generation speeds corrected by the record, if the same devices hold its models."""
+    """Return the plan with its generation speeds corrected by the record, if the same devices hold the measured model."""
     if not record:
         return plan
     models = [
@@ -89,10 +89,11 @@ def _devices(estimate: Estimate) -> tuple[str, ...]:
 
 
 def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord) -> Estimate:
-    if estimate.generation_tokens_per_s is None or _devices(estimate) != record.devices:
+    is_measured = model == record.model and _devices(estimate) == record.devices
+    if estimate.generation_tokens_per_s is None or not is_measured:
         return estimate
     factor = record.measured / record.planned
-    uncertainty = SAME_MODEL if (record.release, record.model) == (release, model) else OTHER_MODEL
+    uncertainty = SAME_RELEASE if record.release == release else OTHER_RELEASE
 
     def speed_of(speed: float) -> float:
         return float(f"{speed * factor:.3g}")

@@ -118,6 +118,8 @@ class Facts(NamedTuple):
     """Version; empty with another C library, None if it is not known."""
     newest_cuda: Optional[Word] = None
     """Newest CUDA that the NVIDIA driver runs."""
+    nvidia_smi: Optional[Name] = None
+    """Message with which nvidia-smi fails."""
     interfaces: tuple[Interface, ...] = ()
     reached_at: Optional[Address] = None
     """Address at which the controller reaches it, if the inventory has a name."""

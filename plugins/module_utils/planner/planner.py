@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
     deriving,
     document,
     fallbacks,
+    hosts,
     lending,
     programs,
 )
@@ -87,7 +88,26 @@ def decide(
     builds = releases.builds(equipped, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures)
     workload = deriving.workload_of(cluster, selection, equipped[cluster.head], report)
     candidate = prompts.best_batches(attempt(workload, site))
-    return Installation(cluster, selection, equipped, builds, runtime_id), candidate
+    if cluster.alternates or not candidate.fits or "unprotected-worker" in cluster.accepted:
+        return Installation(cluster, selection, equipped, builds, runtime_id), candidate
+    return _without_idle_workers(Installation(cluster, selection, equipped, builds, runtime_id), candidate)
+
+
+def _without_idle_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
+    """Return both without the workers that the plan does not use and that other hosts could reach."""
+    used = {worker.endpoint for worker in candidate.layout.workers()}
+    idle = [
+        worker
+        for entry in installation.equipped.values()
+        for worker in entry.workers
+        if worker.endpoint not in used and hosts.is_exposed(entry.host.facts, worker)
+    ]
+    equipped = {
+        name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in idle))
+        for name, entry in installation.equipped.items()
+    }
+    started = candidate._replace(site=candidate.site.without_workers(idle), idle=tuple(idle))
+    return installation._replace(equipped=equipped), started
 
 
 def refused(cluster: str, refusal: Refusal) -> Refused:

@@ -226,7 +226,7 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
     except archives.DamagedError:
         raise AnsibleError(
             f"llama_release has an archive that cannot be read, {name or release.url or release.path}: its server may send other content; give the "
-            "address or path of a complete tar archive, compressed with gzip, bzip2, xz or not at all"
+            "address or path of a complete tar archive, compressed with gzip, bzip2, xz or not at all, or of a zip archive with source: binary"
         ) from None
     return actual
 

@@ -9,20 +9,34 @@ between these.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
+import stat
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
-UNREADABLE = (tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
+HEADER_BYTES = 32 << 20
+"""Limit of all headers, which take several times as much memory. Those of llama.cpp's sources have 2 MB."""
+GLOBAL_HEADERS = 64
+"""Limit of the headers that tarfile copies to each file; git writes one."""
+ZIP_END, LINK_BYTES = 22 + 0xFFFF, 4096
+"""Limits of the end of a zip archive, with its comment, and of the target of a symbolic link in it."""
+UNREADABLE = (
+    *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError),
+    *(ValueError, LookupError, OverflowError, RuntimeError, zipfile.BadZipFile),
+)
 """Exceptions of reading a damaged archive. An OSError has no number then."""
 
 
@@ -30,20 +44,89 @@ class DamagedError(Exception):
     """A file is not a complete archive; the message is the reason."""
 
 
+class _LimitedStream:
+    """Content of a tar archive. tarfile believes the sizes in headers, so this class counts the bytes that are not of an extracted file."""
+
+    def __init__(self, stream: Any) -> None:
+        self.remaining = HEADER_BYTES
+        self._stream = stream
+        self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
+
+    def read(self, size: int) -> bytes:
+        self.remaining -= size
+        if size < 0 or self.remaining < 0:
+            raise tarfile.ReadError("its headers are too long: leave out .git and folders of builds")
+        return self._stream.read(size)
+
+
+class _LimitedArchive(tarfile.TarFile):
+    def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
+        self._limited = _LimitedStream(fileobj)
+        super().__init__(name, mode, self._limited, **options)  # type: ignore[arg-type]
+
+    def next(self) -> tarfile.TarInfo | None:
+        member = super().next()
+        if len(self.pax_headers) > GLOBAL_HEADERS:
+            raise tarfile.ReadError("its global header is too long")
+        return member
+
+    def extractfile(self, member: Any) -> Any:
+        if member.issparse():  # a header of 512 bytes would fill the disk
+            raise tarfile.ReadError(f"{member.name} is a sparse file: pack it without holes")
+        self._limited.remaining += member.size * member.isreg()
+        return super().extractfile(member)
+
+
+class _ZipArchive(zipfile.ZipFile):
+    """Zip archive with the methods of a tar archive that are used here."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        """:raises tarfile.ReadError: its directory, which zipfile reads at once, is missing or too long."""
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, end - ZIP_END))
+        tail = stream.read()
+        place = tail.rfind(b"PK\5\6")
+        size, comment = (
+            int.from_bytes(tail[place + at : place + at + width], "little") for at, width in ((12, 4), (20, 2))
+        )
+        if place < 0 or place + 22 + comment != len(tail) or size > HEADER_BYTES or b"PK\6\7" in tail:
+            raise tarfile.ReadError("its directory is missing or too long: pack it as .tar.gz")
+        super().__init__(stream)
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        for entry in self.infolist():
+            member = tarfile.TarInfo(entry.filename.rstrip("/"))
+            member.size = entry.file_size
+            if entry.is_dir():
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(entry.external_attr >> 16):
+                member.type = tarfile.SYMTYPE
+                with self.open(entry) as content:
+                    member.linkname = content.read(LINK_BYTES).decode()
+            yield member
+
+    def extractfile(self, member: tarfile.TarInfo) -> IO[bytes]:
+        return self.open(member.name)
+
+
 @contextmanager
-def _reading_archive() -> Iterator[None]:
-    """:raises DamagedError: the archive is not complete."""
+def _open_archive(path: Path) -> Iterator[Any]:
+    """:raises DamagedError: the archive is not complete, as far as it is read."""
     try:
-        yield
+        with path.open("rb") as stream:
+            is_zip = stream.read(4) == b"PK\3\4"
+            stream.seek(0)
+            with _ZipArchive(stream) if is_zip else _LimitedArchive.open(fileobj=stream) as archive:
+                yield archive
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
     """:raises DamagedError: the archive is not complete, as far as it is read."""
-    with _reading_archive(), tarfile.open(path) as archive:
+    with _open_archive(path) as archive:
         yield from archive
 
 
@@ -55,7 +138,7 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
     :raises DamagedError: the archive is not complete.
     """
     links = {}
-    with _reading_archive(), tarfile.open(path) as archive:
+    with _open_archive(path) as archive:
         for member in archive:
             target = target_of(PurePosixPath(member.name))
             if target and member.issym():
@@ -87,7 +170,9 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
         for libraries in library_archives:
             extract_members(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
     except DamagedError as error:
-        raise Refusal(f"the archive of llama_release cannot be read ({error}): use a complete tar archive") from error
+        raise Refusal(
+            f"the archive of llama_release cannot be read ({error}): use a complete tar or zip archive"
+        ) from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
             "the archive of llama_release contains links instead of its programs: use one with the programs themselves"

@@ -93,6 +93,10 @@ GEMMA3N_LAYERS = 20
 RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
 """Architectures in which every layer has a state and none a cache."""
 
+_NO_CACHE = "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe"
+NO_CACHE = frozenset(_NO_CACHE.split())
+"""Architectures for which llama.cpp makes no memory: create_memory in llama-model.cpp of build 11063. ik_llama.cpp makes a cache for them too."""
+
 NO_HEADS = frozenset(
     ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
 )
@@ -231,7 +235,7 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
             return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
         interval = summary.number("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
-    return [not is_known_architecture(summary)] * layers
+    return [not is_known_architecture(summary) and architecture not in NO_CACHE] * layers
 
 
 def _cached_layers(summary: ModelSummary) -> list[bool]:
@@ -242,7 +246,7 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
         last = min(last, GEMMA3N_LAYERS)
     if architecture == "gemma4":
         last -= summary.number("attention.shared_kv_layers") or 0
-    if architecture in RECURRENT:
+    if architecture in RECURRENT | NO_CACHE:
         return [False] * layers
     free = architecture in NO_HEADS or architecture in INTERVAL
     return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
@@ -289,9 +293,11 @@ def checkpointed(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
 
 
 def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
-    """Return the capacity of a layer's cache in tokens, without a window and with a window."""
+    """Return the capacity of a layer's cache in tokens, without a window and with a window; those of a micro-batch if there is no cache."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     visible = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
+    if summary.architecture in NO_CACHE and settings.fork == MAINLINE:
+        return settings.tokens, settings.tokens
     stream_cells = pad(pad(context, 256) // streams, 256)
     short = pad(min(stream_cells, visible), 256)
     return stream_cells * streams, (stream_cells if settings.full_window else short) * streams
@@ -359,6 +365,8 @@ def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]
         plain = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
         plain = summary.without_key("nextn_predict_layers")
+    if plain.architecture in NO_CACHE:
+        plain = plain._replace(architecture="llama")
     token = _latent_token(summary, settings)
     if token is None:
         return _sizes(plain, alike, True)
@@ -369,4 +377,5 @@ def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[l
     """Return the bytes of each layer's cache, and whether they are exact or an upper bound."""
     if settings.fork == IK_LLAMA:
         return _ik_llama_sizes(summary, settings), False
-    return _sizes(summary, settings), is_known_architecture(summary) and is_known_build(build)
+    is_known = is_known_architecture(summary) or summary.architecture in NO_CACHE
+    return _sizes(summary, settings), is_known and is_known_build(build)

@@ -12,12 +12,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import accelerator_of
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
+WITHOUT_ROCBLAS = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
+"""Architectures without rocBLAS kernels in any ROCm. Programs for gfx1030 run on them."""
+OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 GFX906_ROCM = (6, 4)
 """First ROCm whose rocBLAS has no kernels for this architecture."""
 
@@ -53,10 +57,16 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 
 
 def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
-    """Return the Vulkan backend if Vulkan sees devices of the host, else None."""
+    """Return how to name Vulkan as the backend of the host's cards; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
-    has = host and any(device.backend == backends.VULKAN.name for device in host.facts.accelerators)
-    return backends.VULKAN.name if has else None
+    return toolchains.by_vulkan(host.facts) if host else None
+
+
+def broken_drivers(context: AdvisoryContext) -> Cases:
+    """Return hosts whose NVIDIA cards are unknown to ``auto``."""
+    hosts = context.cluster.hosts.items()
+    automatic = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
+    return [(name, {"failure": facts.nvidia_smi}) for name, facts in automatic if facts.nvidia_smi]
 
 
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
@@ -68,6 +78,26 @@ def rocm_without_kernels(context: AdvisoryContext) -> Cases:
         if version and versions.numbers(version) >= GFX906_ROCM:
             cases.append((name, {"where": f"{name} (ROCm {version})", "vulkan": _by_vulkan(context, name)}))
     return cases
+
+
+def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
+    """Return hosts with cards that no rocBLAS supports, unless they pass for gfx1030."""
+    cases: dict[str, dict[str, str | None]] = {}
+    for device in context.candidate.layout.devices:
+        host = context.cluster.hosts.get(device.host)
+        card = accelerator_of(host.facts, device.name) if host else None
+        name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
+        if name in WITHOUT_ROCBLAS and OVERRIDE not in device.environment:
+            builds = context.plan.hosts[device.host].builds
+            compiles = any(build.cmake_options for build in builds if build.backend == device.backend)
+            targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if compiles else ""
+            values = {
+                "where": f"{device.host} ({name})",
+                "vulkan": _by_vulkan(context, device.host),
+                "targets": targets,
+            }
+            cases[device.host] = values
+    return list(cases.items())
 
 
 def sycl_workers(context: AdvisoryContext) -> Cases:

@@ -40,6 +40,12 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
     return cases
 
 
+def idle_workers(context: AdvisoryContext) -> Cases:
+    """Return the workers that planner.decide left out."""
+    idle = context.candidate.idle
+    return [(worker.host, {"where": f"{worker.listens} of {worker.host}"}) for worker in idle]
+
+
 def external_workers(context: AdvisoryContext) -> Cases:
     """Return external workers that the head reaches over a network, not through a tunnel."""
     ports: dict[str, list[str]] = {}

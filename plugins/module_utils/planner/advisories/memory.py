@@ -8,24 +8,36 @@ from __future__ import annotations
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import STEP_MIB
 
 
 def _with_mapped_pages(context: AdvisoryContext) -> list[devices.Holder]:
-    """Return the head's devices if llama-server maps the model's file for devices that share memory with the processor, as ik_llama.cpp does by
-    default. Workers on other hosts get their tensors by RPC and map nothing."""
-    mode = context.plan.head.load_mode
-    maps = mode in ("mmap", "mmap+mlock") or (mode in (None, "auto") and not context.release.mainline)
-    return context.on_head if maps else []
+    """Return the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for those with
+    their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
+    mode, mainline = context.plan.head.load_mode, context.release.mainline
+    if mode in ("mmap", "mmap+mlock"):
+        return context.on_head
+    return [device for device in context.on_head if mode in (None, "auto") and not (mainline and device.unified)]
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
+    sizes = [(devices.weights_mib(program), program) for program in devices.hip_uploads(_with_mapped_pages(context))]
     return [
-        (device.host, {**values, "where": f"{round(device.weights_mib)} MiB on {device.name} of {device.host}"})
-        for device in _with_mapped_pages(context)
-        if device.hangs_on_mmap
+        (
+            program[0].host,
+            {
+                **values,
+                "where": f"{round(size)} MiB on {remedies.listed(device.name for device in program)} of {program[0].host}",
+            },
+        )
+        for size, program in sizes
+        if size > devices.MMAP_LIMIT_MIB
     ]
 
 
@@ -48,6 +60,32 @@ def torn_cache(context: AdvisoryContext) -> Cases:
     return [(device.host, {"where": f"{device.name} of {device.host}"}) for device in torn]
 
 
+def displacing_cache(context: AdvisoryContext) -> Cases:
+    """Return the head if the operator's prompt cache moves layers from its memory to much slower devices."""
+    now, size = context.candidate, context.server.prompt_cache_mib or 0
+    if not size or not now.parts or not now.workload.generates:
+        return []
+
+    def with_size(mib: int) -> Candidate:
+        server = context.server._replace(prompt_cache_mib=mib)
+        return attempt(now.workload._replace(server=server), now.site)
+
+    def head_units(planned: Candidate) -> int:
+        shares = zip(planned.layout.devices, planned.layout.shares())
+        return sum(share.layers + share.output for device, share in shares if device.host == now.site.head)
+
+    without = with_size(0)
+    moved = head_units(without) - head_units(now)
+    if moved <= 0 or not cost_model.is_surely_faster(without.parts, now.parts):
+        return []
+    steps = remedies.largest_fitting(
+        size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without)
+    )
+    ranges = [str(generation_figures(planned)["generation_range"]) for planned in (now, without)]
+    values = {"size": size, "moved": moved, "now": ranges[0], "without": ranges[1], "largest": steps * STEP_MIB}
+    return [(context.cluster.head, values)]
+
+
 def vulkan_memory(context: AdvisoryContext) -> Cases:
     """Return devices that get more memory than their driver reports, or could do so if the model does not fit."""
     places: list[tuple[devices.Holder, str]] = []
@@ -58,7 +96,18 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
             places.append((device, f"{share} MiB planned, {reported}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:
             places.append((device, f"{accelerator.memory_mib} MiB in total, {reported}"))
-    return [(device.host, {"where": f"{device.name} of {device.host} ({sizes})"}) for device, sizes in places]
+    hosts = context.cluster.hosts
+    by_hip = {name for name, host in hosts.items() if host.facts.accelerators_of(backends.HIP.name)}
+    return [
+        (
+            device.host,
+            {
+                "where": f"{device.name} of {device.host} ({sizes})",
+                "hip": backends.HIP.name if device.host in by_hip else None,
+            },
+        )
+        for device, sizes in places
+    ]
 
 
 def untuned(context: AdvisoryContext) -> Cases:

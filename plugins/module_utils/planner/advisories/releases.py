@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import tensor_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 ARCHITECTURES_FILE = "src/llama-arch.cpp"
@@ -62,17 +65,34 @@ def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     return None if supported or patched else appeared
 
 
+def _respelled(architecture: str, release: ReleasePlan) -> str | None:
+    """Return the name under which a release has an architecture that it spells with other punctuation."""
+
+    def letters(name: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", name.lower())
+
+    for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.APPEARED.values()).split()):
+        appeared = capabilities.appearance_of(name, release.fork)
+        is_known = not appeared or release.build >= (appeared.oldest_with or math.inf)
+        if is_known and name != architecture and letters(name) == letters(architecture):
+            return name
+    return None
+
+
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
     appeared = _architecture(context)
-    if name in OLLAMA_ARCHITECTURES and source:
-        values = {"would": "would", "who": "only Ollama knows", "variable": source.variable, "variables": None}
+    twin = _respelled(name, release) if appeared else None
+    if source and (twin or name in OLLAMA_ARCHITECTURES):
+        who = f"build {release.build} knows {twin} but not" if twin else "only Ollama knows"
+        remove = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
+        values = {"would": "would", "who": who, "and_remove": remove, "variables": None}
     elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
         would, does = ("would", "does") if release.build <= appeared.newest_without else ("may", "may")
         newer = f"build {appeared.oldest_with} or newer" if appeared.oldest_with else "a newer build that knows it"
         variables = remedies.listed(context.variables_of(release.id))
-        values = {"would": would, "who": f"build {release.build} {does} not know", "variable": None}
+        values = {"would": would, "who": f"build {release.build} {does} not know", "and_remove": None}
         values.update(newer=newer, variables=variables)
     else:
         return []
@@ -100,18 +120,30 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
         host = context.cluster.hosts.get(name)
         if missing and context.release.mainline:
             present = {device.backend for device in host.facts.accelerators} if host else set()
-            able = [name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing)]
-            instead = (*sorted(able), "cpu")[0] if host else None
+            able = sorted(name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing))
+            if host and not able and not backends.VULKAN.no_kernels.intersection(missing):
+                able = [*filter(None, [toolchains.by_vulkan(host.facts)])]
+            instead = (*able, "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))
     return cases
 
 
-def unknown_variables(context: AdvisoryContext) -> Cases:
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return whether two letters, added, removed or changed, make one name the other."""
+    row = list(range(len(known) + 1))
+    for number, letter in enumerate(name, 1):
+        above, row = row, [number]
+        for place, known_letter in enumerate(known):
+            row.append(min(row[-1] + 1, above[place + 1] + 1, above[place] + (letter != known_letter)))
+    return row[-1] <= 2
+
+
+def unknown_variables(context: AdvisoryContext, misspelt: bool = False) -> Cases:
     return [
         (name, {"variable": variable, "meant": meant or "none", "similar": meant or None})
         for variable, meant in sorted(
             {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
         )
         for name, host in context.cluster.hosts.items()
-        if host.unknown_variables.get(variable) == meant
+        if host.unknown_variables.get(variable) == meant and _is_misspelt(variable, meant) == misspelt
     ]

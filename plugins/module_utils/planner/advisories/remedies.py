@@ -77,7 +77,7 @@ def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
         yield context
 
 
-def _largest_fitting(count: int, fits: Callable[[int], bool]) -> int:
+def largest_fitting(count: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number up to ``count`` that fits, if all smaller numbers fit too; 0 if none fits."""
     low = 0
     while low < count:
@@ -96,7 +96,7 @@ def _most_layers(trial: Trial) -> int | None:
             entry.total_mib - (0 if bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
         )
 
-    numbers = (_largest_fitting(trial.plan.model.layers, partial(are_held, bounded)) for bounded in (True, False))
+    numbers = (largest_fitting(trial.plan.model.layers, partial(are_held, bounded)) for bounded in (True, False))
     return next((number for number in numbers if trial.fits(_set_server(gpu_layers=number))), None)
 
 
@@ -115,6 +115,7 @@ def for_more_room(trial: Trial) -> list[str]:
         "gpu_layers": None,
         "memory_mib": {},
         "reserve_mib": None,
+        "prompt_cache_mib": None,
     }
     changed = [name for name, default in unset.items() if getattr(server, name) != default]
     clauses += [f"remove llama_server_{name}" for name in changed if trial.fits(_set_server(**{name: unset[name]}))]
@@ -130,7 +131,7 @@ def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
     def layers_with(context: int) -> int | None:
         return _most_layers(trial._replace(cluster=_set_server(context=context)(trial.cluster)))
 
-    count = _largest_fitting(len(contexts), lambda number: layers_with(contexts[number - 1]) is not None)
+    count = largest_fitting(len(contexts), lambda number: layers_with(contexts[number - 1]) is not None)
     context = contexts[count - 1] if count else 0
     return [f"set llama_server_context to {context} and llama_server_gpu_layers to {layers_with(context)}"] * bool(
         count
@@ -145,7 +146,7 @@ def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[
     source = trial.cluster.model.source
     size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == host_types.MODEL)
     smaller = [quantisation for quantisation in offered if quantisation.bytes < size] if source else []
-    count = _largest_fitting(len(smaller), lambda number: trial.fits(_set_model_size(smaller[number - 1].bytes)))
+    count = largest_fitting(len(smaller), lambda number: trial.fits(_set_model_size(smaller[number - 1].bytes)))
     if not source or not count:
         return []
     largest = smaller[count - 1]

@@ -51,7 +51,8 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """Return the faster host, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
-    cluster_speed, best = estimate.generation_range, estimate.best_single_host
+    best = estimate.best_single_host
+    cluster_speed = estimate.generation_range or estimate.prompt_range
     intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
     if intended or not cluster_speed or not estimate.links or not best.faster:
         return []
@@ -67,7 +68,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         stale.append("llama_server_gpu_layers")
     stale += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in stale]
-    speeds = {"together": str(cluster_speed), "alone": str(best.generation_range)}
+    speeds = {"together": str(cluster_speed), "alone": str(best.generation_range or best.prompt_range)}
     return [(host, {**speeds, "steps": remedies.listed(steps)})]
 
 

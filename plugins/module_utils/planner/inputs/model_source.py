@@ -220,6 +220,8 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     source = next(iter(request.sources()), None)
     if source and report.problem:
         raise typed_json.not_as_read("the head", f"the model ({_subject(source)})", report.problem)
+    if report.refused:
+        raise Refusal(report.refused)
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:
@@ -228,8 +230,6 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
         return with_files(model, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
-    if report.refused:
-        raise Refusal(report.refused)
     summary = report.summary or _given_summary(source, request.summary)
     if request.instead_bytes:
         summary = scaled(summary, request.instead_bytes)

@@ -55,8 +55,15 @@ FORMS = {
     "ref": _form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "path": _form(r".+(?<!\.zip)", "the path of a tar archive on the controller"),
-    "url": _form(r"https?://\S+(?<!\.zip)", "the http:// or https:// address of a tar archive"),
+    "archive path": _form(
+        r".+(?<!\.zip)", "the path of a tar archive on the controller (unpack a .zip, and pack it with tar)"
+    ),
+    "archive url": _form(
+        r"https?://\S+(?<!\.zip)",
+        "the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path)",
+    ),
+    "path": _form(r".+", "the path of an archive on the controller"),
+    "url": _form(r"https?://\S+", "the http:// or https:// address of an archive"),
     "prebuilt url": _form(
         r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
@@ -82,6 +89,8 @@ def request_of(value: Any) -> ReleaseRequest:
         form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
         if isinstance(value, str) and value.startswith("{"):
             form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+        if re.fullmatch(r"\d{3,6}", str(value)):
+            form = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     fields = {str(key): item for key, item in value.items() if item is not None}
     source, known_keys = fields["source"], SOURCES[fields["source"]]

@@ -112,36 +112,37 @@ def _check_ports(name: str, server: Server, workers: Sequence[Worker]) -> None:
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
-    """Refuse options that the plan decides, and options that llama-server of this release does not have: it would not start."""
-    for word in arguments:
-        name = re.split(r"[\s=]", word, maxsplit=1)[0]
-        option = options.by_word(name)
-        if option and option.secret:
-            raise Refusal(f"llama_server_extra_args has {name}, which the plan decides: {option.instead()}")
-        if re.match(r"--?\w[\w-]*\s", word):
-            raise Refusal(
-                f"llama_server_extra_args has {word!r} as one argument: use a list, with option and value as separate entries"
-            )
-    known_options = {word: option for word in arguments if (option := options.by_word(word))}
+    """Refuse, all together, options that the plan decides and options that llama-server of this release does not have: it would not start."""
+    lines = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
+    words = [part for word in arguments for part in (word.split() if word in lines else [word])]
+    known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
+    decided: dict[str, list[str]] = {}
     for word, option in known_options.items():
-        if option.owned:
-            raise Refusal(
-                f"llama_server_extra_args has {word.split('=', 1)[0]}, which the plan decides: {option.instead()}"
-            )
-    strange = [word for word, option in known_options.items() if not option.has(word, release.fork)]
+        if option.owned or option.secret:
+            decided.setdefault(option.instead(), []).append(word)
+    problems = [f"{', '.join(group)}, which the plan decides: {instead}" for instead, group in decided.items()]
+    if lines and not any(option.secret for option in known_options.values()):
+        text = "as one argument: use a list, with option and value as separate entries"
+        problems.append(f"{', '.join(map(repr, lines))} {text}")
+    strange = [
+        word for word, option in known_options.items() if not option.owned and not option.has(word, release.fork)
+    ]
     if strange:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
-        raise Refusal(
-            f"llama_server_extra_args has {', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
+        problems.append(
+            f"{', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
         )
+    if problems:
+        raise Refusal(f"llama_server_extra_args has {'. It has '.join(problems)}")
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
     """Refuse variables that stand for an option: the plan counts options as variables and as extra args."""
-    for name in filter(options.is_variable, environment):
+    found = [name for name in environment if options.is_variable(name)]
+    if found:
         raise Refusal(
-            f"llama_server_environment has {name}, which stands for an option: set the variable of that option, or put the option into "
+            f"llama_server_environment has {', '.join(found)}, which stands for an option: set the variable of that option, or put the option into "
             "llama_server_extra_args"
         )
 

@@ -46,8 +46,6 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
     present = [name for name in model_variables if variables[name] not in (None, [])]
     if not entries:
-        if entries is not None and not present:
-            raise Refusal(f"{VARIABLE} is an empty list: add an entry for each model")
         return ()
     if present:
         raise Refusal(

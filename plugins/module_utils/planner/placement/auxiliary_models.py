@@ -109,6 +109,13 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
     return remaining
 
 
+def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
+    """Return the devices with the capacity that these models took added again."""
+    return tuple(
+        device._replace(capacity_mib=device.capacity_mib - -on_device(models, device) // MIB) for device in used_devices
+    )
+
+
 def beside_memory(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
     """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     layout,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
 IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
@@ -36,6 +36,9 @@ class Candidate(NamedTuple):
     layout: device_load.Layout
     parts: Sequence[cost_model.Work]
     """Parts of the model with their costs, in the order of a token; empty unless the model fits."""
+
+    idle: tuple[Worker, ...] = ()
+    """Workers that are not started: unused, and open to others."""
 
     @property
     def fits(self) -> bool:

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
-"""Size of weights on one device that uses the host's memory by HIP, from which mapped pages were seen to hang (#19745)."""
+"""Size of the weights of one program's HIP devices from which mapped pages were seen to hang (#19745, #5402, #15018)."""
 VULKAN_MEMORY = "vulkan-shared-memory"
 """Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
@@ -238,16 +238,6 @@ class Holder(NamedTuple):
     host_memory_mib: int
 
     @property
-    def hangs_on_mmap(self) -> bool:
-        """Whether loading from mapped pages was seen to hang or abort with such a share."""
-        return self.backend == "hip" and self.unified and self.weights_mib > MMAP_LIMIT_MIB
-
-    @property
-    def slow_on_mmap(self) -> bool:
-        """Whether loading from mapped pages was seen to take very long with such a share."""
-        return self.backend == "hip" and self.unified and self.weights_mib > self.host_memory_mib / 2
-
-    @property
     def is_gb10(self) -> bool:
         """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
         Spark (#27742, comment of 26 August 2026)."""
@@ -272,6 +262,20 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
     )
 
 
+def hip_uploads(head_holders: Iterable[Holder]) -> list[list[Holder]]:
+    """Return the HIP devices of each program on the head that copies weights from mapped pages. A worker gets its weights by RPC, so its device counts
+    only if it shares the memory of these pages."""
+    programs: dict[str | None, list[Holder]] = {}
+    for item in head_holders:
+        if item.backend == backends.HIP.name and (item.unified or not item.endpoint):
+            programs.setdefault(item.endpoint, []).append(item)
+    return list(programs.values())
+
+
+def weights_mib(holders: Iterable[Holder]) -> float:
+    return sum(item.weights_mib for item in holders)
+
+
 def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> str | None:
     """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
     Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
@@ -283,8 +287,11 @@ def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> 
         return "none"
     if any(holder.is_gb10 for holder in head_holders):
         return "none"
-    suffers = any(holder.hangs_on_mmap or holder.slow_on_mmap for holder in head_holders)
-    return unmapped_mode(release) if suffers else None
+    hangs_or_is_slow = any(
+        weights_mib(program) > min(MMAP_LIMIT_MIB, program[0].host_memory_mib / 2)
+        for program in hip_uploads(head_holders)
+    )
+    return unmapped_mode(release) if hangs_or_is_slow else None
 
 
 def unmapped_mode(release: ReleasePlan) -> str:

@@ -198,12 +198,13 @@ def _links(candidate: Candidate, part_of: Mapping[str, cost_model.Work]) -> Iter
 
 
 def _best_host(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> SingleHostEstimate:
-    """Return the host that alone would generate the fastest; if none holds the model, the one with the most memory."""
+    """Return the host that alone would generate the fastest, or read prompts without generation; if none holds the model, the one with the most memory."""
     fastest = [max(attempts, key=speeds_of) for attempts in _single_hosts(candidate, hosts, backends) if attempts]
     if not fastest:
         name = max(hosts, key=lambda host: hosts[host].facts.memory_mib)
         return SingleHostEstimate(name, False, None, None, None, None, None, False)
-    best = max(fastest, key=lambda item: speeds_of(item).generation)
+    generates = candidate.workload.generates
+    best = max(fastest, key=lambda item: speeds_of(item).generation if generates else speeds_of(item).prompt)
     partly = bool(best.site.devices) and best.layout.gpu_layers < best.layout.load.units
     return SingleHostEstimate(
         host=best.site.head,
@@ -211,8 +212,14 @@ def _best_host(candidate: Candidate, hosts: Mapping[str, Host], backends: Mappin
         gpu_layers=best.layout.gpu_layers if partly else None,
         **generation_figures(best),
         **_prompt_figures(best),
-        faster=bool(candidate.parts and cost_model.is_surely_faster(best.parts, candidate.parts)),
+        faster=bool(candidate.parts) and _is_surely_faster(best, candidate),
     )
+
+
+def _is_surely_faster(single: Candidate, candidate: Candidate) -> bool:
+    if candidate.workload.generates:
+        return cost_model.is_surely_faster(single.parts, candidate.parts)
+    return speeds_of(single).prompt_range.low > speeds_of(candidate).prompt_range.high
 
 
 def _single_hosts(

@@ -21,7 +21,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import shares_memory
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import (
+    holder,
+    load_mode_of,
+    shares_memory,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
@@ -36,7 +40,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     head_devices.sort(key=lambda device: -cost_model.rate_of(device, site.facts).gb_per_s)
     places = list(auxiliary_models.candidate_places(workload, head_devices))
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
-    whole, failures = {device.buffer: device for device in site.devices}, []
+    failures = []
     prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
     for place, reserved in [*zip(places, places), *without_buffers]:
         devices = auxiliary_models.remaining_capacity(site.devices, reserved)
@@ -44,7 +48,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
             continue
         head_bytes = auxiliary_models.in_memory(reserved) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
-        layout = layout._replace(devices=tuple(whole[device.buffer] for device in layout.devices), auxiliary=place)
+        layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserved), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
@@ -88,7 +92,8 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     _check_number(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
-    mapped = server.load_mode == "mmap" or (server.load_mode in (None, "auto") and not copies)
+    mode = server.load_mode or _default_load_mode(workload, site, layout)
+    mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing = _missing_on_head(site.facts, load, first, head_bytes, mapped)
     overfull, stays = layout.overfull(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
@@ -97,6 +102,15 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
         missing_mib=missing + sum(mib for _device, mib in overfull),
     )
+
+
+def _default_load_mode(workload: Workload, site: Site, layout: Layout) -> str | None:
+    """Return how llama-server reads the model with this layout unless the operator says it."""
+    holders = [
+        holder(device, site.facts_of(device), share.weights / MIB, 0)
+        for device, share in zip(layout.devices, layout.shares())
+    ]
+    return load_mode_of(workload.release, holders, site.head)
 
 
 def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:

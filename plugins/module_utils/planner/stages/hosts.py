@@ -77,7 +77,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
         firewall=_door(installation.cluster.server)
         if is_head
         else _firewall(installation.head.host, host, entry.workers),
-        firewall_manager=facts.firewall if system and manager.host_settings else None,
+        firewall_manager=_firewall_manager(facts),
         unit_closes=_unit_closes(facts),
         port_probes=_port_probes(installation, entry),
         links=host.links,
@@ -136,6 +136,16 @@ def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     ends = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
     peer_addresses = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
     return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
+
+
+def _firewall_manager(facts: Facts) -> str | None:
+    can_set = facts.scope == "system" and service_managers.MANAGERS[facts.service_manager].host_settings
+    return facts.firewall if can_set else None
+
+
+def is_exposed(facts: Facts, worker: Worker) -> bool:
+    """Return whether a worker would listen on a network without anything that restricts its port to the head."""
+    return not (names.is_loopback(worker.listens) or _unit_closes(facts) or _firewall_manager(facts))
 
 
 def _unit_closes(facts: Facts) -> bool:
