@@ -107,7 +107,7 @@ def test_an_archive_that_lacks_something_or_is_for_another_processor(tmp_path, p
 def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     archive = tmp_path / "programs.tar"
     archive.write_bytes(b"PK\x03\x04")
-    with pytest.raises(Refusal, match=r"cannot be read \(.*\): give a complete tar archive"):
+    with pytest.raises(Refusal, match=r"cannot be read \(.*\): use a complete tar archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
     with pytest.raises(Refusal, match="does not have the sha256"):

@@ -3,10 +3,12 @@ import gzip
 import hashlib
 import os
 import tarfile
+from contextlib import nullcontext
 
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
 from model_server import answer
 from support.builds import planned_source
@@ -86,6 +88,45 @@ TORN = [
     gzip.compress(os.urandom(9000))[:5000],
     bz2.compress(LONG.tobuf() + os.urandom(LONG.size), 1)[:-9] + bytes(9),
 ]
+
+
+def _header(kind, size):
+    member = tarfile.TarInfo("name")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _comments(kind, size, count=1):
+    lines = b"".join((b"%d comment%d=" % (size, number)).ljust(size - 1, b"a") + b"\n" for number in range(count))
+    return _header(kind, len(lines)) + lines + bytes(-len(lines) % 512) + FILE
+
+
+FILE, LIMIT = _header(tarfile.REGTYPE, 0), 1 << 16
+LONG_NAME = _header(tarfile.GNUTYPE_LONGNAME, 2) + b"a".ljust(512, b"\0")
+ENDLESS_HEADERS = {
+    "a name of a name of a name": LONG_NAME * 3000 + FILE + bytes(1024),
+    "a name of 4 EiB": _header(tarfile.GNUTYPE_LONGNAME, 1 << 62) + bytes(2048),
+    "a long comment": _comments(tarfile.XHDTYPE, 2 * LIMIT),
+    "many comments": _comments(tarfile.XHDTYPE, 1 << 12) * 32,
+    "many comments on all files": _comments(tarfile.XGLTYPE, 100, 99),
+    "many headers": FILE * (LIMIT >> 8),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS_HEADERS)
+def test_headers_of_an_archive_are_limited(tmp_path, monkeypatch, name):
+    """Without a limit 398 KiB take 1.2 GiB of memory. Content does not count."""
+    monkeypatch.setattr(archives, "HEADER_BYTES", LIMIT)
+    content = _header(tarfile.REGTYPE, 2 * LIMIT) + bytes(2 * LIMIT)
+    for number, data in enumerate((content + FILE * 9, content + ENDLESS_HEADERS[name])):
+        path = tmp_path / f"{number}.tar.gz"
+        path.write_bytes(gzip.compress(data))
+        for read in (lambda path: [*archives.members(path)], lambda path: archives.extract_members(path, {}.get)):
+            with pytest.raises(archives.DamagedError) if number else nullcontext():
+                read(path)
+    with pytest.raises(archives.DamagedError):
+        archives.extract_members(path, lambda member: tmp_path / "file" if not (tmp_path / "file").exists() else None)
+    assert (tmp_path / "file").stat().st_size == 2 * LIMIT
 
 
 @pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", *TORN])

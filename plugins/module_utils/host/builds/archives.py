@@ -17,12 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
-UNREADABLE = (tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, ValueError, LookupError, OverflowError)
+HEADER_BYTES = 32 << 20
+"""Limit of all headers, which take several times as much memory. Those of llama.cpp's sources have 2 MB."""
+GLOBAL_HEADERS = 64
+"""Limit of the headers that tarfile copies to each file; git writes one."""
+UNREADABLE = (
+    *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError),
+    *(ValueError, LookupError, OverflowError, RecursionError),
+)
 """Exceptions of reading a damaged archive. An OSError has no number then."""
 
 
@@ -30,11 +38,43 @@ class DamagedError(Exception):
     """A file is not a complete archive; the message is the reason."""
 
 
+class _LimitedStream:
+    """Content of a tar archive. tarfile believes the sizes in headers, so this class counts the bytes that are not of an extracted file."""
+
+    def __init__(self, stream: Any) -> None:
+        self.remaining = HEADER_BYTES
+        self._stream = stream
+        self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
+
+    def read(self, size: int) -> bytes:
+        self.remaining -= size
+        if size < 0 or self.remaining < 0:
+            raise tarfile.ReadError("its headers are too long: leave out .git and folders of builds")
+        return self._stream.read(size)
+
+
+class _LimitedArchive(tarfile.TarFile):
+    def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
+        self._limited = _LimitedStream(fileobj)
+        super().__init__(name, mode, self._limited, **options)  # type: ignore[arg-type]
+
+    def next(self) -> tarfile.TarInfo | None:
+        member = super().next()
+        if len(self.pax_headers) > GLOBAL_HEADERS:
+            raise tarfile.ReadError("its global header is too long")
+        return member
+
+    def extractfile(self, member: Any) -> Any:
+        self._limited.remaining += member.size * member.isreg()
+        return super().extractfile(member)
+
+
 @contextmanager
-def _reading_archive() -> Iterator[None]:
-    """:raises DamagedError: the archive is not complete."""
+def _open_archive(path: Path) -> Iterator[_LimitedArchive]:
+    """:raises DamagedError: the archive is not complete, as far as it is read."""
     try:
-        yield
+        with path.open("rb") as stream, _LimitedArchive.open(fileobj=stream) as archive:
+            yield archive
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -43,7 +83,7 @@ def _reading_archive() -> Iterator[None]:
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
     """:raises DamagedError: the archive is not complete, as far as it is read."""
-    with _reading_archive(), tarfile.open(path) as archive:
+    with _open_archive(path) as archive:
         yield from archive
 
 
@@ -55,7 +95,7 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
     :raises DamagedError: the archive is not complete.
     """
     links = {}
-    with _reading_archive(), tarfile.open(path) as archive:
+    with _open_archive(path) as archive:
         for member in archive:
             target = target_of(PurePosixPath(member.name))
             if target and member.issym():
