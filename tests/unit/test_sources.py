@@ -129,6 +129,16 @@ def test_headers_of_an_archive_are_limited(tmp_path, monkeypatch, name):
     assert (tmp_path / "file").stat().st_size == 2 * LIMIT
 
 
+def test_a_sparse_file_fills_no_disk(tmp_path):
+    map_of_holes = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n35 GNU.sparse.realsize=99999999999\n"
+    header = _header(tarfile.XHDTYPE, len(map_of_holes)) + map_of_holes.ljust(512, b"\0")
+    (tmp_path / "a.tar").write_bytes(
+        header + _header(tarfile.REGTYPE, 512) + b"1\n0\n0\n".ljust(512, b"\0") + bytes(1024)
+    )
+    with pytest.raises(archives.DamagedError, match="is a sparse file: pack it without holes"):
+        archives.extract_members(tmp_path / "a.tar", lambda member: tmp_path / "file")
+
+
 @pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", *TORN])
 def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     (tmp_path / "a.tar").write_bytes(data)

@@ -65,6 +65,8 @@ class _LimitedArchive(tarfile.TarFile):
         return member
 
     def extractfile(self, member: Any) -> Any:
+        if member.issparse():  # a header of 512 bytes would fill the disk
+            raise tarfile.ReadError(f"{member.name} is a sparse file: pack it without holes")
         self._limited.remaining += member.size * member.isreg()
         return super().extractfile(member)
 
