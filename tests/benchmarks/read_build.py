@@ -124,7 +124,10 @@ def read_build(build, path):
         folder = path
         if path.is_file():
             folder = Path(work)
-            shutil.unpack_archive(path, work, "zip" if path.suffix in (".whl", ".zip") else "gztar")
+            if path.suffix in (".whl", ".zip"):
+                shutil.unpack_archive(path, work, "zip")
+            else:
+                shutil.unpack_archive(path, work, "gztar", filter="data")
         trees = sorted(folder.rglob("src/llama-arch.cpp"))
         found = of_tree(trees[0].parents[1]) if trees else of_programs(folder)
         known, needed = tables(LATER), tables(build)

@@ -51,6 +51,11 @@ PLANTED = {
     "plantedHook3": r"https:\/\/discord.com\/api\/webhooks\/1\/{}",
     "planted31337": "user_pin: {}",
     "ghp_plantedplanted": "git clone with {}",
+    "plantedNumbered": "LLAMACPP_KEY_1={}",
+    "plantedAuth1": "authtoken={}",
+    "plantedAuth2": '{{"authToken": "{}"}}',
+    "plantedAuth3": "TS_AUTHKEY={}",
+    "plantedPass": "DBPASS={}",
 }
 """Secret → line of a log with it."""
 LOG = "\n".join(line.format(secret) for secret, line in PLANTED.items())
@@ -75,6 +80,7 @@ def test_a_secret_is_taken_out_once(secret, line):
         "see https://github.com/ggml-org/llama.cpp/pull/13194#issuecomment-2868343055",
         "git@github.com:ggml-org/llama.cpp.git, 127.0.0.1:8080",
         "reads https://huggingface.co/ggml-org/models/resolve/main/x.gguf, listens on http://127.0.0.1:8080",
+        "BUILD_KEYBOARD=us, general.key: 3, oauthtokens = 5, keys: 12",
         "kv  14: tokenizer.ggml.model str = gpt2, max_tokens: 16, verify passed: 3, PSK identities: 1 retrieved",
     ],
 )
