@@ -136,6 +136,7 @@ def read_build(build, path):
             yield from (f"{kind} {name}: new" for name in sorted(names - known[kind] - needed[kind] - looked_at))
             gone = needed[kind] - names - looked_at if trees else ()
             yield from (f"{kind} {name}: gone" for name in sorted(gone))
+        yield from (f"{kind}: unknown, because the input does not contain it" for kind in known if not found.get(kind))
 
 
 if __name__ == "__main__":
