@@ -25,6 +25,8 @@ display = Display()
 POLL_SECONDS = 2.0
 LIMIT_SECONDS, LIMIT_TIMES = 600, 10
 """Time that a proof may take: seconds, and a multiple of what is predicted."""
+EXIT_SECONDS = 60
+"""Time in which the head reports a proof that it stopped after its limit. The head may have been restarted instead."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
@@ -79,7 +81,7 @@ class ActionModule(Action):
         seconds = (planned.outage_s + planned.seconds if planned else 0) * (1 + len(work.remedies) * len(work.devices))
         lost = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
-        job = BackgroundJob("proof", limit, limit, itertools.repeat(POLL_SECONDS), str, lost)
+        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
         if arguments.stage == REFERENCE and planned:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {planned.seconds} s; "
