@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -95,6 +95,8 @@ class ActionModule(Action):
         proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
+        if answer.get("unrecorded"):
+            display.warning(f"The next run proves again. {self.host}: {validation.printable(answer['unrecorded'])}")
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
         elif not proof.wrong():

@@ -28,11 +28,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, LOCK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Record, Side, Verdict, Work
 
-FOLDER, LOCK_SECONDS = "proof", 600
-"""Folder of the files of a proof, and for how long another proof is waited for: one whose playbook was killed goes on."""
+LOCK_SECONDS = 600
+"""How long another proof is waited for: one whose playbook was killed goes on."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
@@ -76,7 +77,7 @@ def prepare(work: Work, owner: Owner) -> bool:
     """
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
-    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         shutil.rmtree(folder, ignore_errors=True)  # left by a proof that was killed
         folder.mkdir(mode=0o700)
@@ -94,7 +95,7 @@ def prove(work: Work, owner: Owner) -> Any:
     :raises BusyError: another proof goes on here for long.
     """
     began = time.monotonic()
-    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
             reference = _prepared(work, folder)
