@@ -1,0 +1,34 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: reboot
+short_description: Reboots a host and shows that the run waits for it
+description:
+  - Reboots by M(ansible.builtin.reboot), and shows every 10 seconds for how long it has waited.
+extends_documentation_fragment: llamacpp.cluster.attributes
+options:
+  boot_time_command:
+    description: Command whose output differs after each boot.
+    type: str
+  reboot_timeout:
+    description: Seconds after which a host that does not come back fails the task.
+    type: int
+    default: 1800
+"""
+
+EXAMPLES = r"""
+- name: Reboot
+  llamacpp.cluster.reboot:
+"""
+
+RETURN = r"""
+rebooted:
+  description: Whether the host was rebooted.
+  returned: always
+  type: bool
+"""
