@@ -12,13 +12,13 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
 PROGRESS_SECONDS = 10.0
+LIMIT_SECONDS = 1800
 
 display = Display()
 
 
 class RebootArguments(NamedTuple):
     boot_time_command: str | None = None
-    reboot_timeout: int = 1800
 
 
 class ActionModule(Action):
@@ -32,14 +32,14 @@ class ActionModule(Action):
             while not returned.wait(PROGRESS_SECONDS):
                 seconds += PROGRESS_SECONDS
                 display.display(
-                    f"  [{self.host}] reboot: waiting for the host, {seconds:.0f} of at most {arguments.reboot_timeout} s"
+                    f"  [{self.host}] reboot: waiting for the host, {seconds:.0f} of at most {LIMIT_SECONDS} s"
                 )
 
         progress = threading.Thread(target=show_progress, daemon=True)
         progress.start()
         try:
-            given = {name: value for name, value in arguments._asdict().items() if value is not None}
-            return self.action("ansible.builtin.reboot", **given)
+            command = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
+            return self.action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
         finally:
             returned.set()
             progress.join()

@@ -72,22 +72,16 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
         ) from None
 
 
-def _collection_version() -> str:
-    """Return the version from the archive's manifest, or else from the sources."""
+def _versions() -> dict[str, str]:
+    """Return the version of the collection, and the commit of a clone, with ``-dirty`` after a change."""
+    versions, is_clone = {"collection": "unknown", "commit": ""}, (ROOT / "galaxy.yml").exists()
     with suppress(OSError, ValueError, KeyError):
-        return str(json.loads((ROOT / "MANIFEST.json").read_text())["collection_info"]["version"])
-    with suppress(OSError):
-        return str(yaml_load((ROOT / "galaxy.yml").read_text())["version"])
-    return "unknown"
-
-
-def _commit() -> str:
-    """Return the commit of a clone of the collection, with ``-dirty`` after a change."""
-    argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    with suppress(OSError):
-        if (ROOT / ".git").exists():
-            return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
-    return ""
+        manifest = yaml_load((ROOT / ("galaxy.yml" if is_clone else "MANIFEST.json")).read_text())
+        versions["collection"] = str(manifest.get("collection_info", manifest)["version"])
+        argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        if is_clone:
+            versions["commit"] = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+    return versions
 
 
 class ActionModule(Action):
@@ -132,8 +126,7 @@ class ActionModule(Action):
                 with suppress(AnsibleError):
                     variables[host][name] = inventory.without_origin(hostvars[name])
         return {
-            "collection": _collection_version(),
-            "commit": _commit(),
+            **_versions(),
             "ansible_core": release.__version__,
             "python": platform.python_version(),
             "inventory": variables,

@@ -15,10 +15,6 @@ options:
   boot_time_command:
     description: Command whose output differs after each boot.
     type: str
-  reboot_timeout:
-    description: Seconds after which a host that does not come back fails the task.
-    type: int
-    default: 1800
 """
 
 EXAMPLES = r"""
@@ -26,9 +22,4 @@ EXAMPLES = r"""
   llamacpp.cluster.reboot:
 """
 
-RETURN = r"""
-rebooted:
-  description: Whether the host was rebooted.
-  returned: always
-  type: bool
-"""
+RETURN = r""" # """
