@@ -118,7 +118,8 @@ class ActionModule(Action):
 
     def _controller(self, hosts: list[str]) -> dict[str, Any]:
         """Return versions of the controller's programs, and the collection's variables in the inventory."""
-        names, variables = {*inventory.specification(), *inventory.run_variables()}, {}
+        names = {*inventory.specification(), *inventory.run_variables()}
+        variables: dict[str, dict[str, Any]] = {}
         for host in hosts:
             hostvars = self.variables["hostvars"][host]
             variables[host] = {}
