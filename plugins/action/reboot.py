@@ -35,11 +35,9 @@ class ActionModule(Action):
                     f"  [{self.host}] reboot: waiting for the host, {seconds:.0f} of at most {LIMIT_SECONDS} s"
                 )
 
-        progress = threading.Thread(target=show_progress, daemon=True)
-        progress.start()
+        threading.Thread(target=show_progress, daemon=True).start()
         try:
             command = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
             return self.action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
         finally:
             returned.set()
-            progress.join()

@@ -15,10 +15,7 @@ FOLDER, LOCK = "proof", "proof.lock"
 
 
 def remove_leftovers(state: Path) -> None:
-    """Remove the files of a killed proof, up to 8 GiB, unless a proof runs.
-
-    :param state: folder of the services' account.
-    """
+    """Remove the files of a killed proof, up to 8 GiB, unless a proof runs."""
     folder = state / FOLDER
     with suppress(locks.BusyError, OSError):
         if folder.exists():

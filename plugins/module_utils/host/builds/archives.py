@@ -28,8 +28,8 @@ HEADER_BYTES = 32 << 20
 GLOBAL_HEADERS = 64
 """Limit of the headers that tarfile copies to each file; git writes one."""
 UNREADABLE = (
-    *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError),
-    *(ValueError, LookupError, OverflowError, RecursionError),
+    *(tarfile.TarError, zlib.error, LZMAError, EOFError, OSError),
+    *(ValueError, LookupError, ArithmeticError, RecursionError),
 )
 """Exceptions of reading a damaged archive. An OSError has no number then."""
 
