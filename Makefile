@@ -8,6 +8,8 @@ TREE := $(VENV)/collections/ansible_collections/llamacpp
 OLDEST ?= $(firstword $(foreach path,$(shell command -v python3.9) $(wildcard $(HOME)/.pyenv/versions/3.9.*/bin/python3.9),$(shell $(path) -c 'import ensurepip; print("$(path)")' 2>/dev/null)))
 INVENTORY ?= inventories/local
 PLAYBOOK := $(VENV)/bin/ansible-playbook
+# Through a pipe (make demo | tee log) Python would keep the progress of a build until the end.
+export PYTHONUNBUFFERED := 1
 
 BIN := $(CURDIR)/$(VENV)/bin
 # Compiling the tests, and for each program that they start the collection, is a tenth of the time of the unit tests; the tree stays as it is.

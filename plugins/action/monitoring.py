@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
@@ -33,4 +35,6 @@ class ActionModule(Action):
         addresses = {name: files.address_of(name, variables[name], host["facts"] or {}) for name, host in hosts.items()}
         texts = files.monitoring_files(typed_json.parse(Plan, arguments.plan), addresses)
         output.write_folder("llama_monitoring_path", arguments.path, texts)
+        folder = validation.printable(os.path.abspath(os.path.expanduser(arguments.path)))
+        Display().display(f"  Wrote {', '.join(sorted(texts))} in {folder}.")
         return {"changed": False}

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
@@ -24,6 +24,8 @@ display = Display()
 POLL_SECONDS = 2.0
 LIMIT_SECONDS, LIMIT_TIMES = 600, 10
 """Time limit of a proof: seconds plus a multiple of the prediction."""
+EXIT_SECONDS = 60
+"""Time in which the head reports a proof that it stopped after its limit. The head may have been restarted instead."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
@@ -85,7 +87,7 @@ class ActionModule(Action):
         )
         lost = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
-        job = BackgroundJob("proof", limit, limit, itertools.repeat(POLL_SECONDS), str, lost)
+        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
@@ -99,6 +101,8 @@ class ActionModule(Action):
         proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
+        if answer.get("unrecorded"):
+            display.warning(f"The next run proves again. {self.host}: {validation.printable(answer['unrecorded'])}")
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
         elif not proof.failures():

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible import constants
+from ansible import constants, release
 from ansible.errors import AnsibleError
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
@@ -24,6 +27,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory,
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bundle
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of the collection."""
+LOG_BYTES = 1 << 18
 LARGEST_FILE = 64 << 20
 """Bytes of a file; a cell of a benchmark takes 3 kB."""
 
@@ -66,6 +72,18 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
         ) from None
 
 
+def _versions() -> dict[str, str]:
+    """Return the version of the collection, and the commit of a clone, with ``-dirty`` after a change."""
+    versions, is_clone = {"collection": "unknown", "commit": ""}, (ROOT / "galaxy.yml").exists()
+    with suppress(OSError, ValueError, KeyError):
+        manifest = yaml_load((ROOT / ("galaxy.yml" if is_clone else "MANIFEST.json")).read_text())
+        versions["collection"] = str(manifest.get("collection_info", manifest)["version"])
+        argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        if is_clone:
+            versions["commit"] = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+    return versions
+
+
 class ActionModule(Action):
     ARGUMENTS = ReportArguments
 
@@ -88,12 +106,32 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _bundle(self, path: str, records: Mapping[str, Any]) -> dict:
+        log = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
+        text = reading.end_of(log, LOG_BYTES) if log and log.is_file() else ""
+        records = {**records, "controller": self._controller([*records["reports"]]), "log": text}
         visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
         text = bundle.make_bundle(records, self._secrets([*records["reports"]], visible_text))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
             display.display(f"  The bundle is {validation.printable(path)}. {bundle.WARNING}")
         return {"changed": False}
+
+    def _controller(self, hosts: list[str]) -> dict[str, Any]:
+        """Return versions of the controller's programs, and the collection's variables in the inventory."""
+        names = {*inventory.specification(), *inventory.run_variables()}
+        variables: dict[str, dict[str, Any]] = {}
+        for host in hosts:
+            hostvars = self.variables["hostvars"][host]
+            variables[host] = {}
+            for name in sorted(names.intersection(hostvars)):
+                with suppress(AnsibleError):
+                    variables[host][name] = inventory.without_origin(hostvars[name])
+        return {
+            **_versions(),
+            "ansible_core": release.__version__,
+            "python": platform.python_version(),
+            "inventory": variables,
+        }
 
     def _secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
         """Return secret → its kind: values of variables, and passwords that the operator typed."""

@@ -10,7 +10,8 @@ module: cluster_lock
 short_description: Lets one run at a time change a cluster
 description:
   - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and names that run.
-  - The lock of a run of the same controller that has ended is taken over. The lock of any other run is taken over only with O(take_over).
+  - The lock of a run of the same controller that has ended is taken over, or released with O(state=absent), which also removes files of a killed proof.
+  - The lock of any other run is taken over only with O(take_over).
   - If the head cannot be reached, it warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
@@ -64,6 +65,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import remove_leftovers
 
 
 def main():
@@ -85,7 +87,10 @@ def main():
                 with locks.unless_read_only():
                     taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
             else:
-                cluster_lock.release_lock(prefix, run)
+                holder = cluster_lock.release_lock(prefix, ended or run)
+                remove_leftovers(prefix / "state")
+                if holder:
+                    module.exit_json(changed=False, taken_from="", holder=typed_json.dump(holder))
         except cluster_lock.HeldError as error:
             module.fail_json(msg=str(error), holder=typed_json.dump(error.holder))
     module.exit_json(changed=False, taken_from=taken_from.describe() if taken_from else "")

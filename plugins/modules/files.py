@@ -13,7 +13,7 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
-    details: Shows path, mode and a hash of the content, and no content.
+    details: Shows path, mode and a hash of each file, and the text of a file that every account may read, without secrets.
 options:
   files:
     description:
@@ -37,28 +37,42 @@ import stat
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    errors,
+    files,
+    reading,
+    redaction,
+    typed_json,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
+SHOWN_MODE, SHOWN_BYTES = "0644", 1 << 16
 
-def line_of(path):
-    """Return path, mode and hash of a file; empty without one."""
+
+def describe(path, mode, digest, content):
+    """Return path, mode and hash of a file as a line, and its text if every account may read it."""
+    is_shown = mode == SHOWN_MODE and len(content) <= SHOWN_BYTES and not path.endswith(".py")
+    return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if is_shown else ""
+
+
+def describe_old(path):
+    """Return the same of an existing file; empty without one."""
     try:
         with reading.open_file(path) as stream:
-            return f"{path} {stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o} {files.sha256_of(stream)}\n"
+            mode, digest = f"{stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o}", files.sha256_of(stream)
+            stream.seek(0)
+            return describe(path, mode, digest, stream.read(SHOWN_BYTES + 1))
     except OSError:
-        return ""
+        return "", ""
 
 
 def write_file(file, check):
-    """Return the line of the old file, and that of the new one."""
-    old_line, new_line = (
-        line_of(file.path),
-        f"{file.path} {file.mode} {hashlib.sha256(file.content.encode()).hexdigest()}\n",
-    )
-    if old_line != new_line and not check:
+    """Return line and text of the old file, and of the new one."""
+    content = file.content.encode()
+    old, new = describe_old(file.path), describe(file.path, file.mode, hashlib.sha256(content).hexdigest(), content)
+    if old[0] != new[0] and not check:
         files.replace_file(Path(file.path), file.content, int(file.mode, 8))
-    return old_line, new_line
+    return old, new
 
 
 def main():
@@ -67,10 +81,10 @@ def main():
     with errors.reported(module):
         file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
         module.params["files"] = [file.path for file in file_plans]  # what Ansible repeats in the result
-        lines = [write_file(file, module.check_mode) for file in file_plans]
-    changed_lines = [line for line in lines if line[0] != line[1]]
-    old_text, new_text = ("".join(side) for side in zip(*changed_lines)) if changed_lines else ("", "")
-    module.exit_json(changed=bool(changed_lines), diff={"before": old_text, "after": new_text})
+        pairs = [write_file(file, module.check_mode) for file in file_plans]
+    changed = [pair for pair in pairs if pair[0][0] != pair[1][0]]
+    diff = {side: "".join("".join(pair[number]) for pair in changed) for number, side in enumerate(("before", "after"))}
+    module.exit_json(changed=bool(changed), diff=diff)
 
 
 if __name__ == "__main__":

@@ -97,17 +97,23 @@ def main():
         path = Path(module.params["prefix"], names.PROOF)
         valid = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
-        proof = Proof(0)
+        proof, unrecorded = Proof(0), ""
         if remaining.devices and module.params["stage"] == "reference":
             accounts.work_as(work.account, run.prepare, remaining, processes.is_served)
         elif remaining.devices:
             result = accounts.work_as(work.account, run.prove, remaining, processes.is_served)
             proof = typed_json.reported("this host", "the proof", Proof, result)
-            run.keep(path, proof)
+            try:
+                run.keep(path, proof)
+            except OSError as error:
+                unrecorded = errors.sentence(error)
         devices = {**valid, **{verdict.id: verdict for verdict in proof.devices}}
         verdicts = tuple(devices[side.id] for side in work.devices if side.id in devices)
     module.exit_json(
-        changed=False, remaining=len(remaining.devices), proof=typed_json.dump(proof._replace(devices=verdicts))
+        changed=False,
+        unrecorded=unrecorded,
+        remaining=len(remaining.devices),
+        proof=typed_json.dump(proof._replace(devices=verdicts)),
     )
 
 

@@ -71,16 +71,17 @@ from contextlib import nullcontext
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, redaction, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
 def difference(changes):
-    """Return the difference of states and definitions, as Ansible shows it."""
+    """Return the difference of states and definitions without secrets, as Ansible shows it."""
     return {
         side: "".join(
-            f"{change.service}: {getattr(change, side)}\n{getattr(change, f'text_{side}')}" for change in changes
+            f"{change.service}: {getattr(change, side)}\n{redaction.redact(getattr(change, f'text_{side}'))}"
+            for change in changes
         )
         for side in ("before", "after")
     }

@@ -171,6 +171,12 @@ class Action(ActionBase):
         ask = partial(self.module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
         status = self._wait(start["ansible_job_id"], ask, job)
         ask(mode="cleanup")
+        if status.get("failed") and "data" in status:  # instead of a result it has a traceback of async_wrapper
+            reason = "".join(str(status.get("stderr") or status["data"]).strip().splitlines()[-1:])
+            status["msg"] = (
+                f"its process was killed or crashed without a result{': ' * bool(reason)}{reason}. "
+                "Check the host's kernel log (dmesg) for a lack of memory, and run the playbook again"
+            )
         return {key: value for key, value in status.items() if key not in INTERNAL_KEYS}
 
     def _wait(self, identity: str, ask: Callable[[], dict[str, Any]], job: BackgroundJob) -> dict:
@@ -191,7 +197,7 @@ class Action(ActionBase):
             if time_now - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
                 raise AnsibleActionFail(
                     f"{self.host}: the {job.name} (job {identity}) made no progress for {job.silence_seconds // 60} minutes, or took longer than "
-                    f"{job.limit_seconds // 3600} h: stop its remaining processes there, or restart that host. {job.lost}"
+                    f"{job.limit_seconds // 60} minutes: stop its remaining processes there, or restart that host. {job.lost}"
                 )
         raise AssertionError("pauses have no end")
 

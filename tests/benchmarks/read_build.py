@@ -124,7 +124,10 @@ def read_build(build, path):
         folder = path
         if path.is_file():
             folder = Path(work)
-            shutil.unpack_archive(path, work, "zip" if path.suffix in (".whl", ".zip") else "gztar")
+            if path.suffix in (".whl", ".zip"):
+                shutil.unpack_archive(path, work, "zip")
+            else:
+                shutil.unpack_archive(path, work, "gztar", filter="data")
         trees = sorted(folder.rglob("src/llama-arch.cpp"))
         found = of_tree(trees[0].parents[1]) if trees else of_programs(folder)
         known, needed = tables(LATER), tables(build)
@@ -133,6 +136,7 @@ def read_build(build, path):
             yield from (f"{kind} {name}: new" for name in sorted(names - known[kind] - needed[kind] - looked_at))
             gone = needed[kind] - names - looked_at if trees else ()
             yield from (f"{kind} {name}: gone" for name in sorted(gone))
+        yield from (f"{kind}: unknown, because the input does not contain it" for kind in known if not found.get(kind))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import os
+import re
 import shlex
 import tarfile
 import urllib.parse
@@ -50,6 +51,11 @@ PLANTED = {
     "plantedHook3": r"https:\/\/discord.com\/api\/webhooks\/1\/{}",
     "planted31337": "user_pin: {}",
     "ghp_plantedplanted": "git clone with {}",
+    "plantedNumbered": "LLAMACPP_KEY_1={}",
+    "plantedAuth1": "authtoken={}",
+    "plantedAuth2": '{{"authToken": "{}"}}',
+    "plantedAuth3": "TS_AUTHKEY={}",
+    "plantedPass": "DBPASS={}",
 }
 """Secret → line of a log with it."""
 LOG = "\n".join(line.format(secret) for secret, line in PLANTED.items())
@@ -74,6 +80,7 @@ def test_a_secret_is_taken_out_once(secret, line):
         "see https://github.com/ggml-org/llama.cpp/pull/13194#issuecomment-2868343055",
         "git@github.com:ggml-org/llama.cpp.git, 127.0.0.1:8080",
         "reads https://huggingface.co/ggml-org/models/resolve/main/x.gguf, listens on http://127.0.0.1:8080",
+        "BUILD_KEYBOARD=us, general.key: 3, oauthtokens = 5, keys: 12",
         "kv  14: tokenizer.ggml.model str = gpt2, max_tokens: 16, verify passed: 3, PSK identities: 1 retrieved",
     ],
 )
@@ -204,7 +211,7 @@ def test_no_secret_is_in_the_bundle(found, tmp_path, capsys):
     assert f"The bundle is {tmp_path}/bundle. Read it before you send it" in capsys.readouterr().out
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
     made = {"README.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
-    made |= {"facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
+    made |= {"ansible.log", "controller.json", "facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}
     assert {*texts} == made | {f"head/{name}" for name in found["reports"]["head"]["report"]}
     assert [json.loads(texts[f"{name}.json"]) for name in ("plan", "status", "facts")]
     assert texts["worker1/a.log"] == "\\x1b[2J    <removed: Ansible password>\n"
@@ -235,6 +242,29 @@ def test_of_what_operators_set_only_what_is_known_is_shown(found, pair, tmp_path
         "<removed: "
     }
     assert texts["worker1/a.log"].split(" ")[-1] == "192.0.2.10\n"
+
+
+def test_versions_inventory_and_the_failed_run_are_shown_without_secrets(found, tmp_path, monkeypatch):
+    log = tmp_path / "ansible.log"
+    log.write_text(f"fatal: [head]: FAILED! => the disk is full\nTASK {BECOME}\n")
+    monkeypatch.setattr(action.constants, "DEFAULT_LOG_PATH", str(log))
+    own = {
+        "llama_server_extra_args": ["--hook", "planted argument", "--top-k", "40"],
+        "llama_models": [{"name": "a", "llama_server_environment": {"LIGHT": "planted light", "HOME": "/h"}}],
+        "llama_model_url": "https://u:planted-password@h/m.gguf",
+    }
+    texts = bundled(found, tmp_path / "bundle", own)
+    shown = json.loads(texts["controller.json"])
+    assert shown["ansible_core"].startswith("2.")
+    assert shown["collection"] == yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
+    assert re.fullmatch("[0-9a-f]{7,40}(-dirty)?", shown["commit"])
+    assert shown["inventory"]["head"]["llama_server_port"] == 8080
+    assert shown["inventory"]["head"]["llama_server_extra_args"][2:] == ["--top-k", "40"]
+    assert shown["inventory"]["head"]["llama_models"][0]["llama_server_environment"]["HOME"] == "/h"
+    assert "other" not in shown["inventory"]["head"]
+    assert "planted" not in texts["controller.json"]
+    assert "the disk is full" in texts["ansible.log"]
+    assert BECOME not in texts["ansible.log"]
 
 
 def test_a_refused_plan_and_check_mode(found, pair, tmp_path):

@@ -1,6 +1,7 @@
 """Builds of llama.cpp that are newer than all that were read: what is found in them, and how they are planned."""
 
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,25 @@ def test_what_the_tables_lack_of_programs(tmp_path):
         list(read_build.read_build(12300, tmp_path))
     names = ["llama", "llama4", "deci", "not-yet", "falcon", "grok", "gpt2", "%s: %10s novel buffer size = %8.2f MiB"]
     (tmp_path / "libllama.so").write_bytes(b"\x7fELF\0" + "\0".join([*names, "--novel", "--rm", "--cache"]).encode())
-    said = ["architecture not-yet: new", "log line novel: new", "option --novel: new"]
-    assert sorted(read_build.read_build(12300, tmp_path)) == said
+    new = ["architecture not-yet: new", "log line novel: new", "option --novel: new"]
+    said = sorted(read_build.read_build(12300, tmp_path))
+    assert [line for line in said if "unknown" not in line] == new
+    lacking = [
+        line.partition(": unknown, because the input does not contain it")[0] for line in said if line not in new
+    ]
+    assert lacking == ["archive", "cmake option", "protocol", "type", "worker option"]
+
+
+def test_programs_without_anything_are_not_silent(tmp_path):
+    (tmp_path / "llama.wasm").write_bytes(b"\0asm nothing")
+    assert len(list(read_build.read_build(12300, tmp_path))) == len(read_build.tables(12300))
+
+
+def test_an_archive_writes_nothing_outside_its_folder(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"))
+    with pytest.raises(tarfile.OutsideDestinationError):
+        list(read_build.read_build(12300, tmp_path / "a.tar.gz"))
 
 
 def test_a_build_that_nobody_read_is_planned_and_what_is_unknown_is_said(local):

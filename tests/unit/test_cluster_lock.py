@@ -14,6 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock as 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock as module
+from conftest import fill_disk
+from support import actions
 from support.playbook_runs import ROOT, Operator
 from test_tasks import flat as tasks
 
@@ -89,6 +91,42 @@ def test_the_module_takes_and_releases(tmp_path, capsys):
     assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
     call(capsys, prefix=str(prefix.parent), run=run())
     assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lock"
+
+
+def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_a_killed_proof(tmp_path, capsys):
+    (tmp_path / names.FOLDER_MARK).mkdir()
+    proof = tmp_path / "state" / "proof"
+    proof.mkdir(parents=True)
+    (proof / "layers.gguf").write_text("8 GiB")
+    cluster_lock.take_lock(tmp_path, run())
+    release = {"prefix": str(tmp_path), "state": "absent", "run": run(2)}
+    with locks.hold(tmp_path / "state" / "proof.lock"):
+        assert call(capsys, **release)["holder"]["machine"] == run().machine
+    assert proof.exists(), "a proof runs"
+    assert cluster_lock.read_holder(tmp_path).is_same(run()), "it may still run"
+    call(capsys, **release, ended=typed_json.dump(run()))
+    assert cluster_lock.read_holder(tmp_path) is None
+    assert not proof.exists()
+
+
+def test_the_action_asks_again_for_a_run_that_has_ended(monkeypatch):
+    made = actions.made(action)
+    made.variables = {"inventory_hostname": "head"}
+    asked = []
+    monkeypatch.setattr(made, "module", lambda **more: asked.append(more) or {"holder": typed_json.dump(run())})
+    monkeypatch.setattr(action, "has_ended", lambda _run: True)
+    monkeypatch.setattr(action.context, "CLIARGS", {})
+    made.perform(cluster_lock.LockArguments("/p", state="absent"))
+    assert [more["ended"] for more in asked] == [None, typed_json.dump(run())]
+
+
+def test_a_full_disk_is_named_by_its_mount(small_disk, capsys):
+    (small_disk / names.FOLDER_MARK).mkdir()
+    fill_disk(small_disk / "filler", 0)
+    failed = call(capsys, prefix=str(small_disk), run=run())
+    assert failed["msg"].startswith(
+        f"{small_disk}/{names.CLUSTER_LOCK}: No space left on device. Free some space on {small_disk} and"
+    )
 
 
 def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypatch):

@@ -155,21 +155,25 @@ def test_what_is_not_right_is_downloaded_again(server, models, fetch, part, name
     assert server.sent == sent
 
 
-def test_a_server_that_sends_more_than_planned_in_chunks_is_refused(server, models, fetch):
-    """curl cannot know then how much will come, and what has no checksum is checked by its size alone."""
+def test_a_server_that_sends_chunks_without_end_fills_no_disk(server, models, fetch, monkeypatch):
+    """curl before 8.4 compares only a Content-Length with its limit."""
+    largest = []
 
     def send(handler):
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
-        data = DATA + b"x" * 1000
-        handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        handler.connection.close()
-        handler.close_connection = True
+        data = b"x" * (1 << 20)
+        for _chunk in range(64):
+            handler.wfile.write(b"100000\r\n" + data + b"\r\n")
+            handler.wfile.flush()
+            largest.append(sum(path.stat().st_size for path in models.rglob("*.part")))
 
+    monkeypatch.setattr(download, "PAUSES", (0.0,))
     server.faults["/m.gguf"] = send
-    with pytest.raises(Refusal, match=r"m\.gguf (has \d+ bytes instead of the planned|cannot be downloaded)"):
+    with pytest.raises(Refusal, match=rf"m\.gguf sends more than the planned {SIZE} bytes: .* was removed"):
         fetch(planned(server, models, sha256=None))
+    assert max(largest) <= SIZE
     assert below(models) == [".fetching"]
 
 

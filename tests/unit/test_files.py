@@ -44,6 +44,17 @@ def test_a_file_becomes_as_planned_whatever_was_there_and_nobody_reads_what_is_i
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "file"]
 
 
+def test_a_difference_shows_a_changed_command_line_but_no_secret(call, tmp_path):
+    (tmp_path / "presets.ini").write_text("ctx-size = 4096\n")
+    (tmp_path / "presets.ini").chmod(0o644)
+    texts = {"presets.ini": "ctx-size = 8192\nAPI_KEY_1=planted\n", "runtime.py": "import os\n"}
+    told = call(files=[planned(tmp_path / name, text) for name, text in texts.items()])
+    assert "ctx-size = 4096" in told["diff"]["before"]
+    assert "ctx-size = 8192" in told["diff"]["after"]
+    assert "planted" not in str(told)
+    assert "import os" not in str(told)
+
+
 def test_a_file_that_cannot_be_written_is_named_and_those_before_it_are_whole(call, tmp_path):
     told = call(files=[planned(tmp_path / "first", "ä"), planned(tmp_path / "none/second", "secret")])
     assert told["msg"].startswith(f"{tmp_path}/none/second: No such file or directory. Fix this on the host")

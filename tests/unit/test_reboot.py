@@ -1,14 +1,16 @@
 """What playbooks/reboot.yml says and does, on hosts that are this machine, with a stand-in for the reboot."""
 
 import json
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import yaml
+from ansible_collections.llamacpp.cluster.plugins.action import reboot as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
-from support import playbook_runs
+from support import actions, playbook_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"one": ["cpu"], "two": ["cpu", "hip"], "spare": []}
@@ -75,6 +77,18 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "two reboots. The cluster does not answer until it is back" in said
     assert "spare reboots. Nothing of the cluster is used there." in said
     assert "does not answer until it is back: it is the head." in said
+
+
+def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):
+    plugin, display = actions.made(action), mock.Mock()
+    plugin.action = mock.Mock(side_effect=lambda *_arguments, **_more: time.sleep(0.2) or {"rebooted": True})
+    monkeypatch.setattr(action, "display", display)
+    monkeypatch.setattr(action, "PROGRESS_SECONDS", 0.05)
+    assert plugin.run(task_vars={"inventory_hostname": "one"}) == {"rebooted": True}
+    plugin.action.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
+    lines = [call.args[0] for call in display.display.call_args_list]
+    assert 2 <= len(lines) <= 4
+    assert lines[0] == "  [one] reboot: waiting for the host, 0 of at most 1800 s"
 
 
 ALL = object()

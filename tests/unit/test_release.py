@@ -183,6 +183,20 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, l
     not_built(plugin, r"^strix1: the build \(job j1.2\) .* for 70 minutes, or ")
 
 
+def test_a_module_that_is_killed_is_reported_in_a_sentence(monkeypatch, plugin):
+    """The status was recorded from ansible-core 2.19's async_wrapper."""
+    trace = (
+        "Traceback (most recent call last):\n  File ...\njson.decoder.JSONDecodeError: Expecting value: line 1 column 1"
+    )
+    status = {"finished": True, "failed": True, "cmd": "/m", "data": "", "stderr": "noise\nKilled\n", "msg": trace}
+    answers = iter([{"ansible_job_id": "j1.2"}, status, {}])
+    monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
+    job = base.BackgroundJob("proof", 60, 60, [0], str, "")
+    message = base.failure_reason(plugin.background(job))
+    assert message.startswith("its process was killed or crashed without a result: Killed. Check the host's kernel log")
+    assert "Traceback" not in message
+
+
 def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
     (tmp_path / "prefix" / "releases").mkdir(parents=True)
     told = call(module=uninstall, unneeded=True, host=host(programs))

@@ -128,6 +128,7 @@ def installed(prefix, models, *files):
     [
         ("llamacpp/models", ["glm.gguf"], ["glm.gguf"]),
         ("llamacpp/models", [".fetching", ".llamacpp-a1b2"], []),
+        ("llamacpp/models", [".fetching", "glm.gguf"], ["glm.gguf"]),
         ("shared/models", [], GENERATED),
         ("shared/models", ["glm.gguf"], ["glm.gguf", *GENERATED]),
     ],
@@ -138,7 +139,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here stays with models: remove by hand what is not used otherwise."
+    said = f"{prefix} on here stays with models: remove what is not used otherwise."
     assert told["left"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -160,6 +161,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     told = remove(prefix, check=True, scope=scope)
     assert (len([*folder.iterdir()]), ran) == (2, [])
     assert remove(prefix, scope=scope) == told
+    assert told["left"] == [f"here keeps {folder} for metrics: remove it if nothing else uses it."]
     assert told["removed"][0] == str(folder / "llamacpp-server.prom")
     assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
@@ -188,20 +190,21 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove by hand what is not used otherwise."
+        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove what is not used otherwise."
     ]
     assert remove(prefix)["left"] == [
         f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the rest of one."
     ]
 
 
-def test_packages_that_runs_installed_stay_and_are_named(tmp_path, remove):
+def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, remove):
     prefix = tmp_path / "llamacpp"
     (prefix / names.FOLDER_MARK).mkdir(parents=True)
     (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
+    monkeypatch.setattr(removal, "PACKAGE_REMOVAL", ("no-such-manager remove", "sh remove"))
     said = (
-        "here keeps, with their accounts and folders, the packages that site.yml installed: \\x1b, ccache, stunnel4: "
-        "remove by hand what is not used otherwise."
+        "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
+        "sh remove \\x1b ccache stunnel4"
     )
     assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
     assert not prefix.exists()

@@ -27,7 +27,9 @@ SECRET_PARAMETER = re.compile(
 SHORTEST = 4
 """Minimum length of a known secret: a shorter one is part of many words."""
 NAME = re.compile(
-    r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|(?:private|preshared|access|api)[_-]?keys?"
+    r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
+    r"|(?:private|preshared|access|api|auth|client|encryption|signing|ssh)[_-]?keys?|(?-i:[A-Z0-9]_KEYS?(?![A-Za-z]))"
+    r"|(?:auth|access|api|hf|refresh|session)token(?![a-z])"
     r"|(?:^|(?<=[\W_]))(?:pass|pwd|auth|pin(?!\w)|token)(?![a-z])",
     re.IGNORECASE,
 )

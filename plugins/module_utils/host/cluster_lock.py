@@ -88,13 +88,17 @@ def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[R
         if holder and not take_over and not holder.is_same(ended):
             raise HeldError(holder)
         os.ftruncate(lock, 0)
-        os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)
+        try:
+            os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(prefix / names.CLUSTER_LOCK)) from None
         return holder
 
 
-def release_lock(prefix: Path, run: Run) -> None:
-    """Release a run's lock. After a teardown there is none, and none is made."""
+def release_lock(prefix: Path, run: Run) -> Optional[Run]:
+    """Release a run's lock, and return the run that has it otherwise. After a teardown there is none, and none is made."""
     if run.is_same(read_holder(prefix)):
         with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
             if run.is_same(read_holder(prefix)):
                 os.ftruncate(lock, 0)
+    return read_holder(prefix)

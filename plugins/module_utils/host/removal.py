@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import mod
 
 TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
 """Prefixes of files that a killed run leaves in a folder."""
+PACKAGE_REMOVAL = ("apt-get remove", "dnf remove", "zypper remove", "pacman -R", "brew uninstall")
 REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
@@ -35,22 +37,28 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
     installed = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
     packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
-    metrics_files = _remove_metrics(place, check)
+    metrics_files, metrics_folders = _remove_metrics(place, check)
     for steps in [] if check else installed:
         _remove(prefix.joinpath(*steps))
     if not other_entries and not check:
         with suppress(OSError):  # it may be a link or a mount point
             os.rmdir(prefix)
-    remainders = {
-        f"{prefix} on {name} stays with": other_entries,
-        f"{name} keeps, with their accounts and folders, the packages that site.yml installed:": packages,
-    }
-    sentences = [
-        f"{label} {', '.join(map(validation.printable, remainder))}: remove by hand what is not used otherwise."
-        for label, remainder in remainders.items()
-        if remainder
-    ]
+    sentences = []
+    if other_entries:
+        sentences.append(f"{prefix} on {name} stays with {_listed(other_entries)}: remove what is not used otherwise.")
+    if packages:
+        removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
+        sentences.append(
+            f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
+            f"{removal} {_listed(packages, ' ')}"
+        )
+    if metrics_folders:
+        sentences.append(f"{name} keeps {_listed(metrics_folders)} for metrics: remove it if nothing else uses it.")
     return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
+
+
+def _listed(entries: Iterable[str], separator: str = ", ") -> str:
+    return separator.join(map(validation.printable, entries))
 
 
 def _remove(path: Path) -> None:
@@ -61,19 +69,20 @@ def _remove(path: Path) -> None:
     commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
-def _remove_metrics(place: InstallationPaths, check: bool) -> list[str]:
-    """Remove the metrics of killed launchers, and the account's right to write there. Return the paths."""
+def _remove_metrics(place: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
+    """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
     descriptions = read_left(place.prefix, names.METRICS).get("services", {})
     exported = {service: entry for service, entry in descriptions.items() if entry["folder"]}
     paths = [
         path for service, entry in exported.items() if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
     ]
+    folders = {entry["folder"] for entry in exported.values() if os.path.isdir(entry["folder"])}
     if not check:
         for path in paths:
             _remove(path)
-        for folder in {entry["folder"] for entry in exported.values()} if place.scope == "system" else set():
+        for folder in folders if place.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
-    return [str(path) for path in paths]
+    return [str(path) for path in paths], sorted(folders)
 
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
@@ -81,10 +90,9 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
     entries, models = os.listdir(prefix), prefix / names.MODELS
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # a link's target may have other users
-        generated = {path for path in models.iterdir() if _is_generated(path)}
+        generated = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK}
         paths += [(names.MODELS, path.name) for path in generated]
-        rest = (path for path in models.iterdir() if path not in generated)
-        if all(path.name == model_files.LOCK or _is_temporary(path) for path in rest):
+        if all(_is_temporary(path) for path in models.iterdir() if path not in generated):
             paths.append((names.MODELS,))
     return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
 

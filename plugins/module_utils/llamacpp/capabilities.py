@@ -68,7 +68,7 @@ APPEARED = {
 """Newer reviewed build of llama.cpp → architectures that the reviewed build before it lacks. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
 NEWEST = {MAINLINE: max(APPEARED), IK_LLAMA: OLDEST[IK_LLAMA]}
-"""Fork → newest build whose architectures and types were reviewed."""
+"""Fork → newest build whose architectures and types were reviewed. The options of llama-server were reviewed up to 11669."""
 _IK_LLAMA_ARCHITECTURES = """
 arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
 deepseek4 dflash dflash-draft dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 gemma3 gemma4 gemma4-assistant gemma4_mtp glm-dsa glm4 glm4moe gpt-oss gpt2

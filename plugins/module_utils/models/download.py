@@ -10,9 +10,13 @@ files that were not changed since are not read again.
 import errno
 import json
 import os
+import resource
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
@@ -46,6 +50,8 @@ CURL_OPTIONS = (
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 """Exit statuses of curl: the server answered with an error, the disk is full, or the server sends whole files only."""
+TOO_LONG = (63, -signal.SIGXFSZ)
+"""Exit statuses of curl after more bytes than planned; before 8.4 it does not count those without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 """Exit statuses after which the same request may succeed: names, connections and time limits."""
 
@@ -169,6 +175,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
             errors="replace",
             check=False,
             pass_fds=[lock],
+            preexec_fn=partial(_limit_file_size, file.bytes or 0),
         )
     except FileNotFoundError:
         raise Refusal("The download needs curl, which this host lacks: install it") from None
@@ -178,11 +185,19 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
         return web.explain_error(error, token), error.passes
     if done.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
+    if done.returncode in TOO_LONG:
+        part.unlink(missing_ok=True)
+        return f"sends more than the planned {file.bytes} bytes: the download was removed", False
     if done.returncode == RANGE_ERROR:
         part.unlink(missing_ok=True)
         return "cannot be resumed, because its server sends whole files only: the partial file was removed", True
     reason = validation.printable(done.stderr.strip()) or f"curl exited with status {done.returncode}"
     return (f"cannot be downloaded ({reason})" if done.returncode else ""), done.returncode in TEMPORARY_ERRORS
+
+
+def _limit_file_size(size: int) -> None:
+    with suppress(ValueError):  # the host's own limit is smaller
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str:

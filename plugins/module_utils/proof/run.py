@@ -29,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, LOCK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
@@ -38,8 +39,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
     Verdict,
 )
 
-FOLDER, LOCK_SECONDS = "proof", 600
-"""Folder of the files of a proof, and time to wait for another proof, which continues after its playbook was killed."""
+LOCK_SECONDS = 600
+"""Time to wait for another proof, which continues after its playbook was killed."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
 WORKER_SECONDS = 45
@@ -83,7 +84,7 @@ def prepare(work: ProofWork, owner: Owner) -> bool:
     """
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
-    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = _clean_folder(work)
         with suppress(Failure):
             _reference(work, folder, owner)
@@ -98,7 +99,7 @@ def prove(work: ProofWork, owner: Owner) -> Any:
     :raises BusyError: another proof takes too long here.
     """
     began = time.monotonic()
-    with locks.hold(Path(work.folder, "proof.lock"), LOCK_SECONDS):
+    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
             if not (_model(work, folder).exists() and _read_reference(work, folder)):

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -33,6 +33,9 @@ SECRET_LENGTH = 8
 DERIVED = ("definition", "content")
 """Keys of the plan whose texts are made from its other values."""
 WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths of the controller."
+NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the message of the failed run to your issue."
+SHOWN = ("plan", "status", "facts", "controller")
+"""Records that the bundle contains as JSON."""
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 """Texts that host_report.read returned on a host."""
 
@@ -73,29 +76,34 @@ def _plan_secrets(plan: Mapping[str, Any]) -> dict[str, str]:
     head = plan.get("head") or {"argv": []}
     secrets = dict(_process_secrets(plan))
     for argv in [head["argv"], *(model["argv"] for model in head.get("models") or ())]:
-        for word, *values in options.pairs(argv[1:]):
-            option, (name, _equals, value) = options.by_word(word), word.partition("=")
-            if not option or option.secret:
-                secrets.update(
-                    dict.fromkeys(
-                        [text for text in (value, *values) if not HARMLESS_VALUE.fullmatch(text)], f"value of {name}"
-                    )
-                )
+        secrets.update(_argument_secrets(argv[1:]))
     return secrets
 
 
+def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield value and kind of each argument of llama-server that may be secret."""
+    for word, *values in options.pairs(arguments):
+        option, (name, _equals, value) = options.by_word(word), word.partition("=")
+        if not option or option.secret:
+            for text in (value, *values):
+                if not HARMLESS_VALUE.fullmatch(text):
+                    yield text, f"value of {name}"
+
+
 def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield value and kind of each variable in an environment that may be secret."""
+    """Yield value and kind of each variable in an environment, and of each extra argument, that may be secret."""
     if isinstance(value, list):
+        if name.endswith("extra_args"):
+            yield from _argument_secrets([str(part) for part in value])
         for part in value:
             yield from _process_secrets(part)
-    elif isinstance(value, Mapping) and name not in ("environment", "cmake_options"):
+    elif isinstance(value, Mapping) and not name.endswith(("environment", "cmake_options")):
         for key, part in value.items():
             yield from _process_secrets(part, key)
     elif isinstance(value, Mapping):
         for variable, text in value.items():
-            if not is_shown(variable, text):
-                yield text, f"value of {variable}"
+            if not is_shown(variable, str(text)):
+                yield str(text), f"value of {variable}"
 
 
 def is_shown(variable: str, value: str) -> bool:
@@ -120,7 +128,8 @@ def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
 def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
     """Return the archive, with its bytes as surrogates.
 
-    :param records: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there, and ``facts``, which are only shown.
+    :param records: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there; ``facts`` and ``controller``, which are only
+        shown; ``log``, the end of Ansible's log.
     """
     record: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
     status = typed_json.parse(Status, records["status"])
@@ -128,15 +137,14 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
         "README.txt": WARNING,
         "plan.txt": plan_text.plan_page(typed_json.parse(record, records["plan"])),
         "status.txt": status_text.text_of(status),
+        "ansible.log": _lines(records["log"]) or NO_LOG,
     }
-    secrets = {**secrets, **_plan_secrets(records["plan"])}
+    secrets = {**secrets, **_plan_secrets(records["plan"]), **dict(_process_secrets(records["controller"]))}
     for host, answer in records["reports"].items():
         for name, text in _texts(answer).items():
             texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
     redacted = {name: redaction.redact(text, secrets) for name, text in texts.items()}
-    redacted |= {
-        f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in ("plan", "status", "facts")
-    }
+    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in SHOWN}
     return _pack(f"{status.cluster.name}-bundle", redacted, status.time)
 
 

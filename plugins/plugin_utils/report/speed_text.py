@@ -38,6 +38,8 @@ def served_without_worker(plan: Plan) -> list[str]:
 
 
 RATES = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
+SERVICES_S = 7
+"""Seconds in which services stop and start, without loading and proof, measured on five containers."""
 
 
 def makes_text(plan: Plan) -> bool:
@@ -49,12 +51,14 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     estimate = plan.estimate
     if estimate.load_s is None:
         return []
+    outage = SERVICES_S + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
         ["generation", *(generation if makes_text(plan) else ["none: this model generates no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *_proof_row(plan),
+        ["restart", f"about {outage:.0f} seconds", "without an answer if site.yml restarts the head"],
         *(
             [
                 f"after {speed.context} tokens",

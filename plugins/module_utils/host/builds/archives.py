@@ -34,8 +34,8 @@ GLOBAL_HEADERS = 64
 ZIP_END, LINK_BYTES = 22 + 0xFFFF, 4096
 """Limits of the end of a zip archive, with its comment, and of the target of a symbolic link in it."""
 UNREADABLE = (
-    *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError),
-    *(ValueError, LookupError, OverflowError, RuntimeError, zipfile.BadZipFile),
+    *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, zipfile.BadZipFile),
+    *(ValueError, LookupError, ArithmeticError, RuntimeError),
 )
 """Exceptions of reading a damaged archive. An OSError has no number then."""
 

@@ -1,0 +1,23 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Folder and lock of a proof, and the removal of what a killed proof left."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+
+FOLDER, LOCK = "proof", "proof.lock"
+
+
+def remove_leftovers(state: Path) -> None:
+    """Remove the files of a killed proof, up to 8 GiB, unless a proof runs."""
+    folder = state / FOLDER
+    with suppress(locks.BusyError, OSError):
+        if folder.exists():
+            with locks.hold(state / LOCK):
+                shutil.rmtree(folder, ignore_errors=True)

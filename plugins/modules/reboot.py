@@ -1,0 +1,25 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: reboot
+short_description: Reboots a host and shows that the run waits for it
+description:
+  - Reboots by M(ansible.builtin.reboot), and shows every 10 seconds for how long it has waited.
+extends_documentation_fragment: llamacpp.cluster.attributes
+options:
+  boot_time_command:
+    description: Command whose output differs after each boot.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Reboot
+  llamacpp.cluster.reboot:
+"""
+
+RETURN = r""" # """
