@@ -135,8 +135,8 @@ def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None
     unreached, pending = ", ".join(decided.unreached), ", ".join(decided.behind)
     if parts and unreached and pending:
         raise Refusal(
-            f"{unreached} could not be reached or failed above, and {pending} would be changed: no service was touched. Bring the host back and run the "
-            f"playbook again, or move it to the group {retired_group(cluster)}"
+            f"{unreached} could not be reached or failed above, and {pending} would be changed: no service was touched. Fix the failure "
+            f"(a failed sudo needs --ask-become-pass) or bring the host back, and run the playbook again. Or move it to the group {retired_group(cluster)}"
         )
     for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
         if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
