@@ -9,12 +9,12 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, Side, Verdict, Work
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side, Verdict
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as module
 from support import actions
 
 SIDE = Side("0" * 16, "head cpu", ("/bin/llama-server",))
-WORK = Work("/m", (0,), 1, "/s", None, {}, (), True, 64, 512, 60, SIDE, (), (SIDE,))
+WORK = ProofWork("/m", (0,), 1, "/s", None, {}, (), True, 64, 512, 90, 60, SIDE, (), (SIDE,))
 FOUND = Proof(9, devices=(Verdict(SIDE.id, SIDE.name, 512, bound=1.0),))
 
 
@@ -32,6 +32,6 @@ def test_a_full_disk_fails_no_proof(tmp_path, capsys, monkeypatch):
     plugin.variables, plan.head.proof = {"inventory_hostname": "head"}, None
     plugin.background = lambda *_arguments, **_more: result
     monkeypatch.setattr(action, "display", display)
-    assert plugin._prove(plan, WORK, action.Arguments(plan)) == FOUND
+    assert plugin._prove(plan, WORK, action.ProofArguments(plan)) == FOUND
     (warning,) = display.warning.call_args.args
     assert warning.startswith("The next run proves again. head: /opt/x: No space left on device. Free some space on")

@@ -65,7 +65,7 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
     if choice == "auto":
         return _best(host.facts, sources, packaged)
     if choice not in BACKENDS:
-        meant = MEANT.get(choice.lower(), choice.lower())
+        meant = MEANT.get(str(choice).lower(), str(choice).lower())
         remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
         raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged and choice not in packaged:
