@@ -96,7 +96,12 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         yield "No host has a model that fits. The generated known-answer model proves the cluster; then replace it with yours."
     elif isinstance(plan, Plan):
         speed = plan.estimate.generation_range
-        yield f"{proposal.model.name}: {units.amount(proposal.model.layer_bytes)}; predicted: {speed} tokens per second"
+        size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
+        yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
+        machines = (*proposal.machines, *proposal.spare)
+        found = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
+        others = sorted(found - {proposal.model.name})
+        yield from [f"Other models: {', '.join(others)}"] if others else []
         if proposal.spare:
             names = ", ".join(machine.name for machine in proposal.spare)
             yield f"{names}: spare, because the cluster is not faster with them. Move them to llama_workers for larger models, or set llama_placement: all."

@@ -161,7 +161,8 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
     assert "it has /models/right.gguf, the largest model on any host that fits." in done.text
     assert "predicted: " in done.text
-    assert "huge.gguf" not in done.text + str(done.result["plan"]["model"])
+    assert "Other models: /models/huge.gguf, /models/small.gguf" in done.text
+    assert "huge.gguf" not in str(done.result["plan"]["model"])
     assert "closed.gguf" not in done.text
 
 
