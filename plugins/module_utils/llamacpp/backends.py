@@ -121,6 +121,8 @@ class Backend(NamedTuple):
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: Form | None = None
     """Architecture to compile for; None if programs run on all devices."""
+    other_names: tuple[str, ...] = ()
+    """Names that people use for it: vendors and toolkits."""
     any_vendor: bool = False
     """Whether it drives devices that their vendors' backends also drive."""
     device_files: tuple[str, ...] = ()
@@ -164,6 +166,7 @@ VULKAN = Backend(
 
 HIP = Backend(
     name="hip",
+    other_names=("amd", "rocm"),
     preference=2,
     in_ik_llama=False,
     options={"GGML_HIP": "ON"},
@@ -189,6 +192,7 @@ HIP = Backend(
 
 CUDA = Backend(
     name="cuda",
+    other_names=("nvidia",),
     preference=1,
     options={"GGML_CUDA": "ON"},
     off=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
@@ -227,6 +231,7 @@ CUDA = Backend(
 
 METAL = Backend(
     name="metal",
+    other_names=("apple",),
     preference=3,
     options={"GGML_METAL": "ON"},
     device="MTL{}",
@@ -236,6 +241,7 @@ METAL = Backend(
 
 SYCL = Backend(
     name="sycl",
+    other_names=("intel", "oneapi"),
     preference=4,
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
@@ -254,6 +260,9 @@ SYCL = Backend(
 RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
 """Backends with devices, in the order of ``auto``."""
+UNIVERSAL = next(record for record in RECORDS.values() if record.any_vendor)
+"""Backend that computes on cards of every vendor."""
+BY_OTHER_NAME = {name: record.name for record in RECORDS.values() for name in record.other_names}
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 
 

@@ -121,7 +121,7 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
         if missing and context.release.mainline:
             present = {device.backend for device in host.facts.accelerators} if host else set()
             able = sorted(name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing))
-            if host and not able and not backends.VULKAN.no_kernels.intersection(missing):
+            if host and not able and not backends.UNIVERSAL.no_kernels.intersection(missing):
                 able = [*filter(None, [toolchains.by_vulkan(host.facts)])]
             instead = (*able, "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))

@@ -19,9 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
-MEANT = {"amd": "hip", "rocm": "hip", "nvidia": "cuda", "apple": "metal", "intel": "sycl", "oneapi": "sycl"}
-"""Word for a backend that others use → backend."""
-
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
@@ -56,7 +53,7 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
 
 def _driver_failure(facts: Facts, backend: str) -> str:
     """Return the remedy for a driver that does not work; empty if none is known to fail."""
-    fails = backend == backends.CUDA.name and facts.nvidia_smi
+    fails = "nvidia" in backends.RECORDS[backend].other_names and facts.nvidia_smi
     return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if fails else ""
 
 
@@ -65,7 +62,7 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
     if choice == "auto":
         return _best(host.facts, sources, packaged)
     if choice not in BACKENDS:
-        meant = MEANT.get(str(choice).lower(), str(choice).lower())
+        meant = backends.BY_OTHER_NAME.get(str(choice).lower(), str(choice).lower())
         remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
         raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged and choice not in packaged:

@@ -26,17 +26,17 @@ def missing_libraries(toolkit: Toolchain) -> list[str]:
 
 def by_vulkan(facts: Facts) -> str | None:
     """Return how to name Vulkan as the backend of a host's cards, which may be known by another backend only; None without cards."""
-    if facts.accelerators_of(backends.VULKAN.name):
-        return backends.VULKAN.name
+    if facts.accelerators_of(backends.UNIVERSAL.name):
+        return backends.UNIVERSAL.name
     has_card = facts.system == "Linux" and facts.accelerators
-    return f"{backends.VULKAN.name} (declare the card for it in llama_hardware too)" if has_card else None
+    return f"{backends.UNIVERSAL.name} (declare the card for it in llama_hardware too)" if has_card else None
 
 
 def instead(facts: Facts, backend: str) -> str:
     """Return the other backends that this host could build for, for a message."""
     vulkan = by_vulkan(facts)
     usable = [name for name in backends.PREFERRED if name != backend and facts.accelerators_of(name)]
-    if vulkan and backend != backends.VULKAN.name and backends.VULKAN.name not in usable:
+    if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable:
         usable.append(vulkan)
     *start, last = [*usable, backends.CPU.name]
     return f"{', '.join(start)} or {last}" if start else last
