@@ -80,9 +80,9 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         value = values.get(name) if isinstance(values, Mapping) else None
         if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
             yield f"{name} is true or false, but must be a number."
-        number = re.fullmatch(r"(\d{1,6})k|.*[^\d].*", value) if isinstance(value, str) else None
-        if option["type"] == "int" and number and not re.fullmatch(r"[+-]?\d+", str(value).strip()):
-            yield f"{name} is {value!r}: use a number{f', like {int(number[1]) * 1024}' if number[1] else ''}."
+        if option["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
+            number = re.fullmatch(r"(\d{1,6})k", value)
+            yield f"{name} is {value!r}: use a number{f', like {int(number[1]) * 1024}' if number else ''}."
         if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
         if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
