@@ -46,7 +46,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
-SHOWN_MODE, SHOWN_BYTES = "0644", 1 << 16
+SHOWN_MODE = "0644"
+SHOWN_BYTES = 1 << 16
 
 
 def describe(path, mode, digest, content):
