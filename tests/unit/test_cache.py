@@ -142,7 +142,7 @@ def test_a_cache_of_another_account_is_refused(folder, monkeypatch):
     cache.folder("sources", "llama_release")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(cache.os, "geteuid", lambda: 65534)
-    said = f"cache {folder} belongs to uid .*, and this run to uid 65534.*set XDG_CACHE_HOME to a folder of uid 65534"
+    said = f"cache {folder} belongs to uid .*, but this run has uid 65534.*set XDG_CACHE_HOME to a folder of uid 65534"
     with pytest.raises(AnsibleError, match=said):
         sources.fetch(release)
 

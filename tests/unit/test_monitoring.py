@@ -103,7 +103,7 @@ GREEN, RED = 0, 1
         ("Time since verification", {"head verified_passed": 0}, [{}, {'{cluster="c"}': 3600 + 2400}]),
         ("Loaded models", {"head model_loaded": 1}, [{'{model="m"}': GREEN}, {}]),
         ("Loaded models", {"head model_loaded": 0}, [{}, {"{}": GREEN}]),
-        ("Reached", {"w1 up": 0}, [{'{host="head"}': GREEN, '{host="w2"}': GREEN}, {'{host="w1"}': RED}]),
+        ("Reachable hosts", {"w1 up": 0}, [{'{host="head"}': GREEN, '{host="w2"}': GREEN}, {'{host="w1"}': RED}]),
         (
             "Services",
             {},

@@ -137,7 +137,7 @@ class TestRealTunnels:
         address, port = ends.outer.split(":")
         assert rpc.probe(address, int(port), 3).state != "ok"
         ends.give(ends.own, OTHER)
-        lines_until(client, "the keys of the tunnels were changed")
+        lines_until(client, "the tunnel keys have changed")
         assert until(lambda: ends.state() != "ok")
 
     def test_keys_are_renewed_while_a_connection_lives(self, ends):
@@ -158,7 +158,7 @@ class TestRealTunnels:
                 (ends.theirs, worker, (OTHER,)),
             ):
                 ends.give(keys, *texts)
-                lines_until(process, "the keys of the tunnels were changed")
+                lines_until(process, "the tunnel keys have changed")
                 assert answers() == b"computed"
         assert until(lambda: ends.state() == "ok")
 
@@ -176,7 +176,7 @@ class TestRealTunnels:
         ends.give(ends.own, OTHER)
         ends.start()
         head = ends.head()
-        lines_until(head, f"its tunnel ends at {ends.outer}, which is away, has another key, or no worker behind it")
+        lines_until(head, f"{ends.outer}, the other end of its tunnel, is absent, has another key, or has no worker")
         ends.give(ends.own, KEY)
         until(lambda: ends.cluster.is_now("serving"))
 
