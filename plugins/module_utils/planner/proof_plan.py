@@ -15,7 +15,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import layer_sample
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -140,7 +140,8 @@ def with_proof(plan: Plan) -> Plan:
     if proof and proof.layers:
         sides = [_side(plan, entry) for entry in plan.placement]
         proof = proof._replace(devices=tuple(ProvenDevice(side.id, side.name) for side in sides))
-    generates = plan.estimate.generation_range is not None and not plan.model.known_answer
+    has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
+    generates = plan.estimate.generation_range is not None and not has_known_answer
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
 

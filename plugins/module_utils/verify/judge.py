@@ -347,7 +347,8 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
     yield from _computes(plan, evidence) if not evidence.fallback else ()
     yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
     yield _check("completion", url, *_judge_completion(completion))
-    yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
+    if not (plan.model.known_answer or known_answer.is_name(plan.model.name)):
+        yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
 def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
@@ -376,7 +377,7 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
 def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
     """Return whether the model reads plain text like a language model, and as well as before."""
     if not identifier:
-        return None, "this model generates no text, or only its known answer"
+        return None, "this model generates no text"
     reading = server.reading
     earlier = next((record for record in evidence.readings if record.id == identifier), None)
     if not server.completion:
