@@ -62,7 +62,7 @@ class _LimitedStream:
 class _LimitedArchive(tarfile.TarFile):
     def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
         self._limited = _LimitedStream(fileobj)
-        super().__init__(name, mode, self._limited, **options)  # type: ignore[arg-type]
+        super().__init__(name, mode, self._limited, **options)  # type: ignore[arg-type]  # it reads only
 
     def next(self) -> tarfile.TarInfo | None:
         member = super().next()
