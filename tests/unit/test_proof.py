@@ -229,8 +229,8 @@ def test_bounds_are_three_times_the_largest_distance_of_a_variant_with_floors():
         assert questions.bounds(ASKED, answers(), variants) == pytest.approx(Bounds(*expected))
 
 
-def test_a_variant_that_differs_at_one_position_widens_the_bound_of_positions_alone():
-    variant = answers(0.2, asked=ASKED[:1]) + answers(asked=ASKED[:10])
+def test_a_variant_that_differs_at_three_positions_widens_the_bound_of_positions_alone():
+    variant = answers(0.2, asked=ASKED[:3]) + answers(asked=ASKED[:10])
     assert questions.bounds(ASKED, answers(), [variant]) == pytest.approx(Bounds(0.05, 0.6))
 
 
@@ -247,10 +247,14 @@ def test_a_kernel_that_is_wrong_for_some_lengths_alone(group):
     assert judged(some) == (1.2, group)
 
 
-def test_a_single_position_that_is_wrong_is_found_but_not_one_whose_experts_differ():
-    for shift, expected in ((0.3, 1.2), (0.2, 0.8)):
-        other = [*(answers(shift)[0] if one.length == 17 else answers()[0] for one in ASKED)]
-        assert judged(other) == (expected, f"one of the {GROUPS[1]}")
+@pytest.mark.parametrize(
+    "shift, lengths, expected", [(0.3, (9, 17, 48), 1.2), (0.2, (9, 17, 48), 0.8), (0.9, (9, 17), 0)]
+)
+def test_three_positions_that_are_wrong_are_found_but_not_two_whose_experts_differ(shift, lengths, expected):
+    other = [*(answers(shift)[0] if one.length in lengths else answers()[0] for one in ASKED)]
+    value, place = judged(other)
+    assert value == pytest.approx(expected)
+    assert not expected or place == f"some of the {GROUPS[1]}"
 
 
 def test_a_reply_of_another_form_is_none():

@@ -33,7 +33,7 @@ LISTED_TOKENS, COMPARED_TOKENS = 64, 32
 SMALLEST = -80.0
 """Logarithm of a probability below which single precision cannot be told from zero."""
 TIMES, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
-"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of a position. The H200's correct kernels reach 0.041
+"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of its third worst position. The H200's correct kernels reach 0.041
 and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
 """Likeliest tokens and the logarithms of their probabilities, the likeliest first; empty if these are not numbers."""
@@ -77,7 +77,7 @@ class Bounds(NamedTuple):
     group: float = GROUP_FLOOR
     """for three of four positions of a group"""
     position: float = POSITION_FLOOR
-    """for a single one"""
+    """for the third worst of a group"""
 
 
 class Distance(NamedTuple):
@@ -174,6 +174,14 @@ def quartile(values: Sequence[float]) -> float:
     return values[len(values) // 4]
 
 
+def third_largest(values: Sequence[float]) -> float:
+    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen otherwise.
+
+    :param values: in ascending order.
+    """
+    return values[-min(3, len(values))]
+
+
 def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
     """Return the bounds that follow from the processor's own variants.
 
@@ -182,12 +190,14 @@ def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants:
     groups = [values for variant in variants for values in distances(questions, reference, variant).values()]
     return Bounds(
         max([GROUP_FLOOR, *(TIMES * quartile(values) for values in groups)]),
-        max([POSITION_FLOOR, *(TIMES * values[-1] for values in groups)]),
+        max([POSITION_FLOOR, *(TIMES * third_largest(values) for values in groups)]),
     )
 
 
 def farthest(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
     """Return the largest distance in parts of its bound."""
     candidates = [Distance(quartile(values), limits.group, group) for group, values in groups.items()]
-    candidates += [Distance(values[-1], limits.position, f"one of the {group}") for group, values in groups.items()]
+    candidates += [
+        Distance(third_largest(values), limits.position, f"some of the {group}") for group, values in groups.items()
+    ]
     return max(candidates, key=lambda candidate: candidate.value / candidate.bound)
