@@ -33,8 +33,8 @@ LISTED_TOKENS, COMPARED_TOKENS = 64, 32
 SMALLEST = -80.0
 """Logarithm of a probability below which single precision cannot be told from zero."""
 TIMES, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
-"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of its third worst position. The H200's correct kernels reach 0.041
-and 0.09 on noise that the processor's variants compute alike."""
+"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of its third worst position. The H200's correct
+kernels reach 0.041 and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
 """Likeliest tokens and the logarithms of their probabilities, the likeliest first; empty if these are not numbers."""
 
