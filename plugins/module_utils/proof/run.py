@@ -225,7 +225,12 @@ def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference
             answers = server.answers(questions.variant_questions(prompts), tokens)
             if all(answers):
                 variants.append(answers)
-    return Reference(tokens, reference, questions.bounds(prompts, reference, variants))
+    bounds = questions.bounds(prompts, reference, variants)
+    if summary.number(
+        "expert_count"
+    ):  # where experts are nearly equal, a correct device chooses others at some positions
+        bounds = bounds._replace(position=1.0)
+    return Reference(tokens, reference, bounds)
 
 
 def _judge(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
