@@ -2,13 +2,14 @@
 
 Given files are proven as site.yml does it, on two workers (plugins/module_utils/proof/run.py): two accelerators, or the processor with --processor. Without
 --files, models with the widths of published ones and weights of noise are written, one after the other. The environment of the second worker names what it
-computes wrong, so a fault needs a llama.cpp whose ggml was changed by hand to read LLAMA_FAULT. With --read, the model behind the second worker also reads
-plain text, and `perplexity` is that of the fault divided by that without one. Faults of ggml-cuda:
+computes wrong, so a fault needs a llama.cpp whose ggml reads LLAMA_FAULT: processor_faults.c says how to change that of a processor. With --read, the model
+behind the second worker also reads plain text, and `perplexity` is that of the fault divided by that without one. Faults of ggml-cuda:
   tail            the last 32 values of a row longer than 64 are left out of products with quantised weights; tail_few: in up to 8 rows
   rope_5          freq_scale *= 1.05; rope_4096: positions from 4096 on are wrong
   attention_2048  scale *= 2 if there are more than 2048 columns
   expert          the first of the chosen experts is another one
   half            half of each row is 0 in products with 65 to 128 columns
+With --processor, f32 is a worker that computes correctly with exact activations.
 Faults of ggml-cpu: see FAULTS_OF_PROCESSORS; norm_skip-N leaves out the norms of layer N, window ignores sliding windows, softmax subtracts no maximum,
 cache_q8 damages a block of each row of a q8_0 cache, kv_head takes another KV head, heads swaps two heads, clamp cuts activations above 4.
 
@@ -74,6 +75,8 @@ FAULTS_OF_PROCESSORS = [
     "mul_1.2",
     "glu_1.2",
 ]
+EXACT = "f32"
+"""Products with exact activations, as a device computes that quantises none: no fault."""
 CACHE = ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on"]
 PORTS = (29871, 29872)
 PART = 1 << 16
@@ -202,7 +205,8 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
 @contextmanager
 def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
     """Run two workers, the second of which has a fault."""
-    settings = {"LLAMA_FAULT": fault, "GGML_CUDA_DISABLE_FUSION": "1", "GGML_CUDA_DISABLE_GRAPHS": "1"} if fault else {}
+    unfused = ("GGML_CPU_DISABLE_FUSION", "GGML_CUDA_DISABLE_FUSION", "GGML_CUDA_DISABLE_GRAPHS")
+    settings = {"LLAMA_FAULT": fault, **dict.fromkeys(unfused, "1")} if fault else {}
     device = ["-d", "CPU", "-t", "1"] if given.processor else []
     programs = (given.programs / "ggml-rpc-server", given.worker or given.programs / "ggml-rpc-server")
     running = [
@@ -262,8 +266,9 @@ def measure(
             row["verdicts"] = [one.failure or [one.distance, one.bound, one.place] for one in proof.devices]
             print(json.dumps(row), flush=True)
             wrong = [not one.is_correct for one in proof.devices]
-            counts.update(right=1 if fault else 2, refused=sum(wrong[: 1 if fault else 2]))
-            counts.update(faults=bool(fault), named=bool(fault) and wrong[1:] == [True])
+            right_count = 2 if fault in ("", EXACT) else 1
+            counts.update(right=right_count, refused=sum(wrong[:right_count]))
+            counts.update(faults=2 - right_count, named=right_count == 1 and wrong[1:] == [True])
     return counts
 
 

@@ -52,8 +52,11 @@ def test_old_releases_go_and_one_that_is_used_stays(served):
         assert check.status == "successful", check.text
         assert "-second" in check.text
         assert len(list(releases.iterdir())) == 5
-        result = served.site()
-        assert result.status == "successful", result.text
+        for _attempt in range(5):  # nothing is removed while another test builds
+            result = served.site()
+            assert result.status == "successful", result.text
+            if result.changed:
+                break
         assert result.changed == 1
         assert {path.name for path in releases.iterdir()} == {planned.name, "used"}
         assert set(served.processes()) == {*before, worker.pid}
