@@ -230,11 +230,12 @@ def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
 
 def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     """Return how well the model reads plain text behind the second worker."""
-    target = folder / "layers.gguf"
+    target = run._model(job, folder)
+    target.unlink(missing_ok=True)
     target.symlink_to(model)
     try:
         with run._serve(job, folder, lambda *_ignored: True, job.devices[1]) as server:
-            return speech.read_text(server._ask, "0" * 16, None)
+            return speech.take_reading(server._ask, "0" * 16, None)
     except run.Failure:
         return None
     finally:
