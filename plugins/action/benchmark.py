@@ -90,13 +90,13 @@ class ActionModule(Action):
         cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
         if not any(options.MEASURING in build.targets for build in served_plan.hosts[self._name].builds):
-            remedy = "set llama_benchmark_programs to true, run site.yml, and then this playbook again"
+            remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
                 remedy = f"only releases of llama.cpp can be measured, and {served_plan.release.ref} is one of {served_plan.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(
-                f"{self._name} runs its services by {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
+                f"{self._name} runs its services under {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
             )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
@@ -150,7 +150,7 @@ class ActionModule(Action):
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} stopped while llama-bench measured: somebody stopped it or started the server, or the host "
+                f"the benchmark on {self._name} stopped while llama-bench was running: somebody stopped it or started the server, or the host "
                 "restarted. Run this playbook again: it starts over."
             )
 

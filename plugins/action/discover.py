@@ -50,7 +50,7 @@ class ActionModule(Action):
         path = Path(arguments.path).expanduser().absolute()
         if path.exists():
             raise Refusal(
-                f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
+                f"llama_discover_inventory is {str(path)!r}, which already exists: move it, or choose another path"
             )
         machines, left_out, answers = self._machines(arguments)
 

@@ -91,7 +91,7 @@ class ActionModule(Action):
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
-                f"then each device does, about {prediction.outage_s} s without an answer"
+                f"then each device does, without answers for {prediction.outage_s} s"
             )
         answer = self.background(
             job, work=typed_json.dump(work), prove=arguments.prove, prefix=prefix, stage=arguments.stage
@@ -102,7 +102,9 @@ class ActionModule(Action):
         if arguments.stage == REFERENCE:
             return Proof(0)
         if answer.get("unrecorded"):
-            display.warning(f"The next run proves again. {self.host}: {validation.printable(answer['unrecorded'])}")
+            display.warning(
+                f"The next run repeats the proof. {self.host}: {validation.printable(answer['unrecorded'])}"
+            )
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
         elif not proof.failures():

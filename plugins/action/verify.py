@@ -129,7 +129,7 @@ class ActionModule(Action):
         """Return the subject with hosts that do not answer, and show these."""
         if away:
             display.display(
-                f"  {', '.join(sorted(away))} did not answer: the server may wait for it, so its answer is limited to {collecting.SECONDS_WITHOUT_A_HOST} s"
+                f"  {', '.join(sorted(away))} did not answer: the server may be waiting, so its answer is limited to {collecting.SECONDS_WITHOUT_A_HOST} s"
             )
         return subject._replace(away=tuple(sorted(away)))
 

@@ -24,12 +24,12 @@ options:
     elements: dict
     required: true
   account:
-    description: Account that reads the model. Default is the account that runs the module.
+    description: Account that reads the model. Defaults to the account that runs the module.
     type: str
 """
 
 EXAMPLES = r"""
-- name: Fill the caches of workers from copies of the model
+- name: Fill the workers' caches from copies of the model
   llamacpp.cluster.cache_prefill:
     workers: "{{ plan.hosts.worker1.workers | selectattr('prefill') }}"
     account: llamacpp

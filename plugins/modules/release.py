@@ -10,7 +10,7 @@ module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
   - Fetches the source to the controller and builds it on the host. A build of one host is cached on the controller and installed on the others of
-    its kind. Compiled programs are unpacked, and those of a distribution's package linked.
+    its kind. Compiled programs are unpacked, and those of a distribution's package are linked.
   - Before a release is installed, its programs are tried on the host's processor. If one does not work, no running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
@@ -30,7 +30,7 @@ options:
     type: dict
     required: true
   prefix:
-    description: Folder of the installation.
+    description: Installation folder.
     type: str
     required: true
   cache:

@@ -11,7 +11,7 @@ short_description: Gives one end of a tunnel a key
 description:
   - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there makes stunnel read it
     again without closing a connection.
-  - "To renew a key without a moment of wrong keys: give it to the workers' host with O(keep), then to the head, then to the workers' host without."
+  - "To renew a key without interruption, give it to the workers' host with O(keep), then to the head, then to the workers' host without."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -31,7 +31,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that runs the services and owns the file. Default is the account of the module.
+    description: Account that runs the services and owns the file. Defaults to the account of the module.
     type: str
 """
 

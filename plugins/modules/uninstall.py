@@ -11,7 +11,7 @@ short_description: Removes the installation of a host, or its unneeded releases
 description:
   - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and foreign files next to
     the installation, stays; RV(left) lists it.
-  - With O(unneeded), removes releases beyond two of each backend, and builds that never ended, with their logs. One that is planned, that a service's
+  - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. One that is planned, that a service's
     definition names or that a process runs is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
@@ -24,7 +24,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that built. Its files in the cache become root's, so that the account can be removed.
+    description: Account that compiled. Its files in the cache are given to root, so that the account can be removed.
     type: str
   host_name:
     description: Name of the host in messages.
@@ -52,7 +52,7 @@ removed:
   type: list
   elements: str
 abandoned:
-  description: Ids of builds that never ended and whose leftovers were removed.
+  description: Ids of unfinished builds whose leftovers were removed.
   returned: success
   type: list
   elements: str

@@ -458,7 +458,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench measured: somebody stopped it"):
+    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running:  somebody stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]

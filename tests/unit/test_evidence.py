@@ -241,8 +241,10 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text)).error
-        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+        assert "not an answer from llama-server" in server_client.completion(replies.Reply(200, text)).error
+        assert (
+            "not an answer from llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+        )
 
 
 def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():

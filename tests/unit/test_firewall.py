@@ -223,10 +223,10 @@ def test_what_others_have_under_our_names_stays(tmp_path, place):
     else:
         host.path(firewall_rules.NFT_FILE).parent.mkdir()
         host.path(firewall_rules.NFT_FILE).write_text("# theirs\n")
-    named = {"table": "the table inet llamacpp of nftables", "file": "/etc/firewall-llamacpp.nft"}[place]
+    named = {"table": "the nftables table inet llamacpp", "file": "/etc/firewall-llamacpp.nft"}[place]
     assert firewall_rules.foreign_things(host) == [named]
     assert not host.differs()
-    with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not make"):
+    with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not create"):
         host.steps(rule())
 
 

@@ -294,7 +294,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
             (said, "is a server's error message, not a GGUF file")
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
-        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
+        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were concatenated:  .* --merge"),
         (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
         (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
@@ -315,8 +315,8 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
-        (files.model(version=1), "version 1 is unknown; known are 2 and 3"),
-        (files.model(version=0x03000000), "version 50331648 is unknown; known are 2 and 3"),
+        (files.model(version=1), "version 1 is unknown; 2 and 3 are known"),
+        (files.model(version=0x03000000), "version 50331648 is unknown; 2 and 3 are known"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 1) + bytes(4096), "truncated"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63) + bytes(4096), "truncated"),
         (files.model(keys=[("general.architecture", files.U32, 1)]), "has no architecture"),
@@ -338,11 +338,11 @@ WHOLE = files.model()
     "name, data, said",
     [
         *(
-            (name, data, "is a part of a file that was cut: join all of its parts in order with cat, and use the")
+            (name, data, "is a part of a file that was cut up: join all of its parts in order with cat, and use the")
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),
-        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut, join all of its parts with cat$"),
+        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut up, join all of its parts with cat$"),
         ("m.gguf", b"?" * 30, "is not a GGUF file$"),
         ("m-00001-of-00002.gguf", b"?" * 30, "is not a GGUF file$"),
     ],

@@ -365,7 +365,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             assert told[-1]["plan"]["away"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may wait for it, so its answer is limited to 60 s"
+            line = "  worker1 did not answer: the server may be waiting, so its answer is limited to 60 s"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["away"] == ["worker1", "worker2"]

@@ -262,7 +262,7 @@ def test_what_cannot_be_configured_is_refused(machine):
 def test_a_file_of_others_under_the_name_of_a_link_is_refused_and_stays(any_manager):
     machine, file = any_manager, PATHS[any_manager.manager]
     machine.write(file, "[Match]\nName=eth9\n")
-    assert f"eth1 is configured by /{file}, which this collection did not make" in machine.refuse(link())
+    assert f"eth1 is configured by /{file}, which this collection did not create" in machine.refuse(link())
     before = machine.files()
     assert machine.apply() == ("", "")
     assert machine.files() == before

@@ -24,7 +24,7 @@ from support.rollbacks import completed
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
         (
             {"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}},
-            "has quantisation and files: remove either",
+            "has quantisation and files: remove one of them",
         ),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),

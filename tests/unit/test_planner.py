@@ -831,7 +831,7 @@ def test_what_is_no_value_of_an_environment(local, value):
 def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
     endpoint = {"name": "one", "cache": True, "environment": {"LLAMA_CACHE": folder}}
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = [endpoint]
-    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the whole path" in local.reason()
+    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the absolute path" in local.reason()
 
 
 def test_names_that_no_environment_can_have(local):

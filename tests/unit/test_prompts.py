@@ -104,7 +104,7 @@ def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():
     assert 1 < int(argument(plan, "--ctx-checkpoints")) < 32
     assert kept <= 8192
     assert plan["head"]["prompt_cache_mib"] == 8192
-    assert f"Checkpoints of the context take up to {kept} MiB of head's memory." in pages(plan)
+    assert f"Context checkpoints take up to {kept} MiB of head's memory." in pages(plan)
     cluster = head_with_cards(4, summary=WINDOWS, llama_server_parallel=2)
     cluster.hosts["head"]["facts"]["memory_mib"] = 22528
     head = cluster.plan()["head"]

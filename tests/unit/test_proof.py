@@ -172,8 +172,8 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
 
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
-        (ALIKE, {}, 99, "one layer and the tables have 0.0 GiB, the limit is 0.0"),
-        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and all of them are too many"),
+        (ALIKE, {}, 99, "one layer and the tables need 0.0 GiB, but the limit is 0.0"),
+        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and that many do not fit"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each of them"),
     ):
         summary, outside = summary_of(groups, **keys)
@@ -570,13 +570,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers does not compute numbers"),
-        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
+        ("none", {}, "head's processor with 2 layers does not produce numbers"),
+        ("sure", {}, "head's processor with 2 layers does not produce numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "does not compute numbers"),
+        ("right", {"context": 2}, "does not produce numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )

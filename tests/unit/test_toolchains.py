@@ -260,7 +260,7 @@ REFUSALS = [
     ),
     refusal(
         *(INTEL, "here lacks icx, mkl, dnnl, level-zero-driver"),
-        "from Intel's repository of drivers for graphics and Intel's repository of oneAPI",
+        "from Intel's graphics driver repository and Intel's repository of oneAPI",
         change=all_of(without("icx", "mkl", "dnnl", "level-zero-driver"), toolchains=[]),
         **OF_SYCL,
     ),

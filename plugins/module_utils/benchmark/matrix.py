@@ -104,7 +104,7 @@ def obstacle(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
-        return f"it needs build {_build_id(load_plan)}, which the plan that serves does not have"
+        return f"it needs build {_build_id(load_plan)}, which the serving plan lacks"
     holds = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
     idle = [host for host in hosts[1:] if host not in holds]
     return f"the plan gives no layer to {', '.join(idle)}" if idle else None

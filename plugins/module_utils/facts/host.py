@@ -101,7 +101,7 @@ def python(scope: str) -> str | None:
 
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
-    offered, or None. ``listed`` is false if the host has no list of packages.
+    offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
     :param lists: folder of apt's lists of packages.

@@ -370,7 +370,7 @@ def main() -> int:
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
-    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
+    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker; without it the worker is not monitored")
     worker_parser.add_argument("--cache", type=Path, help="folder of the cache")
     worker_parser.add_argument("--limit-mib", type=int, default=0, help="limit of the cache")
@@ -381,13 +381,13 @@ def main() -> int:
         part.add_argument(
             "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
         )
-    client = parts.add_parser("client", help="run a program that needs the tunnels of a head")
+    client = parts.add_parser("client", help="run a program that needs a head's tunnels")
     for part in (head, worker_parser, client):
         part.add_argument(
             "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the keys of its tunnels"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder of its tunnel keys"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()

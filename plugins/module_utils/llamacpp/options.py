@@ -288,7 +288,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "experts-cache",
         (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
-        remedy="remove it: llama-server would copy experts of the processor to device memory that the plan does not reserve",
+        remedy="remove it: llama-server would copy the processor's experts to device memory that the plan does not reserve",
     ),
     Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
     Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
-OTHER_CERTIFICATE = "it presents another certificate than the configured one: run site.yml, which restarts it"
+OTHER_CERTIFICATE = "it does not present the configured certificate: run site.yml, which restarts it"
 LATE = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding with which the bytes of any API key become text and bytes again."""

@@ -147,7 +147,7 @@ LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
             "level-zero-driver",
             "",
             ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
-            "Intel's repository of drivers for graphics",
+            "Intel's graphics driver repository",
         ),
     ),
 }

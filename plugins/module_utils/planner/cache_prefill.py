@@ -54,7 +54,7 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
     :param models: those that are served, as far as they are known, and none that proves a release.
     """
     if request.cache is not None:
-        return request._replace(cache_why="llama_worker_endpoints says so")
+        return request._replace(cache_why="set in llama_worker_endpoints")
     size = sum(map(large_bytes, models))
     if not size:
         reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
@@ -62,9 +62,9 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
         reason = "the size of the host's disk is not known"
     elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
         needed_gib = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
-        reason = f"the host's disk has less than {needed_gib} GiB, which is asked for with this model"
+        reason = f"the host's disk has less than {needed_gib} GiB, the size required for this model"
     else:
-        return request._replace(cache=True, cache_why="the host's disk has room")
+        return request._replace(cache=True, cache_why="the host's disk is large enough")
     return request._replace(cache=False, cache_why=reason)
 
 

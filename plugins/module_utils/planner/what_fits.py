@@ -144,8 +144,8 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
 
 
 ORDER = (
-    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each in its largest "
-    f"quantisation that is fast enough, but for speed alone in none below {SMALLEST_FOR_SPEED}."
+    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each is shown in its largest "
+    f"quantisation that is fast enough, but never below {SMALLEST_FOR_SPEED} for speed alone."
 )
 
 

@@ -183,7 +183,7 @@ def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.
         return min(cache.context, longest)
     if cache.context < cache.parallel:
         raise Refusal(
-            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests divide: use a longer "
+            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests share: use a longer "
             "llama_server_context, or fewer requests"
         )
     return min(cache.context // cache.parallel, longest)
@@ -211,11 +211,11 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
 
 def _why_uncounted(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
     if not release.mainline:
-        return f"{release.fork} chooses its device, by rules that are not known here"
+        return f"{release.fork} chooses its device by unknown rules"
     if header_of(model, role) is None:
         return "its header was not read"
     words = [pair[0] for name in PLACING[role] if (pair := server.argument(name))]
-    return f"{words[0]} is given, which puts it where the plan does not follow" if words else ""
+    return f"{words[0]} is given, which places it without the plan" if words else ""
 
 
 def _described(model: Model, role: str) -> str:

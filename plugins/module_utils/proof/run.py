@@ -217,7 +217,7 @@ def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
     if not prompts or min(map(len, reference)) < 2:
-        raise Failure(f"{name} does not compute numbers")
+        raise Failure(f"{name} does not produce numbers")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))

@@ -391,7 +391,7 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
     if not earlier:
         return True, f"{text}; nothing to compare with yet"
     ratio = reading.ratio(earlier)
-    text += f", perplexity {ratio:.3f} times that of the best one so far"
+    text += f", perplexity {ratio:.3f} times that of the best so far"
     if ratio > LARGEST_RATIO:
         text += f", more than {LARGEST_RATIO:g}: the release, a device or the model file is worse than before"
     return ratio <= LARGEST_RATIO, text
@@ -491,5 +491,5 @@ def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return False, f"{text}, some without a probability: the model does not compute numbers"
+        return False, f"{text}, some without a probability: the model does not produce numbers"
     return completion.tokens > 0, text

@@ -132,5 +132,5 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"this is not an answer of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+            error=f"this is not an answer from llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
         )

@@ -60,7 +60,7 @@ class Waiting:
         if elapsed < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            source = "llama_server_start_timeout, or several times the predicted load unless it is set"
+            source = "llama_server_start_timeout, by default several times the predicted load"
             texts = [f"{LOADING}, and the limit of {limit:.0f} s has passed ({source})", *self._progress(evidence)]
             texts.append(
                 "raise llama_server_start_timeout if loading continues, otherwise read the log of the service on the head"

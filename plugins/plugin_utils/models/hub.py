@@ -117,7 +117,9 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
             reason = _why_refused(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
+        reason = (
+            f"{endpoint()} does not answer like Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
+        )
         raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
 
 

@@ -129,7 +129,7 @@ def _conversations(plan: Plan) -> str:
     conversations = f"Conversations that left their slot are cached in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         conversations = "Conversations that left their slot are not cached"
-    points = f" Checkpoints of the context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
+    points = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     return f"{conversations}.{points}"
 
 

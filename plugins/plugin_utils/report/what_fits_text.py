@@ -22,7 +22,7 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    intro = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
+    intro = f"With {question.context} tokens of context, and with the most that fit. Speeds are with an empty context. {ORDER.format(question.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(intro, tables.WIDTH),

@@ -218,7 +218,7 @@ def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences
 
 
 def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
-    yield from _differences("model", differences.missing, "{} of the model is missing or has other content")
+    yield from _differences("model", differences.missing, "{} of the model is missing or has different content")
     yield from _differences(
         "model", differences.unchecked, "{} of the model has not been checked, or was changed since"
     )
@@ -271,7 +271,7 @@ def drift(plan: HostPlan) -> Drift:
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_differences("unplanned", surplus, "{} is not planned any more"),
+            *_differences("unplanned", surplus, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
             *_record_difference(plan.id, last),
             *_differences(

@@ -147,7 +147,7 @@ def foreign_things(system: System) -> list[str]:
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
     theirs = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
     files = [NFT_FILE] if text and names.DEFINITION_MARK not in text else []
-    return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
+    return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in theirs)
 
 
 def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> State:

@@ -54,8 +54,8 @@ FOREIGN_FORMATS = {
 }
 """Start of other files that are often mistaken for a model, in lower case → error message."""
 
-WHOLE = "download it completely, or if it was cut, join all of its parts with cat"
-CUT = "is a part of a file that was cut: join all of its parts in order with cat, and use the joined file"
+WHOLE = "download it completely, or if it was cut up, join all of its parts with cat"
+CUT = "is a part of a file that was cut up: join all of its parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -258,7 +258,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
         raise GGUFError(
-            "has parts that were joined like text: join them with llama-gguf-split --merge, or use the first part"
+            "has parts that were concatenated: join them with llama-gguf-split --merge, or use the first part"
         )
 
 
@@ -280,7 +280,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
     reader.skip(4)
     version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
     if version not in (2, 3):
-        raise GGUFError(f"is refused: GGUF version {version} is unknown; known are 2 and 3")
+        raise GGUFError(f"is refused: GGUF version {version} is unknown; 2 and 3 are known")
     for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
         reader.check_remaining(number * size)
         if number > limit:

@@ -83,9 +83,9 @@ def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if whole:
-        return f"llama.cpp recognises this model by its {summary.layers} layers, and all of them are too many"
+        return f"llama.cpp recognises this model by its {summary.layers} layers, and that many do not fit"
     smallest = outside + min(summary.layer_bytes[: len(kinds)])
-    return f"one layer and the tables have {smallest / 2**30:.1f} GiB, the limit is {room.bytes / 2**30:.1f}"
+    return f"one layer and the tables need {smallest / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
 
 
 class Kind(NamedTuple):

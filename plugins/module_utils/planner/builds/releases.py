@@ -336,7 +336,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_on(host.cmake_options.get(option, "ON")):
             raise Refusal(
-                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove either"
+                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove one of them"
             )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)

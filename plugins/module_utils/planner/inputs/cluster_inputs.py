@@ -391,7 +391,7 @@ def _check_external(place: str, worker: External, hosts: Collection[str], earlie
         )
     if any((worker.address, worker.port) == (earlier.address, earlier.port) for earlier in earlier_workers):
         raise Refusal(
-            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove either"
+            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove one of them"
         )
 
 

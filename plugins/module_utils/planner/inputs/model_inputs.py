@@ -132,7 +132,7 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
     if given.get("quantisation") and files:
-        raise Refusal(f"{variable} has quantisation and files: remove either")
+        raise Refusal(f"{variable} has quantisation and files: remove one of them")
     revision = given.get("revision") or "main"
     for key, value, form in (
         ("quantisation", given.get("quantisation"), QUANTISATION),

@@ -51,5 +51,5 @@ def _check(worker: str, host: Host, address: str) -> None:
     tunnelled = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
     if tunnelled:
         raise Refusal(
-            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove either"
+            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove one of them"
         )

@@ -137,7 +137,7 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
         if not re.fullmatch(names, str(name)) or not FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
-                f"llama_release has the checksums {checksums!r}: use a mapping from names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
+                f"llama_release has the checksums {checksums!r}: map names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
                 "64 hexadecimal digits of that archive"
             )
 

@@ -142,7 +142,7 @@ def _check_environment(environment: Mapping[str, str]) -> None:
     found = [name for name in environment if options.is_variable(name)]
     if found:
         raise Refusal(
-            f"llama_server_environment has {', '.join(found)}, which stands for an option: set the variable of that option, or put the option into "
+            f"llama_server_environment has {', '.join(found)}, which sets an option: set the variable of that option, or put the option into "
             "llama_server_extra_args"
         )
 
@@ -174,7 +174,7 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
     if newer:
         raise Refusal(
             f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
-            f"{max(newer.values())} or a newer one, or use a file of the model without these types"
+            f"{max(newer.values())} or newer, or use a file of the model without these types"
         )
 
 

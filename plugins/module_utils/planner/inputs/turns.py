@@ -52,7 +52,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
             f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {present[0][len(MODEL) :]} there"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
+        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove one of them")
     _check_names(entries)
     return tuple(
         Overlay(

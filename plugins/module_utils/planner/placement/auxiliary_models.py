@@ -152,7 +152,7 @@ def sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
     """Return the least memory of each model, for a plan that does not fit."""
     return [
         f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
-        f"{model.device.name if model.device else 'the memory'} of {head}, which are not left for the model"
+        f"{model.device.name if model.device else 'the memory'} of {head}, which leaves too little for the model"
         for model in models
     ]
 

@@ -346,7 +346,7 @@ def _without_tensors(overrides: Sequence[tuple[str, str]], load: device_load.Loa
     """Return a sentence for each override that moves nothing: that may be why the model does not fit."""
     names = {part.name for part in load.parts}
     return [
-        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, and no tensor of the model has such a name: correct or remove it"
+        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, which matches no tensor of the model: correct or remove it"
         for pattern, device in overrides
         if not any(re.search(pattern, name) for name in names)
     ]
@@ -366,7 +366,7 @@ def _over_on_devices(overfull: Sequence[tuple[Device, int]], fits: bool) -> list
     full_hosts = list(
         dict.fromkeys(device.host for device, _missing in overfull if device.endpoint and not device.capacity_mib)
     )
-    note = f"; all memory of {', '.join(full_hosts)} is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
+    note = f"; all memory of {', '.join(full_hosts)} is kept for the system: memory_mib in llama_worker_endpoints sets what a worker there may hold"
     return [
         f"the model does not fit: {sum(missing for _device, missing in overfull)} MiB are missing, "
         + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in overfull)

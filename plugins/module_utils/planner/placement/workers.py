@@ -159,7 +159,7 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
     if not ends_on_head or not 0 < port < 65536:
         raise Refusal(
-            f"{place} has the tunnel {text!r}: use address and port at which it ends on the head, like 127.0.0.1:60052"
+            f"{place} has the tunnel {text!r}: use the address and port at which it ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
         raise Refusal(f"{place} has the tunnel {text!r}, but the head reaches its own workers itself: remove tunnel")
@@ -303,8 +303,8 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
         environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
-                f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
-                "from / on, or remove it"
+                f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the absolute path of a folder, "
+                "or remove it"
             )
     return environment
 

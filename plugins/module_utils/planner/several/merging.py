@@ -155,6 +155,6 @@ def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
         for name, value in plan.head.environment.items():
             if merged.setdefault(name, value) != value:
                 raise Refusal(
-                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, and share one environment: move one of them to another cluster"
+                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, but share one environment: move one of them to another cluster"
                 )
     return merged

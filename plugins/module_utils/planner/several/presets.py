@@ -25,7 +25,7 @@ def check(release: ReleasePlan) -> None:
     """:raises Refusal: this release has no router."""
     if not release.mainline:
         raise Refusal(
-            f"{turns.VARIABLE} needs the router of llama.cpp itself, and llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
+            f"{turns.VARIABLE} needs the router of llama.cpp itself, but llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
         )
 
 
@@ -90,7 +90,7 @@ def _section(model: ServedModel) -> Iterator[str]:
             text = " ".join([word, *values])
             raise Refusal(
                 turns.sentence(
-                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot say: change it"
+                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot express: change it"
                 )
             )
         preset[key], words[option] = value, word

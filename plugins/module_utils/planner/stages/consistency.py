@@ -59,8 +59,8 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} has: end it on another "
-                    f"one, and set {variable} to that"
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} uses: end it on another "
+                    f"port, and set {variable} to that"
                 )
             users[port] = f"the tunnel to {worker.name} of {worker.host}"
 
