@@ -454,7 +454,7 @@ CASES = [
                 "head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]
             ),
         },
-        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 of head"],
+        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 on head"],
     ),
     (
         "accelerator-unused",
@@ -483,7 +483,7 @@ CASES = [
             "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
             "reserve memory with": accepts("auxiliary-not-counted"),
         },
-        ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
+        ["llama_model_draft is not counted", "-ngld is given, which places it without", "Remove -ngld, so that"],
     ),
     (
         "context-cut",

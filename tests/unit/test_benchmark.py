@@ -458,7 +458,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running:  somebody stopped it"):
+    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running: somebody stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]
@@ -506,7 +506,7 @@ def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
         Measuring(monkeypatch, cluster_of(**MEASURED, llama_release=FORK)).run()
     launchd = Measuring(monkeypatch, cluster_of(**MEASURED))
     launchd.plan["hosts"]["head"]["service_manager"] = "launchd"
-    with pytest.raises(AnsibleActionFail, match="by launchd, but a benchmark needs systemd or supervisor"):
+    with pytest.raises(AnsibleActionFail, match="under launchd, but a benchmark needs systemd or supervisor"):
         launchd.run()
 
 

@@ -294,7 +294,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
             (said, "is a server's error message, not a GGUF file")
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
-        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were concatenated:  .* --merge"),
+        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were concatenated: .* --merge"),
         (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
         (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
