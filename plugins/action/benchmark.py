@@ -85,15 +85,15 @@ class ActionModule(Action):
         first_model = next(iter(turns.overlays(hosts[self._name]["variables"])), None)
         if first_model:
             hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
-        model = turns.found_of(arguments.model, first_model.name) if first_model else arguments.model
+        model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
-        if not any(options.MEASURING in build.targets for build in served_plan.hosts[self._name].builds):
+        if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
                 remedy = f"only releases of llama.cpp can be measured, and {served_plan.release.ref} is one of {served_plan.release.fork}"
-            raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {remedy}")
+            raise Refusal(f"the release on {self._name} has no {options.BENCH}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(
                 f"{self._name} runs its services under {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
@@ -214,7 +214,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         name=job.NAME,
         temporary=True,
         description=f"benchmark of cluster {first_plan.cluster}",
-        argv=services.behind_tunnels(first_plan, ["/bin/sh", "-c", script]),
+        argv=services.tunnelled_endpoints(first_plan, ["/bin/sh", "-c", script]),
         environment={},
         reads=(),
         after=(),

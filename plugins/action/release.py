@@ -123,10 +123,10 @@ class ActionModule(Action):
                 f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
-            printed = str(result.get("stdout", ""))
-            step = builder.step(printed.partition("\n")[2].strip())
+            log_text = str(result.get("stdout", ""))
+            step = builder.step(log_text.partition("\n")[2].strip())
             display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
-            return printed
+            return log_text
 
         remedy = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)

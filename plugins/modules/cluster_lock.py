@@ -84,7 +84,7 @@ def main():
         ended = typed_json.parse(cluster_lock.Run, params["ended"]) if params["ended"] else None
         try:
             if params["state"] == "present":
-                with locks.unless_read_only():
+                with locks.ignore_read_only():
                     taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
             else:
                 holder = cluster_lock.release_lock(prefix, ended or run)

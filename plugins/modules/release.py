@@ -149,15 +149,15 @@ def main():
         if installed:
             programs = target.release / "bin"
             listed = target.probe(programs) if arguments.services else {}
-            wrong, otherwise = option_check.check_options(
+            wrong, warnings = option_check.check_options(
                 programs, listed, arguments.services, arguments.release, arguments.host_name
             )
             if wrong:
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
             if not module.check_mode and SERVER in listed:
                 option_check.write_replacements(target.release, listed[SERVER], arguments.release.fork)
-            told = {"manifest": typed_json.dump(installed), "said_otherwise": otherwise}
-            module.exit_json(changed=changed, diff=diff if changed else {}, **told)
+            result = {"manifest": typed_json.dump(installed), "said_otherwise": warnings}
+            module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:

@@ -72,10 +72,10 @@ def main():
     path, key = Path(module.params["path"]), module.params["key"]
     if not re.fullmatch("[0-9a-f]{64}", key):
         module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
-    was_read = os.path.lexists(path)
+    existed = os.path.lexists(path)
     with errors.reported(module):
         is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
-    if is_changed and was_read and not module.check_mode:
+    if is_changed and existed and not module.check_mode:
         time.sleep(READ_SECONDS)
     module.exit_json(changed=is_changed)
 

@@ -84,38 +84,38 @@ def uninstall(place, account, host_name, check):
             f"{locks.shown_holders(store.lock_path(cache))} on {host_name} still builds, although its run was killed: stop it, and run the playbook again"
         )
     chowned = removal.return_to_root(account, cache, check) if account else []
-    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
+    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
-        for identity in abandoned:
+        for identity in leftovers:
             store.clear_build(cache, identity)
     removed, remaining = removal.remove_installation(place, host_name, check)
     removed_lines = [
         *removed,
-        *(f"builds/{identity}" for identity in abandoned),
+        *(f"builds/{identity}" for identity in leftovers),
         *(f"{path}: {account}" for path in chowned),
     ]
     diff = {
         "before": "".join(f"{line}\n" for line in removed_lines),
         "after": "".join(f"{path}: root\n" for path in chowned),
     }
-    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": abandoned, "diff": diff}
+    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": leftovers, "diff": diff}
 
 
 def prune(host, check):
     """Remove releases that the host no longer keeps."""
     releases = state.unneeded_releases(host)
     installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
-    abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
+    leftovers = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
     if not check:
         for build in host.builds:  # so that what served until now is kept before what was built later
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
         for identity in releases:
             store.remove_release(host.prefix, host.cache, identity)
-        for identity in abandoned:
+        for identity in leftovers:
             store.clear_build(host.cache, identity)
-    removed_lines = [*releases, *(f"builds/{identity}" for identity in abandoned)]
+    removed_lines = [*releases, *(f"builds/{identity}" for identity in leftovers)]
     diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
-    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": abandoned, "diff": diff}
+    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": leftovers, "diff": diff}
 
 
 def main():

@@ -26,12 +26,12 @@ COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
 def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
     """Check that a service manager can express the words."""
     for value in values:
-        text_found = next((text for text in forbidden if text in value), None)
-        if validation.is_plain(value) and not text_found:
+        bad_text = next((text for text in forbidden if text in value), None)
+        if validation.is_plain(value) and not bad_text:
             continue
         problem = "contains a line break or another control character, which no service manager can express: remove it"
-        if text_found:
-            problem = f"supervisor reads {text_found!r} in it as a control character: remove it"
+        if bad_text:
+            problem = f"supervisor reads {bad_text!r} in it as a control character: remove it"
         raise Refusal(
             f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {problem}"
         )

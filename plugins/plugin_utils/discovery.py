@@ -185,7 +185,7 @@ def choose_proposal(
     links = direct_links(machines)
 
     def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
-        head = _with_most(owners, links)
+        head = _richest(owners, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {
             machine.name: link
@@ -230,7 +230,7 @@ def _without_spare(proposal: Proposal, full_plan: Plan, owners: Collection[str])
     return None
 
 
-def _with_most(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
+def _richest(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
     """Return the host with the most memory, device memory if there is any; among similar hosts that with the most links, or the first."""
     by_device = any(machine.devices_mib for machine in machines)
     sizes = [machine.devices_mib if by_device else machine.facts.memory_mib for machine in machines]

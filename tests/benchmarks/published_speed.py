@@ -164,7 +164,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
 
 def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
     if test == "pp":
-        return 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, width)
+        return 1000 * cost_model.PROMPT_TOKENS / cost_model.prompt_ms(works, width)
     return 1000 / cost_model.token_ms(works)
 
 

@@ -58,7 +58,7 @@ def connection(program, folder, *words):
 def ask(worker, command, number, reply_size):
     """:param number: what follows the tensor and its offset: a hash, or how much is read."""
     head = rpc_upload.set_tensor_head(worker.buffer, worker.base, len(DATA))
-    tensor = head[9 : len(head) - len(rpc_upload.CACHED) - 8]
+    tensor = head[9 : len(head) - len(rpc_upload.CACHE_FLAG) - 8]
     return worker.connection.ask(command, tensor + struct.pack("<QQ", 0, number), (reply_size,))
 
 

@@ -48,7 +48,7 @@ def agrees(path):
     assert found.metadata.keys() == metadata.keys()
     for name, field in metadata.items():
         contents = field.contents()
-        if isinstance(contents, list) and len(contents) > gguf.KEPT_ARRAY:
+        if isinstance(contents, list) and len(contents) > gguf.MAX_ARRAY:
             contents = len(contents)
         assert found.metadata[name] == pytest.approx(contents, nan_ok=True)
     assert found.tensors == {
@@ -140,10 +140,10 @@ def moe():
 
 
 def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
-    data = files.vocabulary(gguf.KEPT_ARRAY + 10)
+    data = files.vocabulary(gguf.MAX_ARRAY + 10)
     whole = read(data)
     found = header_summary.summarize(whole)
-    assert (found["vocabulary"], found["quantisation"]) == (gguf.KEPT_ARRAY + 10, "Q4_K_M")
+    assert (found["vocabulary"], found["quantisation"]) == (gguf.MAX_ARRAY + 10, "Q4_K_M")
     for chunk in (1, 7, 64, 1000):
         monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
         monkeypatch.setattr(gguf, "LARGEST_CHUNK", 2 * chunk)
@@ -374,7 +374,7 @@ def test_names_are_escaped():
 
 def test_a_long_string_is_cut():
     found = read(files.model(keys=[("k", files.STRING, "x" * 100000), ("l", files.U8, 7)]))
-    assert found.metadata == {"k": "x" * gguf.KEPT_STRING, "l": 7}
+    assert found.metadata == {"k": "x" * gguf.MAX_STRING, "l": 7}
 
 
 # Memory
@@ -440,7 +440,7 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     """Short arrays, which are kept, but too many of them."""
     monkeypatch.setattr(gguf, "MAX_KEPT_BYTES", gguf.MAX_KEPT_BYTES // 8)
-    values = files.array(kind, [value] * gguf.KEPT_ARRAY)
+    values = files.array(kind, [value] * gguf.MAX_ARRAY)
     arrays = gguf.MAX_KEPT_BYTES // (len(values) - 12) + 1
     data = files.model(keys=[(f"k{number:05d}", files.ARRAY, values) for number in range(arrays)])
 

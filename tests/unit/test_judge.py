@@ -228,8 +228,8 @@ def test_the_port_of_a_worker(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         assert verify_action._probe("localhost", endpoint) == "127.0.0.1"
-        assert verify_action._probe("192.0.2.1", endpoint) == verify_action.NOT_REACHED
-        assert verify_action._probe("a..b", endpoint) == verify_action.NOT_REACHED
+        assert verify_action._probe("192.0.2.1", endpoint) == verify_action.UNREACHABLE
+        assert verify_action._probe("a..b", endpoint) == verify_action.UNREACHABLE
     assert verify_action._probe("127.0.0.1", endpoint) is None
 
 

@@ -155,7 +155,7 @@ def test_a_timeout_says_how_far_each_worker_came(pair):
 
     def gate(evidence):
         final, _lines, _seconds = wait(plan, evidence, 10.0, 60)
-        return judge.gate(subject(plan), final)
+        return judge.serving_failure(subject(plan), final)
 
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
     assert "the limit of 60 s has passed (llama_server_start_timeout" in message

@@ -75,8 +75,8 @@ def exports_of(plan, folder):
     described = json.loads(told["content"])
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
-    (folder / exporter.VERIFIED).write_text(json.dumps({"passed": True, "failed": []}))
-    os.utime(folder / exporter.VERIFIED, (NOW - VERIFIED["age_s"],) * 2)
+    (folder / exporter.VERIFICATION).write_text(json.dumps({"passed": True, "failed": []}))
+    os.utime(folder / exporter.VERIFICATION, (NOW - VERIFIED["age_s"],) * 2)
     return exporter.Exporter(folder / "metrics.json", "llamacpp-server")
 
 
@@ -150,7 +150,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
 
 def test_a_failed_verification_is_shown(paged, tmp_path):
     exports, record = exports_of(paged, tmp_path), serving.HeadRecord(tmp_path)
-    (tmp_path / exporter.VERIFIED).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
+    (tmp_path / exporter.VERIFICATION).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
     exports.export_head(record, Watched())
     assert "the last verification failed: known answer: &lt;3 words" in page.render(exports.snapshot, NOW)
     assert "has just started" in page.render(None, NOW)

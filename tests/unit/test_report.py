@@ -52,7 +52,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
     plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
     rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [memory_text.FREE in row for row in rows] == [False, False]
+    assert [memory_text.FREE_SIGN in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)

@@ -118,7 +118,7 @@ def test_services_are_defined_and_started_once_workers_first(machine):
         assert path.read_text() == f"{name} 1"
         assert path.stat().st_mode & 0o777 == machine.manager.record.mode
     assert machine.changes()
-    assert place.not_at_boot(machine.manager.place, [HEAD, WORKER]) == set()
+    assert place.disabled_services(machine.manager.place, [HEAD, WORKER]) == set()
     assert machine.apply(HEAD, WORKER) == {}
     assert (machine.changes(), machine.lines("events")) == ([], [])
 
@@ -195,10 +195,10 @@ def test_a_start_has_systemd_read_a_definition_that_was_written_and_not_read(tmp
 def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(defined(WORKER, temporary=True), OTHER)
-    assert place.not_at_boot(machine.manager.place, [WORKER, OTHER]) == {WORKER}
+    assert place.disabled_services(machine.manager.place, [WORKER, OTHER]) == {WORKER}
     (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
-    assert place.not_at_boot(machine.manager.place, [OTHER]) == set()
+    assert place.disabled_services(machine.manager.place, [OTHER]) == set()
     assert machine.apply(OTHER) == {}
 
 

@@ -222,7 +222,7 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
-        turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
+        turns.key_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
     )
 
 

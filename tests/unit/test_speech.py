@@ -47,10 +47,10 @@ def test_each_token_of_the_text_is_predicted_from_those_before():
 @pytest.mark.parametrize(
     "model, read",
     [
-        (Model(-3.4e38), (speech.LOWEST,) * speech.TOKENS),
+        (Model(-3.4e38), (speech.MIN_LOGARITHM,) * speech.TOKENS),
         (Model(1e-7), (0.0,) * speech.TOKENS),
-        (Model(tokens=speech.FEWEST_TOKENS + 1), (-1.5,) * speech.FEWEST_TOKENS),
-        (Model(tokens=speech.FEWEST_TOKENS), None),
+        (Model(tokens=speech.MIN_TOKENS + 1), (-1.5,) * speech.MIN_TOKENS),
+        (Model(tokens=speech.MIN_TOKENS), None),
         (Model(None), None),
         (Model(id=7), None),
         (Model(tokens=0), None),
@@ -110,14 +110,14 @@ def test_a_model_that_reads_worse_than_a_language_model_or_than_before_fails(ser
     found = evidence_of(plan, reading_of(plan, now) if now else None, *before)
     (check,) = checks(judged(plan, found), "speaks")
     assert (check.status, said in check.evidence) == (status, True), check
-    refusal = judge.gate(subject(typed_json.dump(plan)), found) or ""
+    refusal = judge.serving_failure(subject(typed_json.dump(plan)), found) or ""
     assert ("speaks: " in refusal, said in refusal) == (status == "failed",) * 2
 
 
 def test_what_speaks_does_not_test(served, local):
     plan = typed(served.accepted())
     (check,) = checks(judged(plan, evidence_of(plan, None, completion=None)), "speaks")
-    assert (check.status, check.evidence) == ("not tested", judge.LEFT_ASLEEP)
+    assert (check.status, check.evidence) == ("not tested", judge.ASLEEP_NOTE)
     served.set("head", llama_server_extra_args=["--embeddings"])
     for silent in (typed(served.accepted()), typed(local.accepted())):
         assert silent.head.reading is None

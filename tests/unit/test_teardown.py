@@ -261,7 +261,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abcd"),
     )
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
-    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}"
+    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.FOREIGN_REMEDY}"
     with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
         ownership.check_ownership(planned)
 

@@ -55,7 +55,7 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
 def argv_of(plan: Plan, request: Request) -> list[str]:
     """Return the command line that measures what llama-server would serve with this plan."""
     server = options_of(plan.head.argv)
-    program = str(PurePosixPath(plan.head.argv[0]).with_name(options.MEASURING))
+    program = str(PurePosixPath(plan.head.argv[0]).with_name(options.BENCH))
     words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
     pairs = {
         **{word: server.get(name) for word, name in OPTION_NAMES.items()},

@@ -26,7 +26,7 @@ MANAGERS = (*SYSTEMD, "supervisor")
 VOLATILE_UNITS = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 NAME = names.service("benchmark")
-RETURN_SECTIONS = """
+RESTART_SECTIONS = """
 [Unit]
 Conflicts={server}.service
 After={server}.service
@@ -45,7 +45,7 @@ class BenchmarkJob:
         scope = "--user " if place.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if scope else VOLATILE_UNITS
-        self._return = RETURN_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if systemd else place)

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    LARGEST,
-    LONGEST,
+    MAX_INT,
+    MAX_TEXT,
     Number,
     Text,
     is_plain,
@@ -33,8 +33,8 @@ Absent = Annotated[Optional[T], ABSENT]
 ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 LIMITS: dict[Any, Any] = {
-    **{str: Text(longest=LONGEST), bool: bool, Any: Any},
-    **{int: Number(-LARGEST), float: Number(-LARGEST, real=True)},
+    **{str: Text(longest=MAX_TEXT), bool: bool, Any: Any},
+    **{int: Number(-MAX_INT), float: Number(-MAX_INT, real=True)},
 }
 """Limits of a value whose type has no annotation."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
-ANNOUNCED = {"amx_tile", "amx_int8"}
+AMX_FLAGS = {"amx_tile", "amx_int8"}
 """Flags of /proc/cpuinfo with which llama.cpp is compiled with AMX."""
 SECONDS = 20
 HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
@@ -78,4 +78,4 @@ def unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.A
 
     :param flags: flags of the processor in /proc/cpuinfo.
     """
-    return set(flags) >= ANNOUNCED and (is_miscompiled(root, ask) or not tiles_work())
+    return set(flags) >= AMX_FLAGS and (is_miscompiled(root, ask) or not tiles_work())

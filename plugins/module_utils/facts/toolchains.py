@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
-PRESENT = "present"
+ANY_VERSION = "present"
 """Placeholder for the version of an installed library."""
 
 
@@ -117,6 +117,6 @@ def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]
     prefixes = [prefix for entry in installed for prefix in (entry["prefix"], *entry.get("components", {}).values())]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {
-        name: PRESENT if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
+        name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
         for name in toolkits.LIBRARIES
     }

@@ -27,7 +27,7 @@ def check_ownership(host_plan: HostPlan) -> None:
     foreign_definitions = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
     conflicts = [*_folders(host_plan), *foreign_definitions]
     if conflicts:
-        raise Refusal(f"This host has {', '.join(conflicts)}{names.NOT_OURS}")
+        raise Refusal(f"This host has {', '.join(conflicts)}{names.FOREIGN_REMEDY}")
 
 
 def _folders(host_plan: HostPlan) -> Iterator[str]:

@@ -49,7 +49,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # the same
 
 HANDSHAKES = "handshakes.json"
-ENDS = "ends.json"
+EXITS = "ends.json"
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
@@ -85,8 +85,8 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 
 def record_exit(state: Path, ending: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
-    number = journal.read_back(state / ENDS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
+    number = journal.read_back(state / EXITS, lambda record: int(record["number"])) or 0
+    journal.write_state(state / EXITS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
 
 
 class HeadSettings(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Path
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import PathText
 
 EMPTY_PART: dict[str, Any] = {
     "services": [],
@@ -23,8 +23,8 @@ class Installed(NamedTuple):
     """Facts that the empty plan is made of, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
-    prefix: Path
-    cache: Path
+    prefix: PathText
+    cache: PathText
     accounts: Mapping[str, str]
     defined: tuple[str, ...]
     made_accounts: tuple[str, ...] = ()

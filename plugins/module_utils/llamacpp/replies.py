@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 REPLY_BYTES = 1 << 20
 OTHER_CERTIFICATE = "it does not present the configured certificate: run site.yml, which restarts it"
-LATE = "no complete answer within"
+TIMEOUT_TEXT = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding with which the bytes of any API key become text and bytes again."""
 
@@ -36,16 +36,16 @@ def first_certificate(text: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(block[0])
 
 
-WITHOUT_TEXT = {
+TEXTLESS_PATHS = {
     **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
     **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
 }
 """Option of a llama-server that generates no text → the path that it serves instead."""
 
 
-def instead_of_text(argv: Sequence[str]) -> str | None:
+def textless_path(argv: Sequence[str]) -> str | None:
     """Return the path that a llama-server for embeddings or reranking serves; None if it generates text."""
-    return next((path for word, path in WITHOUT_TEXT.items() if word in argv), None)
+    return next((path for word, path in TEXTLESS_PATHS.items() if word in argv), None)
 
 
 def question_without_text(text: str) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def ask(
             return Reply(reply.status, text)
         raise socket.timeout("timed out")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        late = isinstance(error, socket.timeout) or time.monotonic() >= deadline
-        return Reply(0, f"{LATE} {seconds:g} s" if late else printable(error))
+        timed_out = isinstance(error, socket.timeout) or time.monotonic() >= deadline
+        return Reply(0, f"{TIMEOUT_TEXT} {seconds:g} s" if timed_out else printable(error))
     finally:
         if timer:
             timer.cancel()

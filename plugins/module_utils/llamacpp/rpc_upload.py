@@ -31,7 +31,7 @@ CHUNK = 4 * rpc.MIB
 
 FIRST_SAMPLE = 256 * 1024
 """Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
-SAMPLES, SAMPLE = 7, 4096
+SAMPLES, SAMPLE_BYTES = 7, 4096
 """Number of further samples, and their size in bytes; the last one is the end of the tensor."""
 
 
@@ -43,7 +43,7 @@ PROTOCOLS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
 SOURCES = 10
 """GGML_MAX_SRC."""
-CACHED = b"\1"
+CACHE_FLAG = b"\1"
 """Flag that makes the worker cache a tensor."""
 
 
@@ -78,7 +78,7 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
 
 def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
     """Return the message of SET_TENSOR up to the bytes of the tensor."""
-    message = _tensor(buffer, base, size) + CACHED + bytes(8)
+    message = _tensor(buffer, base, size) + CACHE_FLAG + bytes(8)
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
@@ -149,7 +149,7 @@ def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
     :raises EOFError: the file is shorter.
     """
     ends = [size * (index + 1) // SAMPLES for index in range(SAMPLES)]
-    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE, 0), min(SAMPLE, end)) for end in ends)]
+    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
     digest = hashlib.sha256(str(size).encode())
     for begin, count in places:
         stream.seek(offset + begin)

@@ -50,7 +50,7 @@ CURL_OPTIONS = (
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 """Exit statuses of curl: the server answered with an error, the disk is full, or the server sends whole files only."""
-TOO_LONG = (63, -signal.SIGXFSZ)
+TOO_LONG_STATUSES = (63, -signal.SIGXFSZ)
 """Exit statuses of curl after more bytes than planned; before 8.4 it does not count those without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 """Exit statuses after which the same request may succeed: names, connections and time limits."""
@@ -185,7 +185,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
         return web.explain_error(error, token), error.passes
     if done.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
-    if done.returncode in TOO_LONG:
+    if done.returncode in TOO_LONG_STATUSES:
         part.unlink(missing_ok=True)
         return f"sends more than the planned {file.bytes} bytes: the download was removed", False
     if done.returncode == RANGE_ERROR:

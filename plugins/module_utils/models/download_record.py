@@ -36,7 +36,7 @@ class StoredFile(NamedTuple):
     """Name at its source; in the folder it has only the last part."""
     bytes: Size
     sha256: Optional[Sha256]
-    modified: Annotated[int, Number(-validation.LARGEST)]
+    modified: Annotated[int, Number(-validation.MAX_INT)]
     revision: Optional[str] = None
 
 
@@ -56,8 +56,8 @@ def name_of_url(url: str) -> str:
 
 def problem_of_name(name: str) -> Optional[str]:
     """Return why a file cannot have this name on the head; None if it can."""
-    leads_out = name.startswith("/") or ".." in name.split("/")
-    if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not leads_out:
+    is_outside = name.startswith("/") or ".." in name.split("/")
+    if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not is_outside:
         return None
     return "is not allowed as a model's file name on the head"
 

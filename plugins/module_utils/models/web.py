@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 TOKEN_FILE = "llama_model_token_file"
 MAX_REDIRECTS = 5
-SECONDS_OF_SILENCE = 20
+SILENCE_SECONDS = 20
 
 STATUS_TEXTS = {
     404: "does not exist (HTTP 404): correct the URL",
@@ -131,7 +131,7 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
                 is_origin = same_server(target, url)
                 permission = {"Authorization": f"Bearer {token}"} if token and is_origin else {}
                 client = Request(
-                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SECONDS_OF_SILENCE
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SILENCE_SECONDS
                 )
                 return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:

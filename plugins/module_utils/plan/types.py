@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     HostPlan,
     KnownAnswerPlan,
     ModelFilePlan,
-    Path,
+    PathText,
     PlanId,
     Port,
     Seconds,
@@ -91,7 +91,7 @@ class ReleasePlan(NamedTuple):
 class ModelPlan(NamedTuple):
     """The model that is served."""
 
-    path: Path
+    path: PathText
     """path on the head"""
     name: str
     """name for people"""
@@ -510,11 +510,11 @@ class HeadPlan(NamedTuple):
     """number of the port"""
     allowed: tuple[str, ...]
     """networks of `llama_server_allowed`"""
-    api_key_file: Optional[Path]
+    api_key_file: Optional[PathText]
     """file with API keys"""
-    tls_certificate_file: Optional[Path]
+    tls_certificate_file: Optional[PathText]
     """file with its certificate; null with plain HTTP"""
-    tls_key_file: Optional[Path]
+    tls_key_file: Optional[PathText]
     """file with the certificate's key"""
     start_timeout: Seconds
     """seconds until it must answer; five times the predicted load unless the inventory sets it"""

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker, WorkerRequest
 
-SHARE_OF_DISK = 2
+DISK_DIVISOR = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
 GIB = 1024 * MIB
 
@@ -60,8 +60,8 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
         reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
         reason = "the size of the host's disk is not known"
-    elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
-        needed_gib = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
+    elif facts.disk_gib * GIB < DISK_DIVISOR * size:
+        needed_gib = 1 << (-(-DISK_DIVISOR * size // GIB) - 1).bit_length()
         reason = f"the host's disk has less than {needed_gib} GiB, the size required for this model"
     else:
         return request._replace(cache=True, cache_why="the host's disk is large enough")

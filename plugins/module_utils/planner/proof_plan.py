@@ -38,7 +38,7 @@ PROCESSORS_CONTEXT = 1536
 """Context if only processors are proven: their kernels are the same for longer prompts."""
 START_S = 2
 """Seconds in which a llama-server starts and stops."""
-REACHED, REACHED_BY_EXPERTS = 0.4, 0.2
+RATE_SHARE, EXPERT_RATE_SHARE = 0.4, 0.2
 """Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
 LIMIT_TIMES = 1.5
 """Multiple of the prediction after which the processor answers no further long prompts."""
@@ -50,7 +50,7 @@ tls-certificate tls-key projector projector-offload projector-device adapter {op
 draft-cache-type-k draft-cache-type-v metrics batch repack --alias -a --slot-save-path --log-file
 """.split()
 """Options that the proof sets itself, or that concern clients or what is loaded beside the model."""
-INDIFFERENT_OPTIONS = {
+IRRELEVANT_OPTIONS = {
     *REPLACED_OPTIONS,
     "micro-batch",
     "flash-attention",
@@ -127,7 +127,7 @@ def _compute_s(
             else:
                 dense += parameters
     pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed = (dense * tokens + outside * len(prompts) + pairs) / REACHED + experts * tokens / REACHED_BY_EXPERTS
+    computed = (dense * tokens + outside * len(prompts) + pairs) / RATE_SHARE + experts * tokens / EXPERT_RATE_SHARE
     return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
 
 
@@ -163,7 +163,7 @@ def work_of(plan: Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        client=services.behind_tunnels(plan, ()),
+        client=services.tunnelled_endpoints(plan, ()),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),
@@ -212,8 +212,8 @@ def _hash(plan: Plan, details: Any) -> str:
 def _reading_id(plan: Plan) -> str:
     """Return an id of everything that changes how well the model reads, but not of the release and the devices, which are what is checked."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    options_that_matter = [pair for pair in _pairs(plan) if pair[0] not in INDIFFERENT_OPTIONS]
-    whole = [plan.model.path, plan.model.revision, files, options_that_matter]
+    relevant_options = [pair for pair in _pairs(plan) if pair[0] not in IRRELEVANT_OPTIONS]
+    whole = [plan.model.path, plan.model.revision, files, relevant_options]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

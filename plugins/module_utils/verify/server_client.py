@@ -24,7 +24,7 @@ LINE = 500
 """Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
-SMALLEST_LOGARITHM = -1e30
+MIN_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
 
@@ -109,7 +109,7 @@ def _error(reply: replies.Reply) -> str:
 def _is_logarithm(entry: Any) -> bool:
     """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model computes none."""
     value = entry["logprob"]
-    return isinstance(value, (int, float)) and SMALLEST_LOGARITHM < value <= 0
+    return isinstance(value, (int, float)) and MIN_LOGARITHM < value <= 0
 
 
 def completion(reply: replies.Reply, embeds: bool = False) -> Completion:

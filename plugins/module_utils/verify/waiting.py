@@ -15,7 +15,7 @@ WORKER_SECONDS = 45
 """Time limit for a worker whose process runs to answer the head."""
 LINE_SECONDS = 10.0
 """Time between two progress lines."""
-EXITS_BEFORE_GIVING_UP = 3
+MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
 
@@ -49,7 +49,7 @@ class Waiting:
             self._exits_before = evidence.exits.number
         if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
             return evidence
-        if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
+        if evidence.exits.number - self._exits_before >= MAX_EXITS:
             exits = evidence.exits
             number = exits.number - self._exits_before
             detail = f"llama-server exited {number} times while verify waited for it, the last time {exits.how}"

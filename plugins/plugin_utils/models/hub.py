@@ -114,20 +114,18 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     except web.RemoteError as error:
         reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE_REMEDY}"
         if error.status:
-            reason = _why_refused(repository, error, token)
+            reason = _refusal_reason(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = (
-            f"{endpoint()} does not answer like Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
-        )
-        raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
+        reason = f"{endpoint()} does not answer like Hugging Face ({validation.printable(error, 200)})"
+        raise Refusal(f"{_subject(source)} cannot be looked up: {reason}; {OFFLINE_REMEDY}") from None
 
 
 def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """Return the meaning of a server's refusal, as the end of a sentence. The hub refuses a missing repository like one that requires a token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":

@@ -73,7 +73,7 @@ def _headers(
     try:
         model = read()
         if source.role == host_types.MMPROJ:
-            return model.files, projector.summarize(model) if projector.is_one(model) else None
+            return model.files, projector.summarize(model) if projector.is_projector(model) else None
         return model.files, header_summary.summarize(model)
     except web.RemoteError as error:
         reason = web.explain_error(error, query.token)

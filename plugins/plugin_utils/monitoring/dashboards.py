@@ -98,7 +98,7 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
-    over_time = panel.kind == "timeseries"
+    is_series = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
     fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
@@ -110,7 +110,7 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
         "description": panel.description,
         "datasource": SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if over_time else []},
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if is_series else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
@@ -118,8 +118,8 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
                 "datasource": SOURCE,
                 "expr": query.replace("{}", f"{{{selector}}}"),
                 "legendFormat": legend,
-                "instant": not over_time,
-                "range": over_time,
+                "instant": not is_series,
+                "range": is_series,
             }
             for index, (legend, query) in enumerate(panel.queries.items())
         ],

@@ -34,7 +34,7 @@ DERIVED = ("definition", "content")
 """Keys of the plan whose texts are made from its other values."""
 WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths of the controller."
 NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the message of the failed run to your issue."
-SHOWN = ("plan", "status", "facts", "controller")
+JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 """Texts that host_report.read returned on a host."""
@@ -144,7 +144,7 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
         for name, text in _texts(answer).items():
             texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
     redacted = {name: redaction.redact(text, secrets) for name, text in texts.items()}
-    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in SHOWN}
+    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in JSON_RECORDS}
     return _pack(f"{status.cluster.name}-bundle", redacted, status.time)
 
 

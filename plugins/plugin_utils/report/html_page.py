@@ -159,7 +159,7 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
         view.update(
             topology=_topology(plan),
             models=speed_text.model_rows(plan),
-            notes=[plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
+            notes=[plan_text.ROUTER_NOTE, plan_text.first_model_note(plan)],
             memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],

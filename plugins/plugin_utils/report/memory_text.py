@@ -14,12 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 
-BAR = 26
+BAR_WIDTH = 26
 PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
-AUXILIARY = "░"
+AUXILIARY_SIGN = "░"
 """Sign of a projector and of a draft model."""
 ROLES = {"mmproj": "projector", "draft": "draft model"}
-FREE = "·"
+FREE_SIGN = "·"
 
 
 def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
@@ -39,12 +39,12 @@ def overcommitment(entry: DevicePlacement) -> str:
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
 
-def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
+def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
     whole = max(entry.capacity_mib, entry.total_mib, 1)
     sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
-    sizes[AUXILIARY] = entry.auxiliary_mib
-    sizes[FREE] = whole - entry.total_mib
+    sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
+    sizes[FREE_SIGN] = whole - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
     for _column in range(width - len(columns)):
         columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
@@ -58,7 +58,7 @@ def memory_plans(plan: Plan) -> dict[str, Plan]:
 
 
 def memory_lines(plan: Plan) -> list[str]:
-    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
+    rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "of"]]
     for entry in plan.placement:
         models = _auxiliary_models_on(plan, entry.device)
         total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
@@ -70,9 +70,9 @@ def memory_lines(plan: Plan) -> list[str]:
     for device in sorted(other_devices, key=str):
         rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
-    signs = {**PARTS, **({"auxiliary models": AUXILIARY} if plan.auxiliary_models else {})}
-    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
-    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    part_signs = {**PARTS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
+    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in part_signs.items())
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE_SIGN} free"
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
 
@@ -92,8 +92,8 @@ def auxiliary_model_lines(plan: Plan) -> list[str]:
     for model in plan.auxiliary_models:
         sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
         place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
-        assumed = " (assumed)" if model.assumed else ""
-        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed}")
+        assumed_note = " (assumed)" if model.assumed else ""
+        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed_note}")
     return lines
 
 

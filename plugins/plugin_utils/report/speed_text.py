@@ -17,8 +17,8 @@ def model_rows(plan: Plan) -> list[list[str]]:
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
         loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
         speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
-        called = ", ".join([model.name, *model.aliases])
-        rows.append([called, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
+        model_names = ", ".join([model.name, *model.aliases])
+        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
     return rows
 
 
@@ -150,13 +150,13 @@ def network_lines(plan: Plan) -> list[str]:
     if not estimate.links:
         return ["  none: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
-    ways = ", ".join(
+    latency_text = ", ".join(
         f"{time:g} ms by {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
     )
     return tables.wrap(
         "  ",
         f"about {estimate.network_ms_per_token:.1f} ms for each token, including worker overhead; one-way latency: "
-        f"{ways}.",
+        f"{latency_text}.",
     )
 
 
@@ -174,9 +174,9 @@ def fallback_lines(plan: Plan) -> list[str]:
         obstacle = f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
         rows.append([f"without {entry.without}:", obstacle])
     seconds = plan.head.fallback_after
-    meaning = (
+    fallback_note = (
         f"llama_server_fallback is true: if the model fits, the head serves without the worker after {seconds} seconds."
     )
     if seconds is None:
-        meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
-    return [*tables.table(rows).splitlines(), *tables.wrap("  ", meaning)] if rows else []
+        fallback_note = "llama_server_fallback is false: while one of them is away, nothing is served."
+    return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

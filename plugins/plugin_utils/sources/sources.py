@@ -51,7 +51,7 @@ PACKING_SECONDS = 60.0
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
 PROGRESS_SECONDS = 10
-WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
+OTHER_SOURCES = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
@@ -113,7 +113,7 @@ def _commit_of(repository: str, ref: str) -> str:
 def _unreadable_repository(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        f"the network of the controller, or use {WITHOUT_GITHUB}"
+        f"the network of the controller, or use {OTHER_SOURCES}"
     )
 
 
@@ -241,7 +241,7 @@ def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has it (url), or "
-            f"{WITHOUT_GITHUB}"
+            f"{OTHER_SOURCES}"
         )
         _download(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:

@@ -180,9 +180,9 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
     running = processes.account_processes(plan.prefix, plan.account)
-    in_use = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
+    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
     is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
-    unused = set() if is_building else {name for name in times if name.lstrip(".") not in in_use}
+    unused = set() if is_building else {name for name in times if name.lstrip(".") not in used_builds}
     return retention.unneeded_releases(planned_ids, times, unused)
 
 
@@ -263,7 +263,7 @@ def drift(plan: HostPlan) -> Drift:
             *_file_differences(changed_files),
             *_model_differences(models),
             *_differences("definition", redefined, "{} is not defined as planned"),
-            *_differences("boot", sorted(place.not_at_boot(installation, services)), "{} is not started at boot"),
+            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} is not started at boot"),
             *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
             *_system_differences(plan),
             *(

@@ -69,8 +69,8 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
             if not is_unplugged(link, system):
-                up = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
-                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up])
+                up_command = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
+                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up_command])
     if manager == NETWORKD:
         system.run(["networkctl", "reload"])
         for link in links:

@@ -164,10 +164,10 @@ def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> 
     lines = []
     for link in links:
         actual = state.interfaces[str(link.interface)]
-        good = link.address in actual.addresses and link.mtu in (None, actual.mtu)
+        is_configured = link.address in actual.addresses and link.mtu in (None, actual.mtu)
         # NetworkManager sets the address as soon as the other end is connected.
         waits = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
-        lines.append(_interface_line(link, None if good or waits else actual))
+        lines.append(_interface_line(link, None if is_configured or waits else actual))
     return lines
 
 
@@ -212,7 +212,7 @@ def _link_refusals(
                 "cable."
             )
         elif _path(link, str(state.manager)) in foreign_files(system):
-            yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.NOT_OURS}."
+            yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.FOREIGN_REMEDY}."
         elif name not in former and (foreign := _foreign_addresses(link, addresses_by_name[name])):
             yield f"llama_links: {name} is already in use with address {foreign[0]}: remove that address, {alternative}."
         else:

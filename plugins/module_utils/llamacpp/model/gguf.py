@@ -33,9 +33,9 @@ MAX_DIMENSIONS = 4
 MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
 FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
 """Size of the first and of the largest request in bytes; each request is twice as large as the one before."""
-KEPT_ARRAY = 4096
+MAX_ARRAY = 4096
 """Maximum length of a stored array; of longer arrays (vocabularies) only the length is stored."""
-KEPT_STRING = 65536
+MAX_STRING = 65536
 """Maximum length of a stored string; longer strings are cut."""
 
 _PAGE = (
@@ -54,8 +54,8 @@ FOREIGN_FORMATS = {
 }
 """Start of other files that are often mistaken for a model, in lower case → error message."""
 
-WHOLE = "download it completely, or if it was cut up, join all of its parts with cat"
-CUT = "is a part of a file that was cut up: join all of its parts in order with cat, and use the joined file"
+INCOMPLETE_REMEDY = "download it completely, or if it was cut up, join all of its parts with cat"
+PIECE_MESSAGE = "is a part of a file that was cut up: join all of its parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -188,7 +188,7 @@ class _Reader:
     def text(self) -> str:
         length = self.number(U64)
         self.check_remaining(length)
-        data = self.keep(min(length, KEPT_STRING))
+        data = self.keep(min(length, MAX_STRING))
         self.skip(length - len(data))
         return data.decode("utf-8", "replace")
 
@@ -210,17 +210,17 @@ class _Reader:
         return self.scalars(SCALARS[kind], count)
 
     def scalars(self, form: str, count: int | None) -> Any:
-        single = struct.Struct("<" + form)
+        scalar_format = struct.Struct("<" + form)
         if count is None:
-            return single.unpack(self.keep(single.size))[0]
-        if count > KEPT_ARRAY:
-            self.skip(count * single.size)
+            return scalar_format.unpack(self.keep(scalar_format.size))[0]
+        if count > MAX_ARRAY:
+            self.skip(count * scalar_format.size)
             return count
-        return list(struct.unpack(f"<{count}{form}", self.keep(count * single.size)))
+        return list(struct.unpack(f"<{count}{form}", self.keep(count * scalar_format.size)))
 
     def texts(self, count: int) -> list[str] | int:
         self.check_remaining(count * U64.size)
-        if count <= KEPT_ARRAY:
+        if count <= MAX_ARRAY:
             self.keep(0, count)
             return [self.text() for _index in range(count)]
         for _index in range(count):
@@ -244,7 +244,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     start = -(-reader.position // alignment) * alignment
     ends = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
     for (name, shape, elements, kind, offset), next_offset in zip(entries, ends):
-        stored, row = tensor_types.ALL.get(kind), shape[0] if shape else 1
+        stored, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
         size = stored.size(row, elements // row) if stored else next_offset - offset
         if not stored and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
@@ -253,7 +253,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
-            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {WHOLE}"
+            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {INCOMPLETE_REMEDY}"
         )
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
@@ -329,7 +329,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             metadata = _read_file(reader, source, tensors)
         except GGUFError as error:
             cut = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
-            raise GGUFError(CUT) if cut else error from None
+            raise GGUFError(PIECE_MESSAGE) if cut else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata.values):
         try:

@@ -42,7 +42,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         for tensor in _tensors(layers, width, kind):
             stream.write(tensor)
             stream.write(bytes(-len(tensor) % ALIGNMENT))
-    os.utime(path, (names.KNOWN_ANSWER_TIME, names.KNOWN_ANSWER_TIME))
+    os.utime(path, (names.KNOWN_ANSWER_MTIME, names.KNOWN_ANSWER_MTIME))
 
 
 def file_bytes(layers: int, width: int, kind: str) -> int:

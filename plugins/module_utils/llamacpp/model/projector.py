@@ -18,7 +18,7 @@ COMPUTE = 512 * MIB
 """Assumed size of its compute buffer: build 11063 logged 121 MiB for gemma3, and internvl computes four images at once."""
 
 
-def is_one(model: gguf.ModelHeader) -> bool:
+def is_projector(model: gguf.ModelHeader) -> bool:
     return model.metadata.get("general.architecture") == ARCHITECTURE
 
 

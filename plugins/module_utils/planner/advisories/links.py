@@ -13,7 +13,7 @@ SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 """Kinds of links with more than two ends, unless llama_links declares a peer."""
 
 
-def why_unfiltered(context: AdvisoryContext, name: str) -> str:
+def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
     facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
@@ -32,7 +32,7 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
         if exposed and not host.unit_closes and not host.firewall_manager:
             values = {
                 "where": f"{remedies.listed(exposed)} of {name}",
-                "reason": why_unfiltered(context, name),
+                "reason": unfiltered_reason(context, name),
                 "managers": remedies.listed(names.FIREWALLS, "or") if host.host_settings else None,
                 "scope": "system" if host.service_manager == "systemd_user" else None,
             }

@@ -419,14 +419,14 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
     """Return the advisories that apply to a plan, with one finding for all hosts that share its values."""
     findings = []
     for advisory in ADVISORIES:
-        alike: dict[str, Cases] = {}
+        grouped_cases: dict[str, Cases] = {}
         for host, values in advisory.condition(context):
             shared = {key: value for key, value in values.items() if key != "where"}
             key = repr({**shared, "host": host} if "{host}" in advisory.message else shared)
-            alike.setdefault(key, []).append((host, values))
-        for cases in alike.values():
+            grouped_cases.setdefault(key, []).append((host, values))
+        for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
-            where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
+            place_text = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
             host_names = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
-            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": where}))
+            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": place_text}))
     return findings

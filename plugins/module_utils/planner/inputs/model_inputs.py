@@ -151,21 +151,21 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: they are not of one model.
     """
-    whole = split_files.siblings(names[0]) if names else []
-    if not set(names) <= set(whole):
+    parts = split_files.siblings(names[0]) if names else []
+    if not set(names) <= set(parts):
         raise Refusal(
             f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: name one file of the model"
         )
-    return tuple(whole)
+    return tuple(parts)
 
 
 def _url(variable: str, url: str) -> str:
     try:
         address = urlsplit(url)
-        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        is_valid = address.scheme in ("http", "https") and address.hostname and address.port != 0
     except ValueError:
-        known = None
-    if not known or download_record.problem_of_name(download_record.name_of_url(url)):
+        is_valid = None
+    if not is_valid or download_record.problem_of_name(download_record.name_of_url(url)):
         raise Refusal(f"{variable} is {validation.show(url)}: use the http:// or https:// address of a GGUF file")
     return url
 

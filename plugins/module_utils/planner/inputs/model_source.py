@@ -40,13 +40,13 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """Folders that the unit has for itself (PrivateTmp)."""
 AUXILIARY = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
-LONGEST_FOLDER = 80
+MAX_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
 """Role of an auxiliary model → its variable."""
 
 
-def is_brought(source: ModelSource) -> bool:
+def is_fetched(source: ModelSource) -> bool:
     """Return whether its files are downloaded or copied; others are used in place on the head."""
     return bool(source.huggingface or source.url or source.copy)
 
@@ -54,11 +54,11 @@ def is_brought(source: ModelSource) -> bool:
 def folder(prefix: str, source: ModelSource) -> str:
     """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _person_name(source)).strip("-.")[:LONGEST_FOLDER]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _readable_name(source)).strip("-.")[:MAX_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
-def _person_name(source: ModelSource) -> str:
+def _readable_name(source: ModelSource) -> str:
     """Return the name that a person would use."""
     if source.huggingface:
         repository = source.huggingface
@@ -151,21 +151,21 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
 
 
-def scaled(whole: ModelSummary, size: int) -> ModelSummary:
+def scaled(summary: ModelSummary, size: int) -> ModelSummary:
     """Return the model as if its files had so many bytes: every tensor in proportion."""
-    ratio = size / whole.size
+    ratio = size / summary.size
 
     def part(number: int) -> int:
         return int(number * ratio)
 
-    largest, tensors = whole.largest_tensor_bytes, whole.tensors
-    return whole._replace(
-        input_bytes=part(whole.input_bytes),
-        output_bytes=part(whole.output_bytes),
-        layer_bytes=tuple(map(part, whole.layer_bytes)),
+    largest, tensors = summary.largest_tensor_bytes, summary.tensors
+    return summary._replace(
+        input_bytes=part(summary.input_bytes),
+        output_bytes=part(summary.output_bytes),
+        layer_bytes=tuple(map(part, summary.layer_bytes)),
         bytes=size,
         largest_tensor_bytes=None if largest is None else part(largest),
-        expert_bytes=tuple(map(part, whole.expert_bytes)),
+        expert_bytes=tuple(map(part, summary.expert_bytes)),
         tensors=None if tensors is None else tuple(row._replace(bytes=part(row.bytes)) for row in tensors),
     )
 

@@ -42,32 +42,32 @@ VERSION_TAG = r"v\d+\.\d+\.\d+"
 """Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
 
 
-def _form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
+def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
     return re.compile(expression, re.ASCII), remedy
 
 
 FORMS = {
-    "checksum": _form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
-    "version": _form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
-    "git commit": _form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
-    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
-    "ref": _form(
+    "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
+    "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
+    "commit": _key_form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
+    "git commit": _key_form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
+    "repository": _key_form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
+    "ref": _key_form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "archive path": _form(
+    "archive path": _key_form(
         r".+(?<!\.zip)", "the path of a tar archive on the controller (unpack a .zip, and pack it with tar)"
     ),
-    "archive url": _form(
+    "archive url": _key_form(
         r"https?://\S+(?<!\.zip)",
         "the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path)",
     ),
-    "path": _form(r".+", "the path of an archive on the controller"),
-    "url": _form(r"https?://\S+", "the http:// or https:// address of an archive"),
-    "prebuilt url": _form(
+    "path": _key_form(r".+", "the path of an archive on the controller"),
+    "url": _key_form(r"https?://\S+", "the http:// or https:// address of an archive"),
+    "prebuilt url": _key_form(
         r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
-    "fork": _form(
+    "fork": _key_form(
         "|".join(map(re.escape, capabilities.FORKS)),
         f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
     ),

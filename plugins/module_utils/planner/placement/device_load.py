@@ -25,19 +25,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Worker
 
-ROWS = frozenset(("token_embd", "position_embd", "token_types"))
-STAYS = ROWS | {"per_layer_token_embd"}
+ROW_TENSORS = frozenset(("token_embd", "position_embd", "token_types"))
+HEAD_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
-WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
+FIRST_LAYER_TENSORS = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
 """Beginnings of tensors that go with the first layer. Others go with the output."""
-WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
+REPLICATED_TENSORS = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Beginnings of tensors of which every device with layers gets a copy."""
 
 LAYER = "blk."
 """In the names of a layer's tensors."""
 CPU = "CPU"
 """The head's memory, as overrides name it."""
-FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
+FLOAT_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
 class Part(NamedTuple):
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
 def _short_of(row: TensorGroup) -> int:
     """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
-    if row.type in FLOATS or not row.shape:
+    if row.type in FLOAT_TYPES or not row.shape:
         return 0
     elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
     return row.bytes * elements // math.prod(row.shape)
@@ -73,10 +73,10 @@ def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
             parts += [Part(name, row.bytes, layer, short) for layer, name in names]
             continue
         beginning = row.name.split(".", 1)[0]
-        if beginning in WITH_EACH_DEVICE:
+        if beginning in REPLICATED_TENSORS:
             copies.append(Part(row.name, row.bytes, None))
             continue
-        unit = None if beginning in STAYS else 0 if beginning in WITH_FIRST_LAYER else layers
+        unit = None if beginning in HEAD_TENSORS else 0 if beginning in FIRST_LAYER_TENSORS else layers
         parts.append(Part(row.name, row.bytes, unit, short))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]

@@ -13,11 +13,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
-OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
+ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
-OF_CLIENTS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
-ENDS_VALUE = re.compile(r"[;#\r\n]")
+VALUE_END = re.compile(r"[;#\r\n]")
 KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
@@ -31,7 +31,7 @@ def check(release: ReleasePlan) -> None:
 
 def _is_routers(word: str) -> bool:
     option = options.by_word(word)
-    return option is not None and option.name in OF_ROUTER
+    return option is not None and option.name in ROUTER_OPTIONS
 
 
 def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ def _section(model: ServedModel) -> Iterator[str]:
         twice = f"a second time, after {words[option]}" if option in words else ""
         several = "with several values" if len(values) > 1 else ""
         form = "" if re.fullmatch(KEY, key) else "as one word"
-        ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
+        ended = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if key in ("alias", "a"):
             raise Refusal(
                 turns.sentence(model.name, f"{word} is given to llama-server: use aliases of the entry instead")
             )
-        if OF_CLIENTS.fullmatch(key):
+        if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
                 turns.sentence(
                     model.name,
