@@ -102,7 +102,7 @@ class ActionModule(Action):
         cells: list[types.Cell] = []
         for host_names in matrix.loads_of(request, served_plan):
             plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), model, catalogue)
-            obstacle = matrix.obstacle(plan, served_plan, host_names)
+            obstacle = matrix.skip_reason(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not obstacle:
                 loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
             cells += matrix.cells_of(host_names, request, plan, obstacle)
@@ -141,7 +141,7 @@ class ActionModule(Action):
         start, running = time.monotonic(), True
         while running:
             answer = self._call(programs=len(loads))
-            progress = typed_json.reported(self._name, "the benchmark", types.BenchmarkProgress, answer)
+            progress = typed_json.parse_report(self._name, "the benchmark", types.BenchmarkProgress, answer)
             running = progress.running
             for load, program in zip(loads, progress.programs):
                 self._update(load, program)

@@ -119,12 +119,12 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
     """Return a host's report on its links and models."""
-    discovered = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
+    discovered = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in discovered.models:
         try:
             header_summary.parse(model.summary)
         except typed_json.Mismatch as error:
-            raise typed_json.not_as_read(name, f"the model {model.name}", error) from None
+            raise typed_json.format_refusal(name, f"the model {model.name}", error) from None
     return discovered
 
 

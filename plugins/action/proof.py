@@ -98,7 +98,7 @@ class ActionModule(Action):
         )
         if answer.get("failed"):
             raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")
-        proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
+        proof = typed_json.parse_report(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
         if answer.get("unrecorded"):

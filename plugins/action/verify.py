@@ -37,7 +37,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import pla
 
 display = Display()
 
-MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
+STATUS_MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
 PROBE_SECONDS = 1.0
 UNREACHABLE = ""
 FALLBACK_PAUSE_SECONDS = 10
@@ -171,7 +171,7 @@ class ActionModule(Action):
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
             output.write_report(page, plan, report, self._arguments.benchmark)
-        rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
+        rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)

@@ -73,7 +73,7 @@ def main():
         account = module.params["account"]
         if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):
             account = None  # the run would create it
-        size, warnings = accounts.work_as(account, fill_caches, workers, module.check_mode)
+        size, warnings = accounts.run_as(account, fill_caches, workers, module.check_mode)
     for sentence in warnings:
         module.warn(sentence)
     module.exit_json(changed=size > 0, bytes=size)

@@ -58,7 +58,7 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
-    folders = [*params["folders"], *discovery.FOLDERS]
+    folders = [*params["folders"], *discovery.MODEL_FOLDERS]
     with errors.reported(module):
         discovered = discovery.discover(params["addresses"], folders, params["account"])
     module.exit_json(changed=False, discovered=typed_json.dump(discovered))

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: link
-short_description: Gives the interfaces of direct links their addresses
+short_description: Configures the interfaces of direct links
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.

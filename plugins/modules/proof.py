@@ -99,10 +99,10 @@ def main():
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof, unrecorded = Proof(0), ""
         if remaining.devices and module.params["stage"] == "reference":
-            accounts.work_as(work.account, run.prepare, remaining, processes.is_served)
+            accounts.run_as(work.account, run.prepare, remaining, processes.is_served)
         elif remaining.devices:
-            result = accounts.work_as(work.account, run.prove, remaining, processes.is_served)
-            proof = typed_json.reported("this host", "the proof", Proof, result)
+            result = accounts.run_as(work.account, run.prove, remaining, processes.is_served)
+            proof = typed_json.parse_report("this host", "the proof", Proof, result)
             try:
                 run.keep(path, proof)
             except OSError as error:

@@ -64,7 +64,7 @@ options:
     elements: dict
     default: []
   host_name:
-    description: Name of the host in messages.
+    description: Name of the host for messages.
     type: str
     default: this host
 """

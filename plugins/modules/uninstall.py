@@ -27,7 +27,7 @@ options:
     description: Account that compiled. Its files in the cache are given to root, so that the account can be removed.
     type: str
   host_name:
-    description: Name of the host in messages.
+    description: Name of the host for messages.
     type: str
     default: this host
 """

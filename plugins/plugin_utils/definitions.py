@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-MARKUP = ("plist.j2",)
+MARKUP_TEMPLATES = ("plist.j2",)
 """Endings of templates that write XML."""
 PROOF_SECONDS = 900
 """Seconds after which a service that only proves a release is stopped."""
@@ -81,7 +81,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        autoescape=select_autoescape(MARKUP),
+        autoescape=select_autoescape(MARKUP_TEMPLATES),
     )
     environment.filters.update(
         systemd_command=systemd_command,

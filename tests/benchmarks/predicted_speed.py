@@ -79,7 +79,7 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
-        via = cost_model.LINKS[link[0]] if link else None
+        via = cost_model.ASSUMED_LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
         works.append(cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via))

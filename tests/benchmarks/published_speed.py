@@ -133,7 +133,7 @@ def _known(name: str, backend: str) -> device_rates.RateRow:
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
-    link = cost_model.LINKS[kind]
+    link = cost_model.ASSUMED_LINKS[kind]
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
     return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
 

@@ -182,11 +182,11 @@ def test_nodes_follow_the_architecture():
     assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS)) > 50
 
 
-ETHERNET = cost_model.LINKS["ethernet"]
+ETHERNET = cost_model.ASSUMED_LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    here, there = (cost_model.worker_ms(cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
+    here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 2 < there < 8
     assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
     assert 8 < cost_model.worker_ms(ETHERNET._replace(board=True)) < 20
@@ -204,9 +204,9 @@ def test_the_page_has_what_is_assumed_of_links():
     page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
     rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
     shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
-    assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.LINKS.items() if kind != "tunnel"]
+    assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.ASSUMED_LINKS.items() if kind != "tunnel"]
     assert shown == assumed
-    assert cost_model.LINKS["tunnel"][1:] == cost_model.LINKS["ethernet"][1:]
+    assert cost_model.ASSUMED_LINKS["tunnel"][1:] == cost_model.ASSUMED_LINKS["ethernet"][1:]
 
 
 def bits_of(load):

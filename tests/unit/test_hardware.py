@@ -237,7 +237,7 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
-    monkeypatch.setattr(amx, "SECONDS", 1)
+    monkeypatch.setattr(amx, "TIMEOUT", 1)
     assert amx.tiles_work(program) is works
 
 

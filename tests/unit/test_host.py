@@ -92,9 +92,9 @@ def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
             raise commands.CommandError(argv, "refused", status)
         return ""
 
-    assert firewall.units_filter_works("/usr/bin/python3", run) is filters
+    assert firewall.filtering_works("/usr/bin/python3", run) is filters
     assert "--property=IPAddressDeny=any" in ran[0]
-    assert firewall.units_filter_works(None, run) is None
+    assert firewall.filtering_works(None, run) is None
     assert len(ran) == 1
 
 
@@ -102,7 +102,7 @@ def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch)
     ran = []
     for uid in (0, 1000):
         monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
-        firewall.units_filter_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
+        firewall.filtering_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
     assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
 
 

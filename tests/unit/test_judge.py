@@ -306,7 +306,7 @@ def test_buffers_of_a_log():
     for odd in ("1.2.3", "...", "1e9", "-1", "9" * 400):
         assert start_log.buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}
     endless = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
-    assert len(start_log.buffers(endless)) == start_log.DEVICES
+    assert len(start_log.buffers(endless)) == start_log.MAX_DEVICES
 
 
 # ------------------------------------------------------------------------------------------------------------ the action

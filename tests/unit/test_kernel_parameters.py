@@ -69,7 +69,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     kept.rename(kept.with_suffix(""))
 
     def differ(host, parameters):
-        return kernel_parameters.differ(parameters, System(root=tmp_path / host))
+        return kernel_parameters.has_changes(parameters, System(root=tmp_path / host))
 
     assert [differ("new", given) for given in (WANTED, {"ttm.pages_limit": "1"}, {})] == [False, True, True]
     assert [differ("broken", given) for given in (WANTED, {})] == [True, False]

@@ -67,7 +67,7 @@ class Machine:
     def configure(self, name):
         """As a manager does: the interface gets what the files of ours say of it."""
         for text in self.installed().values():
-            ((interface, address),) = configuration.MARK.findall(text)
+            ((interface, address),) = configuration.HEADER_PATTERN.findall(text)
             if interface == name and name in self.addresses:
                 self.addresses[name] = [address]
                 for mtu in re.findall(r"(?i)^mtu(?:bytes)?=(\d+)$", text, re.M):
@@ -112,7 +112,7 @@ class Machine:
         return applying.apply_links(list(wanted), check, self.system)
 
     def differs(self, *wanted):
-        return configuration.differs(list(wanted), self.system)
+        return configuration.has_changes(list(wanted), self.system)
 
     def installed(self):
         paths = [path for place in PATHS.values() for path in (self.root / place).parent.glob("*llamacpp-*")]

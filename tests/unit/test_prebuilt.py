@@ -244,7 +244,7 @@ def test_auto_from_a_mirror_is_the_same_release(local):
 
 
 def test_what_auto_compiles_is_the_default():
-    assert inventory.specification()["llama_release"]["default"] == release_request.DEFAULT
+    assert inventory.specification()["llama_release"]["default"] == release_request.DEFAULT_RELEASE
 
 
 # --------------------------------------------------------------------------------------------------------------------- fetching

@@ -222,7 +222,8 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
-        turns.key_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
+        turns.entry_keys(f"{shared}, llama_model_draft and llama_server_extra_args")
+        == f"{shared}, draft and extra_args"
     )
 
 

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WHOLE = solver.PARTS
+WHOLE = solver.FILL_PARTS
 
 
 def place(sizes, capacity, pace=1, base=solver.DEVICE + solver.WORKER, group=0, fixed=0, compute=0, copies=0, moved=()):

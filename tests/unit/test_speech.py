@@ -180,7 +180,7 @@ def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
 
 def test_the_record_of_readings_is_bounded(served):
     plan = typed(served.accepted())
-    many = [reading_of(plan, 1, f"{number:016x}") for number in range(judge.READINGS)]
+    many = [reading_of(plan, 1, f"{number:016x}") for number in range(judge.MAX_READINGS)]
     kept = judge.readings_of([evidence_of(plan, reading_of(plan, 1), *many)])
     assert [one.id for one in kept] == [*(one.id for one in many[1:]), plan.head.reading]
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
@@ -66,7 +66,7 @@ class BenchmarkJob:
             self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
         else:
             _apply(self._serving, stop=[names.SERVER])
-        for old in self._state.glob(f"{FILES}*"):
+        for old in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)

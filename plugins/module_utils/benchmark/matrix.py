@@ -99,7 +99,7 @@ def serving_backend(plan: Plan) -> str:
     return next(build.backend for build in plan.hosts[plan.head.host].builds if build.id == _build_id(plan))
 
 
-def obstacle(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
+def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
     """Return why a load cannot be measured; None if it can."""
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Text
 
-FILES = "benchmark-"
+FILE_PREFIX = "benchmark-"
 """Prefix of files that programs write."""
 
 SCHEMA = 1

@@ -58,7 +58,7 @@ def active_manager() -> str | None:
     return manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
 
 
-def units_filter_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+def filtering_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
     """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
 
     Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this starts a unit that

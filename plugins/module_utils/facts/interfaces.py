@@ -22,7 +22,7 @@ INFINIBAND_TYPE = 32
 """ARPHRD_INFINIBAND in ``type`` of an interface."""
 IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
 """Prefix of IPv4 addresses in the tables of RDMA devices."""
-PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
+PORT_KINDS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 """Prefix of the name of a macOS hardware port → kind; other ports are Ethernet."""
 
 
@@ -80,7 +80,7 @@ def _generation(folder: Path, root: Path) -> int:
 def _macos_kinds(ask: Ask) -> dict[str, str]:
     ports = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", ask(["networksetup", "-listallhardwareports"]))
     return {
-        device: next((kind for start, kind in PORTS.items() if port.lower().startswith(start)), "ethernet")
+        device: next((kind for start, kind in PORT_KINDS.items() if port.lower().startswith(start)), "ethernet")
         for port, device in ports
     }
 

@@ -94,7 +94,7 @@ def supervisor_runs(prefix: str) -> bool:
     return True
 
 
-def lingers(user: str) -> bool:
+def has_lingering(user: str) -> bool:
     """Return whether the services of a user continue without a login."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
@@ -102,7 +102,7 @@ def lingers(user: str) -> bool:
 def problems(place: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    if place.service_manager == "systemd_user" and not lingers(user):
+    if place.service_manager == "systemd_user" and not has_lingering(user):
         return [f"services of {user} stop at logout"]
     if place.service_manager == "supervisor" and not supervisor_runs(place.prefix):
         return ["supervisor is not running"]

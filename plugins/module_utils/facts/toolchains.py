@@ -76,9 +76,9 @@ def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str
     current = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
         installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        fitting = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
-        if fitting:
-            best = max(fitting, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
+        matching = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
+        if matching:
+            best = max(matching, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
             components[name] = _on_host(root, best)
     return components
 

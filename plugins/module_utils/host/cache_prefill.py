@@ -109,7 +109,7 @@ def _cached_fingerprints(folder: Path) -> set[str]:
         for entry in entries:
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
-                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
+                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.CACHE_THRESHOLD:
                     with reading.open_file(entry.path) as stream:
                         fingerprints.add(rpc_upload.fingerprint(stream, 0, size))
     return fingerprints
@@ -144,7 +144,7 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         with rpc_upload.UploadConnection(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
                 with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
-                    receiver.give(stream, place.offset, place.bytes)
+                    receiver.send_part(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker's program on port {port} {error}") from error
     finally:

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
-FOLDERS = (
+MODEL_FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )

@@ -45,19 +45,19 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
             os.rmdir(prefix)
     sentences = []
     if other_entries:
-        sentences.append(f"{prefix} on {name} stays with {_listed(other_entries)}: remove what nothing else uses.")
+        sentences.append(f"{prefix} on {name} stays with {_join_names(other_entries)}: remove what nothing else uses.")
     if packages:
         removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
         sentences.append(
             f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
-            f"{removal} {_listed(packages, ' ')}"
+            f"{removal} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
-        sentences.append(f"{name} keeps {_listed(metrics_folders)} for metrics: remove it if nothing else uses it.")
+        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove it if nothing else uses it.")
     return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
 
 
-def _listed(entries: Iterable[str], separator: str = ", ") -> str:
+def _join_names(entries: Iterable[str], separator: str = ", ") -> str:
     return separator.join(map(validation.printable, entries))
 
 

@@ -253,7 +253,7 @@ class Supervisor(Manager):
             self._control("update")
 
 
-CLASSES: dict[str, type[Manager]] = {
+MANAGER_CLASSES: dict[str, type[Manager]] = {
     "systemd": Systemd,
     "systemd_user": Systemd,
     "launchd": Launchd,
@@ -263,9 +263,9 @@ CLASSES: dict[str, type[Manager]] = {
 
 def manager_of(place: InstallationPaths) -> Manager:
     name = place.service_manager
-    if name not in CLASSES:
-        raise Refusal(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
-    return CLASSES[name](service_managers.MANAGERS[name], place)
+    if name not in MANAGER_CLASSES:
+        raise Refusal(f"service_manager is {name}: use one of {', '.join(MANAGER_CLASSES)}.")
+    return MANAGER_CLASSES[name](service_managers.MANAGERS[name], place)
 
 
 class ServiceRequest(NamedTuple):

@@ -33,7 +33,7 @@ def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> d
 
 def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
-    report = typed_json.reported(name, "itself", HostAnswer, data)
+    report = typed_json.parse_report(name, "itself", HostAnswer, data)
     if report.drift:
         check_services(name, host, report.drift)
     if answer.get("skipped"):
@@ -51,7 +51,7 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
     """
     missing = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing:
-        raise typed_json.not_as_read(name, "itself", f"drift.services.{missing} is missing")
+        raise typed_json.format_refusal(name, "itself", f"drift.services.{missing} is missing")
 
 
 def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:

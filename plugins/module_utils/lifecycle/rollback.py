@@ -52,12 +52,12 @@ class KeptPlans(NamedTuple):
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     """Return host → plans that it keeps, from the hosts' reports."""
     subject = "the plans that it keeps"
-    reports = {name: typed_json.reported(name, subject, KeptPlans, answer) for name, answer in answers.items()}
+    reports = {name: typed_json.parse_report(name, subject, KeptPlans, answer) for name, answer in answers.items()}
     for name, kept_plans in reports.items():
         for plan in [kept_plan.plan for kept_plan in kept_plans if kept_plan]:
-            typed_json.reported(name, subject, ModelPlan, plan.model)
+            typed_json.parse_report(name, subject, ModelPlan, plan.model)
             if plan.head is not None:
-                typed_json.reported(name, subject, HeadPlan, plan.head)
+                typed_json.parse_report(name, subject, HeadPlan, plan.head)
     return reports
 
 

@@ -45,7 +45,7 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_
 
 
 def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    installed = typed_json.reported(name, "itself", Installed, facts)
+    installed = typed_json.parse_report(name, "itself", Installed, facts)
     if installed.cluster not in (None, cluster):
         raise Refusal(
             f"{name} belongs to the cluster {installed.cluster}, not to {cluster}: remove it from the groups of {cluster}"

@@ -40,7 +40,7 @@ ggml-backend.cpp and in ik_llama.cpp)."""
 MAX_DEVICES = MAX_BACKENDS - 1
 """Maximum number of devices without the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
 
-BUFFER = "RPC0[{endpoint}]"
+BUFFER_NAME = "RPC0[{endpoint}]"
 """Name of a worker's buffers in the log."""
 
 _ARCHITECTURES = """
@@ -98,7 +98,7 @@ def appearance_of(architecture: str, fork: str) -> Appearance | None:
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
-DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER}
+DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_NAME}
 """Name of a worker for ``--device``."""
 
 
@@ -110,7 +110,7 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
 
 
 WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
-HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
+OPTION_HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
 """Pattern for an option in a help text: its names with values. Explanations are further to the right."""
 REMOVED_TEXT = "argument has been removed"
 
@@ -119,7 +119,7 @@ def parse_help(text: str) -> dict[str, bool]:
     """Return option → whether it takes a value, from a program's help text."""
     help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
-        heading = HEADING.match(entry)
+        heading = OPTION_HEADING.match(entry)
         if heading and REMOVED_TEXT not in " ".join(entry.split()):
             help_options.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
     return help_options

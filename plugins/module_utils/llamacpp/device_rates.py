@@ -78,7 +78,7 @@ class TypeCost(NamedTuple):
     """Factor in prompts."""
 
 
-TYPES = (
+TYPE_COSTS = (
     (r"MXFP4|NVFP4", TypeCost(1.1, 1.05)),
     (r"IQ[123]|TQ", TypeCost(1.25, 1.4)),
     (r"Q[23]_K", TypeCost(1.22, 1.3)),
@@ -89,7 +89,7 @@ OTHER_TYPE = TypeCost(1.0, 1.0)
 
 @functools.lru_cache(maxsize=64)
 def cost_of_type(name: str) -> TypeCost:
-    return next((cost for pattern, cost in TYPES if re.match(pattern, name)), OTHER_TYPE)
+    return next((cost for pattern, cost in TYPE_COSTS if re.match(pattern, name)), OTHER_TYPE)
 
 
 class RateRow(NamedTuple):

@@ -418,7 +418,7 @@ def identity(word: str) -> str:
     return _ALIASES.get(name) or _ALIASES.get(positive, positive)
 
 
-def owned(program: str, word: str) -> Option | None:
+def exclusive_option(program: str, word: str) -> Option | None:
     """Return the option behind this word if only the plan may set it; None if the operator may."""
     matches = (
         option

@@ -97,7 +97,7 @@ def ask(
     try:
         connection.connect()
         sockets = [connection.sock]
-        timer = threading.Timer(seconds, _hang_up, (sockets,))
+        timer = threading.Timer(seconds, _close_sockets, (sockets,))
         timer.daemon = True
         timer.start()
         reason = objection() or (_secure(connection, sockets, certificate) if certificate else None)
@@ -135,7 +135,7 @@ def _secure(connection: http.client.HTTPConnection, sockets: list[socket.socket]
     return OTHER_CERTIFICATE
 
 
-def _hang_up(sockets: list[socket.socket]) -> None:
+def _close_sockets(sockets: list[socket.socket]) -> None:
     """Interrupt any wait for the server, including the TLS handshake."""
     with suppress(OSError):
         socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)

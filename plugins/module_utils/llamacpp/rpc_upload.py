@@ -19,15 +19,15 @@ from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-THRESHOLD = 10 * rpc.MIB
+CACHE_THRESHOLD = 10 * rpc.MIB
 """Size in bytes above which tensors are cached (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
 
 ALLOC_BUFFER, GET_ALIGNMENT, BUFFER_GET_BASE, SET_TENSOR = 0, 1, 3, 6
-DEVICE = struct.pack("<I", 0)
+FIRST_DEVICE = struct.pack("<I", 0)
 """First device of a worker in requests."""
 I8 = 24
 """GGML_TYPE_I8: a tensor of bytes."""
-CHUNK = 4 * rpc.MIB
+CHUNK_BYTES = 4 * rpc.MIB
 
 FIRST_SAMPLE = 256 * 1024
 """Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
@@ -41,7 +41,7 @@ class TransferError(Exception):
 
 PROTOCOLS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
-SOURCES = 10
+MAX_SOURCES = 10
 """GGML_MAX_SRC."""
 CACHE_FLAG = b"\1"
 """Flag that makes the worker cache a tensor."""
@@ -69,7 +69,7 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
         + shape
         + steps
         + operation
-        + bytes(8 * SOURCES + 8 + 8)
+        + bytes(8 * MAX_SOURCES + 8 + 8)
         + struct.pack("<Q", base)
         + b"prefill".ljust(64, b"\0")
         + bytes(4)
@@ -102,7 +102,7 @@ class UploadConnection:
 
     def _begin(self, largest: int) -> None:
         self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
-        request = DEVICE + struct.pack("<Q", largest + rows(largest))
+        request = FIRST_DEVICE + struct.pack("<Q", largest + rows(largest))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest:
             raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
@@ -114,7 +114,7 @@ class UploadConnection:
     def __exit__(self, *_ignored: object) -> None:
         self.connection.socket.close()
 
-    def give(self, stream: IO[bytes], offset: int, size: int) -> None:
+    def send_part(self, stream: IO[bytes], offset: int, size: int) -> None:
         """Upload the tensor of ``size`` bytes at ``offset`` of a file, and return when it is in the cache.
 
         :raises TransferError: the upload fails.
@@ -124,12 +124,12 @@ class UploadConnection:
             stream.seek(offset)
             remaining = size
             while remaining:
-                chunk = stream.read(min(CHUNK, remaining))
+                chunk = stream.read(min(CHUNK_BYTES, remaining))
                 if not chunk:
                     raise TransferError("received only part of a tensor: the model's file was truncated meanwhile")
                 self.connection.send(chunk)
                 remaining -= len(chunk)
-            self.connection.ask(GET_ALIGNMENT, DEVICE, (8,))
+            self.connection.ask(GET_ALIGNMENT, FIRST_DEVICE, (8,))
 
 
 @contextmanager

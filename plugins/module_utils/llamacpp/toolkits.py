@@ -163,7 +163,7 @@ OPENSSL = Library(
 """Library for a llama-server with TLS; on a Mac from Homebrew, which may not link it."""
 IBVERBS = Library("ibverbs", "infiniband/verbs.h")
 """Library for RDMA. Its development package includes the runtime library."""
-RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
+RUNTIME_LIBRARIES = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
 """Runtime library of prebuilt programs → the backend that needs it, empty for all. The Vulkan loader needs the driver's file."""
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {

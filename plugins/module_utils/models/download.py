@@ -79,7 +79,7 @@ def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None
     free = room.f_bavail * room.f_frsize
     if needed_bytes > free:
         raise Refusal(
-            f"The model's files need {amount(needed_bytes)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
+            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(place))}, which has {amount(free)} left: free "
             f"{amount(needed_bytes - free)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
@@ -220,7 +220,7 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
         for file in plans
     )
     text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored))), indent=1) + "\n"
-    path = folder / download_record.RECORD
+    path = folder / download_record.RECORD_FILE
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)
 

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
-RECORD = ".source.json"
+RECORD_FILE = ".source.json"
 """Name of the record in the folder of its files."""
 RECORD_BYTES = 4 << 20
 SHA256 = r"[0-9a-f]{64}"
@@ -65,7 +65,7 @@ def problem_of_name(name: str) -> Optional[str]:
 def read_record(folder: Path) -> DownloadRecord:
     """Return the record of a folder on this host; an empty one without a usable record."""
     with suppress(OSError, ValueError):
-        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD, RECORD_BYTES))
+        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD_FILE, RECORD_BYTES))
     return DownloadRecord(())
 
 

@@ -247,7 +247,7 @@ class FallbackPlan(NamedTuple):
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second with an empty context; null for a model that generates no text"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction"""
+    """predicted range"""
 
 
 class NoFallback(NamedTuple):
@@ -294,9 +294,9 @@ class SingleHostEstimate(NamedTuple):
     prompt_tokens_per_s: Optional[float]
     """predicted tokens per second of prompts, or null"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
     faster: bool
     """whether its predicted generation is faster than the plan's by more than the uncertainty"""
 
@@ -330,11 +330,11 @@ class ContextSpeed(NamedTuple):
     generation_tokens_per_s: float
     """predicted tokens per second of generation"""
     generation_range: SpeedRange
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_tokens_per_s: float
     """predicted tokens per second for the next 512 tokens of a prompt"""
     prompt_range: SpeedRange
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
 
 
 class PromptEstimate(NamedTuple):
@@ -345,7 +345,7 @@ class PromptEstimate(NamedTuple):
     tokens_per_s: float
     """predicted tokens per second"""
     speed_range: SpeedRange
-    """range of the prediction"""
+    """predicted range"""
     batch: int
     """number of tokens that llama-server takes at a time"""
     micro_batch: int
@@ -375,9 +375,9 @@ class Estimate(NamedTuple):
     prompt_tokens_per_s: Optional[float]
     """predicted tokens per second of a prompt with 512 tokens; less certain than generation"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
     load_s: Optional[float]
     """predicted seconds until all weights are on their devices, if no worker has cached them"""
     limited_by: Optional[str]

@@ -36,16 +36,16 @@ GIB = 1024 * MIB
 def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
-        return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
+        return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.CACHE_THRESHOLD)
     largest = summary.largest_tensor_bytes
-    if largest is not None and largest <= rpc_upload.THRESHOLD:
+    if largest is not None and largest <= rpc_upload.CACHE_THRESHOLD:
         return 0
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
 def large_sizes(summary: ModelSummary) -> list[int]:
     """Bytes of those tensors, each size once; none where the summary has no ``tensors``."""
-    return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
+    return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.CACHE_THRESHOLD})
 
 
 def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> WorkerRequest:
@@ -57,7 +57,7 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
         return request._replace(cache_why="set in llama_worker_endpoints")
     size = sum(map(large_bytes, models))
     if not size:
-        reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
+        reason = f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
         reason = "the size of the host's disk is not known"
     elif facts.disk_gib * GIB < DISK_DIVISOR * size:
@@ -101,7 +101,7 @@ def _parts(layout: device_load.Layout, endpoint: str) -> list[device_load.Part]:
 def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
     rows: dict[tuple[str, int], list[int] | None] = {}
     for part in parts:
-        if part.name and part.bytes > rpc_upload.THRESHOLD:
+        if part.name and part.bytes > rpc_upload.CACHE_THRESHOLD:
             match = re.fullmatch(r"blk\.(\d+)\.(.+)", part.name, re.DOTALL)
             key = (f"blk.*.{match[2]}" if match else part.name, part.bytes)
             layers = rows.setdefault(key, [] if match else None)

@@ -44,13 +44,13 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
         nothing may be applied.
     """
     if cluster.turns:
-        models = deriving.each_alone(cluster, model_found)
+        models = deriving.variants(cluster, model_found)
         return merging.merged(cluster, [make(variant, report, catalogue, runtime_id) for variant, report in models])
     try:
         resolved = automatic.resolve(cluster, catalogue)
         installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
-        plan = advice.advised(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
+        plan = advice.add_advice(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 
@@ -68,7 +68,7 @@ def make_candidate(
     try:
         decision = decide(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
         plan = services.with_services(document.compose(*decision))
-        return advice.judge_plan(advice.advised(*decision, plan), cluster.accepted)
+        return advice.judge_plan(advice.add_advice(*decision, plan), cluster.accepted)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 

@@ -61,7 +61,7 @@ IRRELEVANT_OPTIONS = {
     "--log-verbosity",
 }
 """Options that do not change how well a model reads."""
-REPACK = ("--repack",)
+REPACK_OPTION = ("--repack",)
 """llama-server's default, which replaces the reference's --no-repack."""
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
@@ -139,7 +139,7 @@ def with_proof(plan: Plan) -> Plan:
         models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
-        sides = [_side(plan, entry) for entry in plan.placement]
+        sides = [_proof_side(plan, entry) for entry in plan.placement]
         proof = proof._replace(devices=tuple(ProvenDevice(side.id, side.name) for side in sides))
     has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
     generates = plan.estimate.generation_range is not None and not has_known_answer
@@ -152,7 +152,7 @@ def work_of(plan: Plan) -> ProofWork | None:
     if not proof or not proof.layers:
         return None
     words = dict(_pairs(plan))
-    variants: list[tuple[str, ...]] = [REPACK] if plan.release.mainline else []
+    variants: list[tuple[str, ...]] = [REPACK_OPTION] if plan.release.mainline else []
     if words.get("cache-type-v", ["f16"]) == ["f16"]:
         flash = "on" if words.get("flash-attention") == ["off"] else "off"
         variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
@@ -169,14 +169,14 @@ def work_of(plan: Plan) -> ProofWork | None:
         micro_batch=int(*words.get("micro-batch", ["512"])),
         limit_s=math.ceil(LIMIT_TIMES * proof.seconds),
         patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
-        processor=_side(plan, None),
+        processor=_proof_side(plan, None),
         variants=tuple(variants),
-        devices=tuple(_side(plan, entry) for entry in plan.placement),
+        devices=tuple(_proof_side(plan, entry) for entry in plan.placement),
         remedies=tuple(_remedies(plan)),
     )
 
 
-def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
+def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     """Return a device as a side; the head's processor without one."""
     argv = _argv(plan, entry)
     if not entry:

@@ -122,9 +122,9 @@ def _models(plan: Plan) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-SEPARATOR = re.compile("[=,:;]")
+PATH_SEPARATOR = re.compile("[=,:;]")
 """Separator of several paths in a word, or of a path and a key."""
-HOME_FOLDERS = re.compile(rf"(?:^|{SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
+HOME_FOLDERS = re.compile(rf"(?:^|{PATH_SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
 """Folder of users, as systemd sees it (ProtectHome), in a word."""
 SYSTEM_FOLDERS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders that have no links into homes."""
@@ -147,7 +147,7 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
         *(start.head.argv for start in plan.fallbacks),
     ]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
-    parts = {part for word in words - files for part in SEPARATOR.split(word) if part.startswith("/")}
+    parts = {part for word in words - files for part in PATH_SEPARATOR.split(word) if part.startswith("/")}
     other_paths = {part for part in parts if not part.startswith((*SYSTEM_FOLDERS, host_plan.prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_FOLDERS.match(path)}
     paths = {host_plan.prefix, f"{host_plan.prefix}/{names.MODELS}", *files, *folders, *other_paths}

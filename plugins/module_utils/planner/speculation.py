@@ -95,7 +95,7 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
     return methods.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
-def uncounted(model: Model, server: Server, release: ReleasePlan) -> list[str]:
+def uncounted_states(model: Model, server: Server, release: ReleasePlan) -> list[str]:
     """Return what is not counted: states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
     layers that predict further tokens."""
     argument = server.argument(options.SPECULATION)

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import sp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, Server
 
-PLACEMENT = {
+PLACE_OPTIONS = {
     host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
     host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
@@ -93,7 +93,7 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     further_loads = [_description(model, role) for role in uncounted_models]
-    further_loads += speculation.uncounted(model, server, release)
+    further_loads += speculation.uncounted_states(model, server, release)
     unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
         server=server,
@@ -214,7 +214,7 @@ def _uncounted_reason(role: str, model: Model, server: Server, release: ReleaseP
         return f"{release.fork} chooses its device by unknown rules"
     if header_of(model, role) is None:
         return "its header was not read"
-    words = [pair[0] for name in PLACEMENT[role] if (pair := server.argument(name))]
+    words = [pair[0] for name in PLACE_OPTIONS[role] if (pair := server.argument(name))]
     return f"{words[0]} is given, which places it without the plan" if words else ""
 
 

@@ -44,10 +44,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 RECORD_BYTES = 1024 * 1024
 """Limit of a file of the launcher."""
-LINE = 500
+LINE_LENGTH = 500
 """Number of characters shown of a log line."""
 PROMPT = "The first three prime numbers are"
-TOKENS, ANSWER_TOKENS = 16, 64
+MAX_TOKENS, ANSWER_TOKENS = 16, 64
 """Limits of an answer and of the known answer, which may never end if it is incorrect."""
 ANSWER_SECONDS, SHORT_ANSWER_SECONDS = 300, 60
 """Time limit of an answer, and the one of a cluster without one of its hosts, because a frozen worker blocks the head."""
@@ -153,7 +153,7 @@ def _start_log(folder: Path, model: ServedModel | None) -> str:
 
 
 def _last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(printable(line, LINE) for line in lines[-runtime.LAST_LINES :])
+    return tuple(printable(line, LINE_LENGTH) for line in lines[-runtime.LAST_LINES :])
 
 
 def exits(path: Path) -> Exits:
@@ -221,7 +221,7 @@ def _complete(client: Client, subject: Subject) -> Completion:
     model = subject.named_model
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
-        question.update(prompt=PROMPT, max_tokens=TOKENS)
+        question.update(prompt=PROMPT, max_tokens=MAX_TOKENS)
     argv = (model or subject.head).argv
     embeds = replies.textless_path(argv)
     if embeds:

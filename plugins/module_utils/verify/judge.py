@@ -37,17 +37,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 ROUNDING_MIB = 0.02
 """Rounding error of a few log lines together, each with two decimal places."""
-LINE = 500
+EVIDENCE_LENGTH = 500
 """Number of recorded characters of a check."""
 ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
 PROOF_NOTE = "; not proven by this run, because workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
-READINGS = 16
+MAX_READINGS = 16
 """Number of recorded readings."""
 MAX_BITS = 2.0
 """Bits per byte of plain English. Language models need 0.8 to 1.4, guessing among equally likely tokens 3.5 to 4."""
 MAX_RATIO = 1.07
 """Perplexity divided by that of an earlier reading. Correct builds and devices differ by less than 1.02."""
-FAILED_CHECKS = 20
+MAX_FAILED_CHECKS = 20
 """Number of recorded failed checks."""
 
 
@@ -71,9 +71,9 @@ def evidence_of(head: str, data: Any) -> Evidence:
 
     :raises Refusal: it has another form. A compromised head may report anything.
     """
-    evidence = typed_json.reported(head, "the server", Evidence, data)
+    evidence = typed_json.parse_report(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise typed_json.not_as_read(head, "the server", "server does not fit its health")
+        raise typed_json.format_refusal(head, "the server", "server does not fit its health")
     return evidence
 
 
@@ -82,7 +82,7 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
-    plan = as_served(plan, evidence)
+    plan = served_plan(plan, evidence)
     checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
     checks += [_link(host, measurement) for host, measurement in evidence.links.items()]
     checks.append(_health(plan, evidence))
@@ -113,12 +113,12 @@ def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
     for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
         reference = best.pop(reading.id, reading)
         best[reading.id] = reference if reading.ratio(reference) >= 1 else reading
-    return tuple(best.values())[-READINGS:]
+    return tuple(best.values())[-MAX_READINGS:]
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
     """Return the part of a report that the head keeps."""
-    failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
+    failed = tuple(check.sentence()[:EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
     return VerificationStatus(0, report.passed, failed, plan.release.ref, asleep)
 
 
@@ -172,7 +172,7 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     return " ".join(texts)
 
 
-def as_served(plan: Plan, evidence: Evidence) -> Plan:
+def served_plan(plan: Plan, evidence: Evidence) -> Plan:
     """Return the plan with the placement and workers of the fallback that the head serves on."""
     fallback = evidence.fallback.find_in(plan.fallbacks) if evidence.fallback else None
     if not fallback:
@@ -292,7 +292,7 @@ def _judge_port(
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
-            if _accepts_open(plan, name):
+            if _accepts_open_port(plan, name):
                 return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
             return (
                 False,
@@ -305,7 +305,7 @@ def _judge_port(
     return None, "not tested: no other host, nor the controller, can reach this address"
 
 
-def _accepts_open(plan: Plan, host: str) -> bool:
+def _accepts_open_port(plan: Plan, host: str) -> bool:
     return any(
         advisory.id == "unprotected-worker" and advisory.accepted and host in advisory.hosts
         for advisory in plan.advisories

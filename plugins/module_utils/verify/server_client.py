@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
 """Limit of the files with API keys and the certificate."""
-LINE = 500
+LINE_LENGTH = 500
 """Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
@@ -132,5 +132,5 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"this is not an answer from llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+            error=f"this is not an answer from llama-server ({printable(error, LINE_LENGTH)}): {printable(reply.text, LINE_LENGTH)}"
         )

@@ -61,7 +61,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
         return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
         raise Refusal(
-            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"
+            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.source_text(source)}, and try again"
         ) from None
 
 

@@ -136,7 +136,7 @@ class _Resolver:
             raise Refusal(
                 f"{source.variable} is {subject}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
             )
-        named_files = typed_json.reported(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
+        named_files = typed_json.parse_report(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
         files = [
             ModelFilePlan(
                 name or file.name,

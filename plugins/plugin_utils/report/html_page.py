@@ -58,7 +58,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
         capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PARTS}
+        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PART_SIGNS}
         label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
@@ -69,7 +69,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
                     (part, _share(size, capacity))
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PARTS],
+                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PART_SIGNS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
             }

@@ -314,7 +314,7 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: st
             words.append(word)
     lines = [start]
     for word in words:
-        if len(lines[-1]) + len(word) + 3 > tables.WIDTH and lines[-1].strip():
+        if len(lines[-1]) + len(word) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
             lines[-1] += "\\"
             lines.append(start + "  ")
         lines[-1] += word + " "

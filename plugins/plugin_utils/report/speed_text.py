@@ -37,7 +37,7 @@ def served_without_worker(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if rows else []
 
 
-RATES = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
+RATE_TEXTS = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
 SERVICES_S = 7
 """Seconds in which services stop and start, without loading and proof, measured on five containers."""
 
@@ -101,7 +101,7 @@ def speed_notes(plan: Plan) -> list[str]:
         *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
         *([f"{best.host} alone: {speed}"] if best.fits or hosts != {best.host} else []),
         "About four in five measurements fell within the predicted range. "
-        f"Device rates {RATES[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
+        f"Device rates {RATE_TEXTS[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
         *_correction(estimate),
         _conversations(plan),

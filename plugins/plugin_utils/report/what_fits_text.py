@@ -18,14 +18,14 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
     for row in rows:
         if row.why_not:
-            reason = textwrap.shorten(row.why_not, tables.WIDTH, placeholder=" …")
+            reason = textwrap.shorten(row.why_not, tables.PAGE_WIDTH, placeholder=" …")
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
     introduction = f"With {question.context} tokens of context, and with the most that fit. Speeds are for an empty one. {ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(introduction, tables.WIDTH),
+            *textwrap.wrap(introduction, tables.PAGE_WIDTH),
             *("\n" + tables.table(part) for part in (served_rows, other_rows) if part[1:]),
             "",
         ]

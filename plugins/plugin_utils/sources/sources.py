@@ -44,7 +44,7 @@ class Fetched(NamedTuple):
     commit: str
 
 
-RELEASE = "llama_release"
+VARIABLE = "llama_release"
 PIP_SECONDS = 3600
 PACKING_SECONDS = 60.0
 """Longest silence of a server: some make an archive when they are asked for it."""
@@ -123,10 +123,10 @@ def _unknown_ref(repository: str, ref: str) -> str:
 
 def _build_of(repository: str, ref: str, commit: str) -> int:
     """Return the build number of a commit, which is counted once."""
-    record = cache.folder("sources", RELEASE) / f"{commit}.build"
+    record = cache.folder("sources", VARIABLE) / f"{commit}.build"
     with suppress(OSError, ValueError):
         return int(record.read_text())
-    with cache.exclusive_folder("sources", RELEASE) as folder, cache.work(folder) as work:
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
         try:
             number = git.count_commits(repository, commit, Path(work))
         except git.NotFound:
@@ -151,10 +151,10 @@ def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[Fetched]:
 
 
 def _fetch_one(release: ReleasePlan, name: str) -> Fetched:
-    fetched = _cached(release, name, cache.folder("sources", RELEASE))
+    fetched = _cached(release, name, cache.folder("sources", VARIABLE))
     if fetched:
         return fetched
-    with cache.exclusive_folder("sources", RELEASE) as folder, cache.work(folder) as work:
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
         fetched = _cached(release, name, folder)
         if fetched:
             return fetched
@@ -185,7 +185,7 @@ def _cache_paths(release: ReleasePlan, name: str, folder: Path) -> tuple[Path, P
 
 
 def _is_cached(checksum: str) -> bool:
-    return (cache.folder("sources", RELEASE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
+    return (cache.folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
 def _recorded(record: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ def check_options(
         replacements = options.words_instead(listing, fork) if argv == launched and program == options.SERVER else {}
         values = {word: rest for word, *rest in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], listing, fork) if listing else ():
-            option, replacement = options.owned(program, word), replacements.get(word)
+            option, replacement = options.exclusive_option(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")

@@ -94,7 +94,7 @@ def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], tr
     """
     home = trial.folder / "home"
     home.mkdir()
-    account = commands.as_account(trial.account)
+    account = commands.account_options(trial.account)
     os.chown(home, account.get("user", -1), account.get("group", -1))
     for name, words in help_options.items():
         if name == options.SERVER:
@@ -149,7 +149,7 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env={**environment, **trial.environment, **HIDING_VARIABLES},
-                **commands.as_account(trial.account),
+                **commands.account_options(trial.account),
             )
         except OSError as error:
             raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error

@@ -161,9 +161,9 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
     manager = plan.firewall_manager or "a firewall that is not active"
     if firewall_rules.differs(plan.firewall_manager, plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(plan.links, system):
+    if configuration.has_changes(plan.links, system):
         yield Difference("link", "links", "links are not as planned")
-    if kernel_parameters.differ(plan.tuning.parameters, system):
+    if kernel_parameters.has_changes(plan.tuning.parameters, system):
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 
 F32, F16 = 4, 2
 
-COPIES = 4
+PIPELINE_COPIES = 4
 """Number of copies of each mask and of a device's input, one for each part of the pipeline (GGML_SCHED_MAX_COPIES)."""
 STATE_VECTORS, RECURRENT_VECTORS = 8, 16
 """Number of vectors for each token: of the model's width, including four copies, and of a recurrent layer's inner width."""
@@ -121,5 +121,5 @@ def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     if not is_mainline:
         masks = (IK_FLASH_MASKS if flash else IK_MASKS) * full
         return size + F32 * tokens * (heads * full + masks) + _whole_heads(summary, settings, full)
-    masks = COPIES * masked * (F16 if flash else F32)
+    masks = PIPELINE_COPIES * masked * (F16 if flash else F32)
     return size + tokens * (F32 * heads * full + masks) + (_whole_cache(summary, settings, full) if flash else 0)

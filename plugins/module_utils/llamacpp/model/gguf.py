@@ -38,18 +38,18 @@ MAX_ARRAY = 4096
 MAX_STRING = 65536
 """Maximum length of a stored string; longer strings are cut."""
 
-_PAGE = (
+_WEB_PAGE = (
     "is a web page, not a GGUF file: use the address of the file, which on Hugging Face has /resolve/ instead of /blob/"
 )
-_REFUSAL = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
+_ERROR_PAGE = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
 FOREIGN_FORMATS = {
-    b"entry not found": _REFUSAL,
-    b'{"error"': _REFUSAL,
-    b"access to model": _REFUSAL,
-    b"<?xml": _REFUSAL,
+    b"entry not found": _ERROR_PAGE,
+    b'{"error"': _ERROR_PAGE,
+    b"access to model": _ERROR_PAGE,
+    b"<?xml": _ERROR_PAGE,
     **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file in it"),
-    b"<!doctype html": _PAGE,
-    b"<html": _PAGE,
+    b"<!doctype html": _WEB_PAGE,
+    b"<html": _WEB_PAGE,
     b"version https://git-lfs": "is a pointer of Git LFS, not a GGUF file: download the file with git lfs pull",
 }
 """Start of other files that are often mistaken for a model, in lower case → error message."""
@@ -152,7 +152,7 @@ class _Reader:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
         raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
-    def need(self, count: int) -> None:
+    def require(self, count: int) -> None:
         """Load the next ``count`` bytes into the window."""
         if self.at + count <= len(self.window):
             return
@@ -169,7 +169,7 @@ class _Reader:
         self.at += count
 
     def number(self, form: struct.Struct) -> Any:
-        self.need(form.size)
+        self.require(form.size)
         (value,) = form.unpack_from(self.window, self.at)
         self.at += form.size
         return value
@@ -181,7 +181,7 @@ class _Reader:
             raise GGUFError(
                 f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
-        self.need(count)
+        self.require(count)
         self.at += count
         return self.window[self.at - count : self.at]
 
@@ -271,7 +271,7 @@ class _Metadata(NamedTuple):
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
     reader.begin(source)
-    reader.need(min(source.size, 24))
+    reader.require(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
         begin = reader.window.lstrip().lower()
         raise GGUFError(
@@ -304,7 +304,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
-    match = split_files.FIRST.fullmatch(name)
+    match = split_files.FIRST_PART.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: use the first part, whose name ends in -00001-of-{short(count):0>5}.gguf"

@@ -26,15 +26,15 @@ N_MTP, N_SHARED, N_DENSE = "nextn_predict_layers", "attention.shared_kv_layers",
 """Keys: how many of the last layers predict further tokens, how many use the cache of earlier layers, how many of the first have no experts."""
 GLOBAL_ARRAYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
-PART = "split."
+PART_PREFIX = "split."
 """Prefix of the keys that say which part of a model a file is."""
 FIXED_LAYER_COUNTS = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
-NUMBERS = {
+NUMBER_FORMATS = {
     **{f"{tensor_types.FUTURE_PREFIX}{number}": number for number in tensor_types.FUTURE_NUMBERS},
     **{kind.name: number for number, kind in tensor_types.ALL_TYPES.items()},
 }
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class LayerSample(NamedTuple):
@@ -77,7 +77,7 @@ def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
     outside = sum(group.bytes for group in summary.tensors if group.layers is None)
     whole = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
     for count in range(min(room.layers, len(places)), 0, -1):
-        layers = _spread(places[:count], kinds)
+        layers = _spread_layers(places[:count], kinds)
         size = outside + sum(summary.layer_bytes[layer] for layer in layers)
         if size <= room.bytes and not (whole and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
@@ -115,7 +115,7 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     return kinds
 
 
-def _spread(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
+def _spread_layers(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
     """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
     queues = {}
     for rules in {place.rules for place in places}:
@@ -148,7 +148,7 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
             tensors[name] = (name, tensor)
         elif int(match[1]) in layers:
             tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
-    keys = [key for key in model.keys if not key.startswith(PART)]
+    keys = [key for key in model.keys if not key.startswith(PART_PREFIX)]
     with closing(gguf.File(source)) as file, open(target, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
@@ -159,8 +159,8 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
             stream.write(bytes(-stream.tell() % alignment))
             path, offset, size = places[old_name]
             with closing(gguf.File(path)) as part:
-                for start in range(0, size, CHUNK):
-                    stream.write(part.read(offset + start, min(CHUNK, size - start)))
+                for start in range(0, size, CHUNK_BYTES):
+                    stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))
 
 
 def _cut_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
@@ -190,5 +190,5 @@ def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[byt
     for name, tensor in tensors.items():
         raw = name.encode()
         yield gguf.U64.pack(len(raw)) + raw + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        yield struct.pack("<IQ", NUMBERS[tensor.type], offset)
+        yield struct.pack("<IQ", NUMBER_FORMATS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment

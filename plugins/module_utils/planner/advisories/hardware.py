@@ -48,9 +48,9 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",
-                "built": remedies.as_list(built),
-                "backend": None if facts.distribution.family == "unknown" else remedies.as_list([*cards, backend]),
-                "toolkit": remedies.listed(parts) or None,
+                "built": remedies.join_words(built),
+                "backend": None if facts.distribution.family == "unknown" else remedies.join_words([*cards, backend]),
+                "toolkit": remedies.join_names(parts) or None,
             }
             cases.append((name, values))
     return cases

@@ -31,9 +31,9 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
         exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
         if exposed and not host.unit_closes and not host.firewall_manager:
             values = {
-                "where": f"{remedies.listed(exposed)} of {name}",
+                "where": f"{remedies.join_names(exposed)} of {name}",
                 "reason": unfiltered_reason(context, name),
-                "managers": remedies.listed(names.FIREWALLS, "or") if host.host_settings else None,
+                "managers": remedies.join_names(names.FIREWALLS, "or") if host.host_settings else None,
                 "scope": "system" if host.service_manager == "systemd_user" else None,
             }
             cases.append((name, values))
@@ -53,7 +53,7 @@ def external_workers(context: AdvisoryContext) -> Cases:
         if not names.is_loopback(worker.endpoint):
             ports.setdefault(worker.host, []).append(worker.endpoint)
     return [
-        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": context.cluster.head})
+        (name, {"where": f"{remedies.join_names(endpoints)} of {name}", "head": context.cluster.head})
         for name, endpoints in ports.items()
     ]
 

@@ -33,7 +33,7 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
             program[0].host,
             {
                 **values,
-                "where": f"{round(size)} MiB on {remedies.listed(device.name for device in program)} of {program[0].host}",
+                "where": f"{round(size)} MiB on {remedies.join_names(device.name for device in program)} of {program[0].host}",
             },
         )
         for size, program in sizes

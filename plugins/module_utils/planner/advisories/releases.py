@@ -40,7 +40,7 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     if not context.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     compiled = context.release.source in release_request.COMPILED
-    variables = None if compiled else remedies.listed(context.variables_of(context.release.id))
+    variables = None if compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
     for name in dict.fromkeys(device.host for device in context.holders if backends.RECORDS[device.backend].all_quants):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
@@ -51,7 +51,7 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
         }
         if not options or not all(map(backends.is_enabled, options.values())):
             overridden = [option for option in options if option in context.cluster.every_host[name].cmake_options]
-            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(overridden) or None}
+            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.join_names(overridden) or None}
             cases.append((name, {**values, "variables": variables}))
     return cases
 
@@ -91,7 +91,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
         would, does = ("would", "does") if release.build <= appeared.newest_without else ("may", "may")
         newer = f"build {appeared.oldest_with} or newer" if appeared.oldest_with else "a newer build that knows it"
-        variables = remedies.listed(context.variables_of(release.id))
+        variables = remedies.join_names(context.variables_of(release.id))
         values = {"would": would, "who": f"build {release.build} {does} not know", "and_remove": None}
         values.update(newer=newer, variables=variables)
     else:
@@ -107,7 +107,7 @@ def unread_model(context: AdvisoryContext) -> Cases:
         f"tensors of {kind}" for kind in kinds
     ]
     release = context.release
-    values = {"what": remedies.listed(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
+    values = {"what": remedies.join_names(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
     return [(context.plan.head.host, values)] if parts else []
 
 
@@ -124,7 +124,7 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
             if host and not computing and not backends.UNIVERSAL.no_kernels.intersection(missing):
                 computing = [*filter(None, [toolchains.by_vulkan(host.facts)])]
             instead = (*computing, "cpu")[0] if host else None
-            cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))
+            cases.append((name, {"backend": backend, "types": remedies.join_names(missing), "instead": instead}))
     return cases
 
 

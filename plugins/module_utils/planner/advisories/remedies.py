@@ -23,13 +23,13 @@ MIN_CONTEXT = 1024
 """Smallest number of tokens per slot that a remedy suggests."""
 
 
-def listed(words: Iterable[str], last: str = "and") -> str:
+def join_names(words: Iterable[str], last: str = "and") -> str:
     """Return ``a, b and c``."""
     *start, end = [*words] or [""]
     return f"{', '.join(start)} {last} {end}" if start else end
 
 
-def as_list(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as an inventory holds them: one word, or a list."""
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 

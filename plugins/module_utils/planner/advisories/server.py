@@ -69,7 +69,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     stale += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in stale]
     speeds = {"together": str(cluster_speed), "alone": str(best_host.generation_range or best_host.prompt_range)}
-    return [(host, {**speeds, "steps": remedies.listed(steps)})]
+    return [(host, {**speeds, "steps": remedies.join_names(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:
@@ -92,7 +92,7 @@ def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing = [options.by_name(name) for name in workload.PLACEMENT[auxiliary.role]]
+        placing = [options.by_name(name) for name in workload.PLACE_OPTIONS[auxiliary.role]]
         words = [word for word in context.server.extra_args if options.by_word(word) in placing]
         word = " and ".join(words) or None
         values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}

@@ -427,6 +427,6 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
         for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
             place_text = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
-            host_names = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
+            host_names = {"host": cases[0][0], "hosts": remedies.join_names(hosts)}
             findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": place_text}))
     return findings

@@ -36,7 +36,7 @@ def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     request = releases.requested(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
-    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT), request)
+    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
     archives = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
     ready = _with_release(cluster, archives, request)
     obstacle = _missing_program(ready, compiled, catalogue)

@@ -43,7 +43,7 @@ def can_run(facts: Facts, backend: str) -> bool:
 
 def libraries(facts: Facts, backend: str) -> list[str]:
     """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
-    runtime = toolkits.RUNTIME if facts.system == "Linux" else {}
+    runtime = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
     return [name for name, user in runtime.items() if user in ("", backend)]
 
 

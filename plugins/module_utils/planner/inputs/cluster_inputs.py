@@ -65,7 +65,7 @@ DEFAULT_FACTS: dict[str, Any] = {
 }
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of the name of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
@@ -174,7 +174,7 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = entry["variables"]
     if entry["facts"]:
-        typed_json.reported(name, "itself", Facts, entry["facts"])
+        typed_json.parse_report(name, "itself", Facts, entry["facts"])
         owner = entry["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
@@ -231,13 +231,13 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
     )
 
 
-FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+FOLDER_PATH = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
 """Form of a path that a unit takes as it is."""
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
-    if not re.fullmatch(FOLDER, folder):
+    if not re.fullmatch(FOLDER_PATH, folder):
         raise Refusal(
             f"llama_metrics_folder of {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
         )
@@ -310,7 +310,7 @@ def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, st
     """Variables of a process as text: true and false as programs read them, not as Python writes them."""
     values = {}
     for name, value in (variables or {}).items():
-        if not re.fullmatch(NAME, str(name), re.ASCII):
+        if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
             raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
@@ -405,7 +405,7 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     place = f"llama_build_cmake_options of {name}"
     values = {}
     for option, value in (options or {}).items():
-        if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
+        if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option, and a text value")
         values[str(option)] = str(value)
     return values

@@ -132,7 +132,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
         ]
     revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
     return model._replace(
-        source=model.source or (shown(request.source, revision) if request.source else ""),
+        source=model.source or (source_text(request.source, revision) if request.source else ""),
         revision=revision,
         files=tuple(files),
         offered=report.offered,
@@ -141,7 +141,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
     )
 
 
-def shown(source: ModelSource, revision: str | None = None) -> str:
+def source_text(source: ModelSource, revision: str | None = None) -> str:
     if source.huggingface:
         return f"huggingface:{source.huggingface.repo}@{revision or source.huggingface.revision}"
     if source.ollama:
@@ -151,7 +151,7 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
 
 
-def scaled(summary: ModelSummary, size: int) -> ModelSummary:
+def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     """Return the model as if its files had so many bytes: every tensor in proportion."""
     ratio = size / summary.size
 
@@ -219,7 +219,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     """
     source = next(iter(request.sources()), None)
     if source and report.problem:
-        raise typed_json.not_as_read("the head", f"the model ({_subject(source)})", report.problem)
+        raise typed_json.format_refusal("the head", f"the model ({_subject(source)})", report.problem)
     if report.refused:
         raise Refusal(report.refused)
     if request.known_answer:
@@ -230,9 +230,9 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
         return with_files(model, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
-    summary = report.summary or _given_summary(source, request.summary)
+    summary = report.summary or _declared_summary(source, request.summary)
     if request.instead_bytes:
-        summary = scaled(summary, request.instead_bytes)
+        summary = scale_summary(summary, request.instead_bytes)
     model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
     path = str(model.path_of(host_types.MODEL))
     if facts.scope == "system" and report.closed:
@@ -263,10 +263,10 @@ def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary:
 
 def _subject(source: ModelSource) -> str:
     """The beginning of a sentence about a model."""
-    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
+    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {source_text(source)}"
 
 
-def _given_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
+def _declared_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if summary is None:
         raise Refusal(

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, Server, Worker
 
-LIMITS = {
+FIELD_LIMITS = {
     "context": (1, (1 << 31) - 1),
     "parallel": (1, 1024),
     "threads": (1, MAX_THREADS),
@@ -50,7 +50,7 @@ def check(name: str, server: Server, workers: Sequence[Worker], release: Release
 
     :param workers: workers of the head, which has this name.
     """
-    for field, (low, high) in LIMITS.items():
+    for field, (low, high) in FIELD_LIMITS.items():
         limit = validation.limit(getattr(server, field), low, high)
         if limit:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")

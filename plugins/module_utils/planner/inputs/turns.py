@@ -94,9 +94,9 @@ def report_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def sentence(name: str, reason: str) -> str:
     """A reason that is one entry's, in the entry's words."""
-    return f"{name} in {VARIABLE}: {key_words(reason)}"
+    return f"{name} in {VARIABLE}: {entry_keys(reason)}"
 
 
-def key_words(text: str) -> str:
+def entry_keys(text: str) -> str:
     """A text about variables, with the keys of an entry in place of those that it may have of its own."""
     return PREFIX.sub("", text)

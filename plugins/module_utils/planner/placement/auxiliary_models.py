@@ -25,7 +25,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import PLACEMENT, Workload, header_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import (
+    PLACE_OPTIONS,
+    Workload,
+    header_of,
+)
 
 PROCESSOR = "none"
 """Name of the head's processor as a place."""
@@ -38,7 +42,7 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
     model, excluded = workload.model, workload.uncounted_models
-    roles = [role for role in PLACEMENT if header_of(model, role) and role not in excluded]
+    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded]
     places = [*head_devices[:1], None]
     return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
 
@@ -47,7 +51,7 @@ def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> Au
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == host_types.MMPROJ:
         header = cast(Projector, workload.model.projector)
-        return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE)
+        return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     summary = cast(ModelSummary, workload.model.draft)
     load = device_load.load_of(_loaded(summary), _cache_settings(workload), workload.release.build)
     units, kv = list(range(load.units)), _cache_bytes(load, summary)

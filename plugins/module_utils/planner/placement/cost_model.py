@@ -68,8 +68,8 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
 def processor_rate(facts: Facts) -> Rate:
     """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     model, cores = facts.cpu.model, facts.cpu.cores
-    shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.processor_row, (model, *shared))), None)
+    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(device_rates.processor_row, (model, *unified_names))), None)
     rate = (
         rate_of_row(row, TABLE)
         if row
@@ -168,7 +168,7 @@ def read_units(load: device_load.Load) -> list[float]:
     return unit_bytes
 
 
-NODES = {"layer": 31, "experts": 19, "recurrent": 33}
+LAYER_NODES = {"layer": 31, "experts": 19, "recurrent": 33}
 """Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, or with
 a state in place of attention, take besides reading: backends compute many of them together."""
 
@@ -177,8 +177,8 @@ a state in place of attention, take besides reading: backends compute many of th
 def nodes_per_layer(summary: ModelSummary) -> float:
     """Return about how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
-    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
-    return nodes + (NODES["experts"] if active_share(summary) < 1 else 0)
+    nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * sum(recurrent) / summary.layers
+    return nodes + (LAYER_NODES["experts"] if active_share(summary) < 1 else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
@@ -210,7 +210,7 @@ class Link(NamedTuple):
     """Whether the worker's host is a small board."""
 
 
-LINKS = {
+ASSUMED_LINKS = {
     kind: Link(kind, round_trip_ms, gbit, measured=False)
     for kind, round_trip_ms, gbit in (
         ("loopback", 0.04, 11.0),
@@ -327,7 +327,7 @@ def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work]) -> bool:
     return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(MIN_GAIN), sum(parts))
 
 
-LINK = "link to"
+LINK_KIND = "link to"
 """Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
@@ -347,7 +347,7 @@ def prompt_costs(work: Work, width: int, tokens: int = PROMPT_TOKENS) -> dict[st
     }
     if work.link:
         wire = work.visits * 8 * tokens * 2 * 4 * width / work.link.gbit / 1e6
-        costs[LINK] = link_ms(work) + wire
+        costs[LINK_KIND] = link_ms(work) + wire
     return costs
 
 
@@ -362,7 +362,7 @@ def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT_TOKENS
     for work in works:
         device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, LINK_FACTOR if kind == LINK else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(ms, LINK_FACTOR if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
         costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

@@ -53,7 +53,7 @@ class Part(NamedTuple):
     """The device it is on whatever its unit is; None where it goes with its unit."""
 
 
-def _short_of(row: TensorGroup) -> int:
+def _short_name(row: TensorGroup) -> int:
     """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
     if row.type in FLOAT_TYPES or not row.shape:
         return 0
@@ -67,7 +67,7 @@ def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
-        short = _short_of(row)
+        short = _short_name(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < last)
             parts += [Part(name, row.bytes, layer, short) for layer, name in names]
@@ -307,7 +307,7 @@ class Layout(NamedTuple):
         """Upper bound of the compute buffer of one of the devices."""
         return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
-    def overfull(self) -> list[tuple[Device, int]]:
+    def overloaded(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
         missing = [
             -(-(share.weights + share.kv) // MIB) - device.capacity_mib

@@ -61,7 +61,7 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return total_mib * 2 // 3
 
 
-def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+def driver_memory(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
 
     :param environments: name of the device → that of the program that drives it.
@@ -93,7 +93,7 @@ def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_sh
             host=worker.host,
             backend=worker.backend,
             name=worker.device,
-            buffer=capabilities.BUFFER.format(endpoint=worker.endpoint),
+            buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
             capacity_mib=worker.capacity_mib,
             environment=worker.environment,
             worker=worker,

@@ -95,7 +95,7 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     mode = server.load_mode or _default_load_mode(workload, site, layout)
     mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing = _missing_on_head(site.facts, load, first, head_bytes, mapped)
-    overfull, stays = layout.overfull(), bool(first or overrides)
+    overfull, stays = layout.overloaded(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
     reasons = [*_head_excess(site.head, load, first, missing, stays, cache), *_device_excess(overfull, fits)]
     return layout._replace(

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import checkpoints_pay
 
-LIMIT_MIB, CHECKPOINTS = 8192, 32
+LIMIT_MIB, MAX_CHECKPOINTS = 8192, 32
 """llama-server's defaults for ``--cache-ram`` and ``--ctx-checkpoints``."""
 STEP_MIB = 256
 """Unit of sizes: so a kernel that takes a little more rarely restarts a server."""
@@ -51,7 +51,7 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     size = _checkpoint_bytes(candidate)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in available:
-        count = max(1, min(CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
+        count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
         checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     used_backends = {device.backend for device in candidate.layout.devices}

@@ -81,7 +81,7 @@ def prompt_s(parts: Sequence[cost_model.Work], width: int, tokens: int, micro_ba
     if not overlapped:
         return count * sum(stages) / 1000
     waits = [bool(part.link or following.link) for part, following in zip(parts, parts[1:])] + [False]
-    serial = sum(stage for stage, waiting in zip(stages, waits) if waiting) + costs[-1].get(cost_model.LINK, 0.0)
+    serial = sum(stage for stage, waiting in zip(stages, waits) if waiting) + costs[-1].get(cost_model.LINK_KIND, 0.0)
     parallel = max(stage for stage, waiting in zip(stages, waits) if not waiting)
     return (sum(stages) + (count - 1) * max(serial, parallel)) / 1000
 

@@ -19,7 +19,7 @@ SIMILAR_RATES = 0.9
 """Devices count as alike whose rates are at least so much of the fastest of them: less is within what measurements differ by."""
 STEPS = 16
 """In so many steps less is kept free for compute buffers, where the model does not fit beside their upper bounds."""
-PARTS = 1 << 20
+FILL_PARTS = 1 << 20
 """In so many parts of its capacity it is counted how full a device is."""
 COMPARED_BITS = 12
 """Two such numbers are the same where they differ in less than the first so many bits."""
@@ -223,14 +223,14 @@ def _reachable_at_cost(
     costs_after = [_no_units_placed(places, 0)]
     whole = list(range(units + 1))
     for place, limit in zip(reversed(places), reversed(limits)):
-        costs_after.append(_with_device(_mirrored(place), limit, costs_after[-1], whole, whole, units)[0])
+        costs_after.append(_with_device(_mirror(place), limit, costs_after[-1], whole, whole, units)[0])
     return [
         [end for end in ends if costs[end] + rest[units - end] <= cost]
         for ends, costs, rest in zip(positions, costs_before, reversed(costs_after))
     ]
 
 
-def _mirrored(place: Place) -> Place:
+def _mirror(place: Place) -> Place:
     """The device for units in the opposite order."""
 
     def sums(bytes_before: Sequence[int]) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ class _Group(NamedTuple):
             for index in self.members
             if units[index]
         }
-        return [-(-PARTS * size // self.places[index].capacity) for index, size in held.items()]
+        return [-(-FILL_PARTS * size // self.places[index].capacity) for index, size in held.items()]
 
     def limited(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
         return [
@@ -273,7 +273,7 @@ class _Group(NamedTuple):
             return self.limited(
                 limits,
                 lambda place, limit: limit._replace(
-                    most=max(0, min(limit.most, part * place.capacity // PARTS - place.fixed))
+                    most=max(0, min(limit.most, part * place.capacity // FILL_PARTS - place.fixed))
                 ),
             )
 
@@ -294,7 +294,7 @@ class _Group(NamedTuple):
             return self.limited(
                 limits,
                 lambda place, limit: limit._replace(
-                    least=max(0, (part - 1) * place.capacity // PARTS + 1 - place.fixed)
+                    least=max(0, (part - 1) * place.capacity // FILL_PARTS + 1 - place.fixed)
                 ),
             )
 

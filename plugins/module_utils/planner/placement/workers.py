@@ -349,20 +349,21 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
 def head_options(
     workers: Sequence[Worker],
     order: Sequence[str],
-    fitting: Collection[str],
+    preferred_backends: Collection[str],
     canonical: Mapping[str, str],
     driven: Collection[str],
 ) -> list[Worker]:
     """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
 
     :param order: backends, the preferred ones first.
-    :param fitting: backends whose release is of the head's source.
+    :param preferred_backends: backends whose release is of the head's source.
     :param driven: names of the devices that llama-server itself drives there.
     """
     used_devices = {canonical[name] for name in driven}
     worker_names = set()
     for worker in sorted(
-        (worker for worker in workers if worker.build in fitting), key=lambda worker: order.index(worker.build)
+        (worker for worker in workers if worker.build in preferred_backends),
+        key=lambda worker: order.index(worker.build),
     ):
         device = canonical.get(worker.device)
         if device is None or device not in used_devices:

@@ -97,7 +97,7 @@ def _once(
         text = item if isinstance(item, str) else item.message
         return len(group) == len(model_names) and not any(name in text for name in own_variables)
 
-    pairs = [(item, "" if concerns_all(item, group) else remedies.listed(group)) for item, group in models.items()]
+    pairs = [(item, "" if concerns_all(item, group) else remedies.join_names(group)) for item, group in models.items()]
     return sorted(pairs, key=lambda pair: bool(pair[1]))
 
 
@@ -111,7 +111,7 @@ def _advisories(
     return tuple(
         advisory._replace(
             message=_sentence(model, advisory.message),
-            remedy=turns.key_words(advisory.remedy) if model else advisory.remedy,
+            remedy=turns.entry_keys(advisory.remedy) if model else advisory.remedy,
         )
         for advisory, model in _once(model_names, [plan.advisories for plan in plans], own_variables)
     )

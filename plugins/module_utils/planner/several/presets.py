@@ -18,7 +18,7 @@ ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
 VALUE_END = re.compile(r"[;#\r\n]")
-KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
+KEY_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
 def check(release: ReleasePlan) -> None:
@@ -73,7 +73,7 @@ def _section(model: ServedModel) -> Iterator[str]:
         option = options.identity(word)
         twice = f"a second time, after {words[option]}" if option in words else ""
         several = "with several values" if len(values) > 1 else ""
-        form = "" if re.fullmatch(KEY, key) else "as one word"
+        form = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
         ended = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if key in ("alias", "a"):
             raise Refusal(

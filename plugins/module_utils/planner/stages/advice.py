@@ -23,7 +23,7 @@ def findings(installation: Installation, candidate: Candidate, plan: Plan) -> li
     return table.evaluate(AdvisoryContext(plan, installation.cluster, candidate))
 
 
-def advised(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:
+def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:
     """Return the plan with the advisories that it meets."""
     return plan._replace(advisories=tuple(map(table.as_plan, findings(installation, candidate, plan))))
 
@@ -45,8 +45,8 @@ def with_remedies(
         return plan
     trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), try_variant)
     clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, offered)]
-    fitting = [f"It fits this way: {', or '.join(clauses)}"] if clauses else []
-    return plan._replace(reasons=(*plan.reasons, *fitting))
+    fit_text = [f"It fits this way: {', or '.join(clauses)}"] if clauses else []
+    return plan._replace(reasons=(*plan.reasons, *fit_text))
 
 
 def judge_plan(plan: Plan, accepted: frozenset[str]) -> Plan:

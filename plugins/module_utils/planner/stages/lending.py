@@ -99,7 +99,7 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
         environments = {entry.device.device: entry.request.environment for entry in declared[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
             environments.update(dict.fromkeys(driven_names, cluster.server.environment))
-        reported = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
+        reported = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
         shares[name] = workers.memory_shares(
             host, declared[name], driven_names, reported, limits if host.is_head else {}
         )
@@ -149,14 +149,14 @@ def _usable_workers(
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred, fitting = cluster.server.backend or programs.serves, programs.usable_backends()
+    preferred, usable_backends = cluster.server.backend or programs.serves, programs.usable_backends()
     return [
         worker
         for name, entry in equipped.items()
         for worker in workers.head_options(
             entry.workers,
             (preferred, *entry.backends),
-            fitting,
+            usable_backends,
             same_device.canonical_device_names(entry.host.facts),
             driven if name == cluster.head else (),
         )
@@ -177,6 +177,6 @@ def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Ma
     common = [backend for backend in builds if backend in programs.built[cluster.head]]
     remedy = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
     raise Refusal(
-        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.listed(variables)} to "
+        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.join_names(variables)} to "
         "the same release"
     )
