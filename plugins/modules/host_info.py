@@ -13,11 +13,11 @@ description:
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   packages:
-    description: Names of the packages of llama.cpp by distribution family, to find out which are installed.
+    description: Names of llama.cpp packages by distribution family, to find out which are installed.
     type: dict
     default: {}
   plan:
-    description: The host's part of the plan. Then only the difference from it is returned.
+    description: The host's part of the plan. If set, only the host's differences from it are returned.
     type: dict
   kept:
     description: Whether to return only RV(kept).
@@ -43,8 +43,8 @@ drift:
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept:
-  description: Plans that M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the differences of the
-    host from it, and missing files of its services.
+  description: Plans that M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the host's differences from
+    it, and missing files of its services.
   returned: when O(kept) is true
   type: dict
 """

@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts from where
-    they are, by HTTP range requests if that is a server.
+  - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts at their
+    source, with HTTP range requests from a server.
   - The action plugin does that on the controller. Models that the host already has are read there, and no server is asked.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -18,7 +18,7 @@ options:
     description: Where the collection is installed on the host. Without it, the host is not asked for models that can be downloaded.
     type: path
   account:
-    description: Account that reads the model when it is served. Default is the connecting account.
+    description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
   timeout:
     description: Seconds that finding and reading may take.
@@ -34,12 +34,12 @@ options:
     elements: path
     default: []
   paths:
-    description: Files of the host whose headers are read, of a split model the first part; the action plugin sets them.
+    description: Files on the host whose headers are read (the first part of a split model); the action plugin sets them.
     type: list
     elements: path
     default: []
   ollama:
-    description: Models that are looked up in Ollama's folder of the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
+    description: Models that are looked up in Ollama's folder on the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
     type: list
     elements: str
     default: []
@@ -60,7 +60,7 @@ models:
 summary:
   description:
     - Summary of the model for planning. Sizes are in bytes.
-    - C(quantisation) is the one that the file names, or else the type of most of its bytes. C(parameters) is the number of elements
+    - C(quantisation) is the one that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements
       of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: when the model can be planned, as the values below
   type: dict

@@ -319,7 +319,7 @@ CASES = [
             "use a model file with": lambda cluster: with_type("Q4_K", cluster),
         },
         [
-            "Backend cuda of worker1 and worker2 has no known kernels for the model's tensors of TQ1_0.",
+            "Backend cuda of worker1 and worker2 has no known kernels for the model's TQ1_0 tensors.",
             "worker1 and worker2 to vulkan",
         ],
     ),
@@ -454,7 +454,7 @@ CASES = [
                 "head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]
             ),
         },
-        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 of head"],
+        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 on head"],
     ),
     (
         "accelerator-unused",
@@ -483,7 +483,7 @@ CASES = [
             "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
             "reserve memory with": accepts("auxiliary-not-counted"),
         },
-        ["llama_model_draft is not counted", "-ngld is given, which puts it where", "Remove -ngld, so that"],
+        ["llama_model_draft is not counted", "-ngld is given, which places it without", "Remove -ngld, so that"],
     ),
     (
         "context-cut",
@@ -776,7 +776,5 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     ],
 )
 def test_a_type_that_is_newer_than_the_build_is_refused(kind, release, first):
-    said = (
-        f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or a newer one"
-    )
+    said = f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or newer"
     assert said in with_type(kind, cluster_of(llama_release={**TREE, **release})).reason()

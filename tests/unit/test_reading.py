@@ -42,7 +42,7 @@ facts/firewall.active_manager facts/hardware._key_values facts/hardware._mib fac
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
 facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
-host/kernel_parameters.differ host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
+host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
@@ -211,7 +211,7 @@ def test_a_server_is_known_by_its_certificate(certify):
 
     assert ask(served(script), key="secret", certificate=expected[1]) == (
         0,
-        "it presents another certificate than the configured one: run site.yml, which restarts it",
+        "it does not present the configured certificate: run site.yml, which restarts it",
     )
     assert b"secret" not in b"".join(received)
 

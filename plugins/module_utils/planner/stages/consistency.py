@@ -34,14 +34,14 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        opened = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
-        for place, kind in ((worker.endpoint, "worker"), *opened):
+        open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
+        for place, kind in ((worker.endpoint, "worker"), *open_addresses):
             owner = owners.setdefault(place, worker.host)
             if owner != worker.host:
-                once = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
+                hint = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
                 raise Refusal(
                     f"{worker.host} and {owner} both have the {kind} {place}: give each host its own address "
-                    f"in ansible_host, llama_links or llama_external_workers{once}"
+                    f"in ansible_host, llama_links or llama_external_workers{hint}"
                 )
 
 
@@ -59,8 +59,8 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} has: end it on another "
-                    f"one, and set {variable} to that"
+                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} uses: end it on another "
+                    f"port, and set {variable} to that"
                 )
             users[port] = f"the tunnel to {worker.name} of {worker.host}"
 
