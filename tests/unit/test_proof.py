@@ -476,7 +476,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
     def log_message(self, *words):
         pass
-if host.startswith("/"):
+if host.endswith(".sock"):
     print(oct(os.stat(os.path.dirname(host)).st_mode), file=open(__file__ + ".mode", "w"))
     socketserver.UnixStreamServer(host, Handler).serve_forever()
 http.server.HTTPServer((host, int(words[words.index("--port") + 1])), Handler).serve_forever()

@@ -411,7 +411,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
     :raises Failure: it does not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
-        address = f"{private}/s" if work.sockets else f"{LOOPBACK}:{_free_port()}"
+        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
