@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import select
 import socket
 import socketserver
@@ -54,7 +55,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 
 HANDSHAKES = "handshakes.json"
 ENDS = "ends.json"
-LAST_LINES = 20
+LAST_LINES, ERROR_LINES = 20, 5
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
 EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
@@ -93,7 +94,14 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 def record_exit(state: Path, ending: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
     number = journal.read_back(state / ENDS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
+    journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": last_lines(log)})
+
+
+def last_lines(log: str) -> list[str]:
+    """Return the last lines of a log, those with an error first: help texts and backtraces may follow them."""
+    lines = log.splitlines()
+    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)][-ERROR_LINES:]
+    return [*errors, *(line for line in lines[-LAST_LINES:] if line not in errors)]
 
 
 class HeadSettings(NamedTuple):
