@@ -189,7 +189,6 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
         account=None,
         environment=environment,
         launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.SOCKET}"),
-        tunnels=False,
         sockets=True,
         context=context,
         micro_batch=512,

@@ -62,7 +62,6 @@ def prove(programs, workers, tmp_path):
             account=None,
             environment={},
             launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
-            tunnels=False,
             sockets=True,
             context=context,
             micro_batch=512,

@@ -495,7 +495,7 @@ def work(tmp_path):
     def of(processor="right", devices=("right", "right"), variants=(), remedies=(), reference=99, **changed):
         return ProofWork(
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
-            **{"account": None, "environment": {}, "tunnels": False, "sockets": True, "micro_batch": 512},
+            **{"account": None, "environment": {}, "sockets": True, "micro_batch": 512},
             launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
             **{"limit_s": 300, "patience": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
@@ -548,10 +548,10 @@ def test_the_bound_follows_from_variants_that_answer(prove):
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("devices, tunnels", [(("starting", "lost"), False), (("comes back",), True)])
-def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices, tunnels):
+@pytest.mark.parametrize("devices", [("starting", "lost"), ("comes back",)])
+def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices):
     monkeypatch.setattr(run, "RESTART_SECONDS", 2)
-    proof = prove("right", devices, remedies=("none",), tunnels=tunnels)
+    proof = prove("right", devices, remedies=("none",))
     assert (proof.untested, proof.failures()) == (None, [])
 
 

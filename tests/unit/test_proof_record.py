@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.modules import proof as module
 from support import actions
 
 SIDE = Side("0" * 16, "head cpu", ("/bin/llama-server",))
-WORK = ProofWork("/m", (0,), 1, "/s", None, {}, (), False, True, 64, 512, 90, 60, SIDE, (), (SIDE,))
+WORK = ProofWork("/m", (0,), 1, "/s", None, {}, (), True, 64, 512, 90, 60, SIDE, (), (SIDE,))
 PLACE = InstallationPaths("user", "supervisor", "/p", "/c", "/u")
 FOUND = Proof(9, devices=(Verdict(SIDE.id, SIDE.name, 512, bound=1.0),))
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
 if not __package__:  # on a host all modules are in one folder
@@ -63,9 +63,8 @@ EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
 RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
-PROOF_NICE = 10
-PROOF_IDLE, PROOF_STOP_SECONDS = 30, 5.0
-"""Seconds without a client after which the launcher of a proof exits, and seconds in which a program exits after its client."""
+PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE = 10, 5.0, 30
+"""Priority of a proof's programs, seconds in which one exits, and seconds without a client after which their launcher exits."""
 NO_HANDSHAKE = rpc.Handshake("", "")
 Answers = Mapping[str, rpc.Handshake]
 """Last answer of each worker, by endpoint."""
@@ -367,14 +366,8 @@ class ProgramRequest(socketserver.StreamRequestHandler):
             return
         argv, environment, path = json.loads(line)
         with open(path, "wb") as log:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                preexec_fn=progress.die_with_parent,
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(argv, env=environment, preexec_fn=progress.die_with_parent, **streams)
         while process.poll() is None and not select.select([self.connection], [], [], 0.1)[0]:
             pass
         progress.stop_process(process, PROOF_STOP_SECONDS)

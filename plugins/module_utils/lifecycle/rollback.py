@@ -205,8 +205,8 @@ def _parts(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         return [part for key in keys for part in _parts(f"{name}.{key}", old.get(key, NOT_SET), new.get(key, NOT_SET))]
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in (old, new)]
-    return [(name, *texts)] if old != new else []
+    old_text, new_text = (value if isinstance(value, str) else json.dumps(value) for value in (old, new))
+    return [(name, old_text, new_text)] if old != new else []
 
 
 def _shortened(*values: str) -> list[str]:

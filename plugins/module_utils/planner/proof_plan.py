@@ -165,7 +165,6 @@ def work_of(plan: Plan) -> ProofWork | None:
         account=head.account,
         environment=plan.head.environment,
         launcher=services.with_launcher(plan, "prove", [f"{head.state}/{SOCKET}"]),
-        tunnels=bool(services.ends_on_head(plan)),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),

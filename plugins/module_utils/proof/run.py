@@ -271,9 +271,8 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
                 return server.answers(prompts, reference.tokens)
         except Failure as failure:
             lost = LOST.search(str(failure))
-            if lost and work.tunnels:
-                time.sleep(RESTART_SECONDS)
             if lost and not is_retry:  # an abort repeats itself, a broken connection does not
+                time.sleep(RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not AWAY.search(str(failure)) or time.monotonic() > deadline:
                 raise
@@ -376,7 +375,7 @@ def _launcher(work: ProofWork) -> Iterator[None]:
 
     :raises Failure: it does not answer.
     """
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **quiet) if work.launcher else None
     try:
         with _connection(work):

@@ -50,8 +50,6 @@ class ProofWork(NamedTuple):
     environment: Mapping[str, str]
     launcher: tuple[str, ...]
     """command line of the launcher that runs the command lines; empty if a service runs it"""
-    tunnels: bool
-    """whether workers are behind tunnels"""
     sockets: bool
     """whether llama-server listens on Unix sockets"""
     context: Annotated[int, Number(1, 1 << 20)]
