@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: proof
-short_description: Proves with layers of the model that the planned devices compute it correctly
+short_description: Proves that the planned devices compute layers of the model correctly
 description:
   - Runs on the head. Writes a small model of the planned layers, lets llama-server compute it on each planned device and on the head's processor alone, and
     compares the likeliest tokens. The bound follows from correct variants of the processor.
@@ -22,7 +22,7 @@ options:
     type: dict
   prove:
     description:
-      - V(once) skips devices on which the head has a verdict, for the same release, model, device and command line. V(never) proves nothing.
+      - V(once) skips devices for which the head has a verdict with the same release, model, device and command line. V(never) proves nothing.
       - V(search) is like V(once), and tries other settings on devices that compute incorrectly.
     type: str
     choices: [once, always, never, search]
@@ -41,7 +41,7 @@ options:
     description: Definition of the service in whose sandbox llama-server runs. Only systemd runs it.
     type: str
   work:
-    description: What is to be run.
+    description: What to run.
     type: dict
 """
 
@@ -54,7 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: For each model C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
+  description: For each model, C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
   returned: success
   type: list
   elements: dict
@@ -63,11 +63,11 @@ wrong:
   returned: success
   type: str
 fix:
-  description: What to do if some do.
+  description: Remedy for these devices.
   returned: success
   type: str
 crashed:
-  description: For each worker that crashed its C(host), and the C(command) that shows its log there.
+  description: For each worker that crashed, its C(host) and the C(command) that shows its log there.
   returned: success
   type: list
   elements: dict
@@ -128,9 +128,9 @@ def main():
         if remaining.devices:
             step = run.prepare if module.params["stage"] == "reference" else run.prove
             with run_launcher(place, remaining, module.params["definition"]) as run_work:
-                result = accounts.work_as(work.account, step, run_work, processes.is_only_listener)
+                result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:
-                proof = typed_json.reported("this host", "the proof", Proof, result)
+                proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:
                     run.keep(path, proof)
                 except OSError as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 MANAGERS = (*services.SYSTEMD, "supervisor")
 """Managers that can run a benchmark: launchd would start the job again at boot."""
 NAME = names.service("benchmark")
-RETURN_SECTIONS = """
+RESTART_SECTIONS = """
 [Unit]
 Conflicts={server}.service
 After={server}.service
@@ -39,7 +39,7 @@ class BenchmarkJob:
     def __init__(self, place: InstallationPaths) -> None:
         scope = "--user " if place.scope == "user" else ""
         systemd = place.service_manager in services.SYSTEMD
-        self._return = RETURN_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
         self.measuring = services.temporary_manager(place)
@@ -58,7 +58,7 @@ class BenchmarkJob:
         """
         if not self._return:
             _apply(self._serving, stop=[names.SERVER])
-        for old in self._state.glob(f"{FILES}*"):
+        for old in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)
