@@ -210,16 +210,8 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         values = [getattr(service, field) for service in heads]
         return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
 
-    return heads[0]._replace(
-        name=job.NAME,
-        temporary=True,
-        description=f"benchmark of cluster {first_plan.cluster}",
-        argv=services.tunnelled_endpoints(first_plan, ["/bin/sh", "-c", script]),
-        environment={},
-        reads=(),
-        after=(),
-        credentials={},
-        homes=union("homes", None),
-        devices=union("devices"),
-        allow=union("allow", ()),
-    )
+    argv: Sequence[str] = ["/bin/sh", "-c", script]
+    if services.head_ends(first_plan):
+        argv = services.with_launcher(first_plan, "client", argv)
+    service = services.replacement(heads[0], job.NAME, f"benchmark of cluster {first_plan.cluster}", argv)
+    return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

@@ -13,10 +13,13 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services as planned_services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 
 display = Display()
@@ -80,8 +83,15 @@ class ActionModule(Action):
     def _show(self, text: str) -> None:
         display.display(f"  [{self.host}] proof: {text}")
 
+    def _definition(self, plan: Plan, work: ProofWork, seconds: int) -> str:
+        """Return the service of the launcher, in the sandbox of the head's service."""
+        host = plan.hosts[plan.head.host]
+        head = next(service for service in host.services if service.kind == "head")
+        service = names.service("proof"), f"proof of cluster {plan.cluster}", work.launcher
+        return definitions.definition(host, planned_services.replacement(head, *service), seconds)
+
     def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:
-        prediction, prefix = plan.head.proof, plan.hosts[plan.head.host].prefix
+        prediction, host = plan.head.proof, arguments.plan.hosts[plan.head.host]
         seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * (
             1 + len(work.remedies) * len(work.devices)
         )
@@ -94,7 +104,12 @@ class ActionModule(Action):
                 f"then each device does, without answers for {prediction.outage_s} s"
             )
         answer = self.background(
-            job, work=typed_json.dump(work), prove=arguments.prove, prefix=prefix, stage=arguments.stage
+            job,
+            work=typed_json.dump(work),
+            prove=arguments.prove,
+            stage=arguments.stage,
+            host=typed_json.dump(places.place_in(host)),
+            definition=self._definition(arguments.plan, work, limit),
         )
         if answer.get("failed"):
             raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")

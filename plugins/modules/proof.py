@@ -34,9 +34,12 @@ options:
     type: str
     choices: [reference, devices]
     default: devices
-  prefix:
-    description: Installation folder, which has the record.
-    type: path
+  host:
+    description: Paths of the installation, and the service manager. The action plugin sets this, O(definition) and O(work).
+    type: dict
+  definition:
+    description: Definition of the service in whose sandbox llama-server runs. Only systemd runs it.
+    type: str
   work:
     description: What to run.
     type: dict
@@ -70,14 +73,36 @@ crashed:
   elements: dict
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
+
+NAME = names.service("proof")
+UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
+"""Additions for systemd: low priority, and a llama-server that lacks memory takes no other with it."""
+
+
+@contextmanager
+def run_launcher(place: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
+    """Run the launcher of the proof in its sandbox, if the host has one; otherwise the proof starts it."""
+    if place.service_manager not in services.SYSTEMD:
+        yield work
+        return
+    manager = services.temporary_manager(place)
+    service = services.Service(NAME, definition + UNIT_SETTINGS, temporary=True)
+    services.apply_request(manager, services.ServiceRequest(run=[service], restart=[NAME]), check=False)
+    try:
+        yield work._replace(launcher=())
+    finally:
+        services.apply_request(manager, services.ServiceRequest(remove=[NAME]), check=False)
 
 
 def main():
@@ -86,7 +111,8 @@ def main():
             "plan": {"type": "dict"},
             "prove": {"type": "str", "choices": ["once", "always", "never", "search"], "default": "once"},
             "stage": {"type": "str", "choices": ["reference", "devices"], "default": "devices"},
-            "prefix": {"type": "path"},
+            "host": {"type": "dict"},
+            "definition": {"type": "str"},
             "work": {"type": "dict"},
         },
         supports_check_mode=True,
@@ -94,19 +120,21 @@ def main():
     )
     with errors.reported(module):
         work = typed_json.parse(ProofWork, module.params["work"])
-        path = Path(module.params["prefix"], names.PROOF)
+        place = typed_json.parse(InstallationPaths, module.params["host"])
+        path = Path(place.prefix, names.PROOF)
         valid = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof, unrecorded = Proof(0), ""
-        if remaining.devices and module.params["stage"] == "reference":
-            accounts.run_as(work.account, run.prepare, remaining, processes.is_served)
-        elif remaining.devices:
-            result = accounts.run_as(work.account, run.prove, remaining, processes.is_served)
-            proof = typed_json.parse_report("this host", "the proof", Proof, result)
-            try:
-                run.keep(path, proof)
-            except OSError as error:
-                unrecorded = errors.sentence(error)
+        if remaining.devices:
+            step = run.prepare if module.params["stage"] == "reference" else run.prove
+            with run_launcher(place, remaining, module.params["definition"]) as run_work:
+                result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
+            if step is run.prove:
+                proof = typed_json.parse_report("this host", "the proof", Proof, result)
+                try:
+                    run.keep(path, proof)
+                except OSError as error:
+                    unrecorded = errors.sentence(error)
         devices = {**valid, **{verdict.id: verdict for verdict in proof.devices}}
         verdicts = tuple(devices[side.id] for side in work.devices if side.id in devices)
     module.exit_json(

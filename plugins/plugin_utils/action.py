@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, typed_json, validation
@@ -33,6 +33,8 @@ INTERNAL_KEYS = (
     "stderr_lines",
 )
 """Keys that Ansible adds to the result of such a job."""
+POLLS_PER_LOOK = 15
+"""Number of polls of a job after which its process is looked for: a host that was restarted knows the job, and runs it no more."""
 ControllerPath = Annotated[str, "path"]
 """Argument that is a path on the controller."""
 
@@ -169,8 +171,12 @@ class Action(ActionBase):
             )
         folder = self.get_shell_option("async_dir", default="~/.ansible_async")
         ask = partial(self.module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
-        status = self._wait(start["ansible_job_id"], ask, job)
-        ask(mode="cleanup")
+        try:
+            status = self._wait(start["ansible_job_id"], ask, job)
+            ask(mode="cleanup")
+        except AnsibleConnectionFailure as error:
+            reason = validation.printable(str(error))
+            raise AnsibleActionFail(f"{self.host} was lost during the {job.name}: {reason}. {job.lost}") from None
         if status.get("failed") and "data" in status:  # instead of a result it has a traceback of async_wrapper
             reason = "".join(str(status.get("stderr") or status["data"]).strip().splitlines()[-1:])
             status["msg"] = (
@@ -182,11 +188,17 @@ class Action(ActionBase):
     def _wait(self, identity: str, ask: Callable[[], dict[str, Any]], job: BackgroundJob) -> dict:
         start_time = progress_time = time.monotonic()
         last_progress = ""
-        for pause in job.pauses:
+        process = shlex.quote(f"[a]sync_wrapper.py {identity.split('.')[0]} ")
+        for number, pause in enumerate(job.pauses, 1):
             time.sleep(pause)
+            is_gone = not number % POLLS_PER_LOOK and self.command(f"pgrep -f {process}").get("rc") == 1
             status = ask()
             if status.get("finished"):
                 return status
+            if is_gone:
+                raise AnsibleActionFail(
+                    f"{self.host}: the {job.name} (job {identity}) is gone without a result. {job.lost}"
+                )
             if status.get("failed"):
                 raise AnsibleActionFail(
                     f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.lost}"

@@ -17,8 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 MARKUP_TEMPLATES = ("plist.j2",)
 """Endings of templates that write XML."""
-PROOF_SECONDS = 900
-"""Seconds after which a service that only proves a release is stopped."""
 COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
 """Texts that start a comment in a value for supervisor, and characters that an environment for it cannot contain, since it knows no escapes there."""
 
@@ -93,7 +91,7 @@ def _templates() -> Environment:
     return environment
 
 
-def definition(host: HostPlan, service: ServicePlan, seconds: int = PROOF_SECONDS) -> str:
+def definition(host: HostPlan, service: ServicePlan, seconds: int = 0) -> str:
     """Return the definition of a service.
 
     :param seconds: time limit of a temporary service.

@@ -19,6 +19,7 @@ from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Machine, Proposal
@@ -92,6 +93,10 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         interface_text = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
         yield f"{interface_text} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
     yield from (f"{name} is left out: {reason}" for name, reason in left_out.items())
+    offered = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
+    if len(offered) == 1 and offered & capabilities.PACKAGED_TREES.keys():
+        yield "The hosts' distribution has llama.cpp. To install it and compile nothing:"
+        yield "llama_release: {source: package}"
     if not proposal.model:
         yield "No host has a model that fits. The generated known-answer model proves the cluster; then replace it with yours."
     elif isinstance(plan, Plan):

@@ -39,6 +39,7 @@ import gguf
 import numpy
 import shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf as headers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, layer_sample
@@ -190,7 +191,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
         folder=str(folder),
         account=None,
         environment=environment,
-        client=(),
+        launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.SOCKET}"),
         sockets=True,
         context=context,
         micro_batch=512,
@@ -234,7 +235,7 @@ def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     target.unlink(missing_ok=True)
     target.symlink_to(model)
     try:
-        with run._serve(job, folder, lambda *_ignored: True, job.devices[1]) as server:
+        with run._serve(job, folder, lambda _port: True, job.devices[1]) as server:
             return speech.take_reading(server._ask, "0" * 16, None)
     except run.Failure:
         return None
@@ -249,14 +250,14 @@ def measure(
     counts: Counter = Counter()
     with tempfile.TemporaryDirectory(prefix="llamacpp-benchmark-") as place:
         job, began = work(given, model, Path(place), further), time.monotonic()
-        run.prepare(job, lambda *_ignored: True)
+        run.prepare(job, lambda _port: True)
         line = {"model": name, "layers": len(job.layers), "reference_s": round(time.monotonic() - began, 1)}
         print(json.dumps({**line, "predicted_s": predicted(job, model)}), flush=True)
         right = None
         for fault in faults:
             with workers(given, fault):
                 began = time.monotonic()
-                proof = typed_json.parse(Proof, run.prove(job, lambda *_ignored: True))
+                proof = typed_json.parse(Proof, run.prove(job, lambda _port: True))
                 seconds = round(time.monotonic() - began, 1)
                 row = {"model": name, "fault": fault, "untested": proof.untested, "seconds": seconds}
             with workers(given, fault):

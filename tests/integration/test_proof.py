@@ -3,6 +3,7 @@
 A device that computes incorrectly is one that is told another value of the model's header than the head's processor.
 """
 
+import sys
 from pathlib import Path
 
 import models
@@ -10,6 +11,7 @@ import pytest
 import real_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from conftest import free_port
@@ -59,7 +61,7 @@ def prove(programs, workers, tmp_path):
             folder=str(tmp_path),
             account=None,
             environment={},
-            client=(),
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
             sockets=True,
             context=context,
             micro_batch=512,
@@ -69,7 +71,7 @@ def prove(programs, workers, tmp_path):
             variants=(("--repack",), *([] if quantised else [("--flash-attn", "off")])),
             devices=(side(1, "first cpu", first), side(2, "second cpu", second, *wrong)),
         )
-        return typed_json.parse(Proof, run.prove(work, processes.is_served))
+        return typed_json.parse(Proof, run.prove(work, processes.is_only_listener))
 
     return of
 

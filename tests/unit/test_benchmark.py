@@ -283,7 +283,7 @@ PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
 def head(request, tmp_path, monkeypatch):
     """A head whose server runs."""
     machine = machine_with(request.param, tmp_path, monkeypatch)
-    monkeypatch.setattr(job, "VOLATILE_UNITS", machine.folder / "units")
+    monkeypatch.setattr(services, "VOLATILE_UNITS", machine.folder / "units")
     machine.apply(defined(SERVER))
     machine.lines("calls"), machine.lines("events")
     return machine

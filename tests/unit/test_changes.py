@@ -1,6 +1,7 @@
 """What a run restarts and who builds, decided from a plan and from what hosts report."""
 
 import pytest
+from support.clusters import GPU
 from support.drift import drifts
 from support.lifecycle import decide, missing_tools
 
@@ -98,6 +99,15 @@ def test_where_the_head_is_of_another_kind_the_first_host_builds(pair):
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker1"]}
     pair.hosts["worker1"]["variables"]["llama_build_host"] = "worker2"
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker2"], "worker2": ["worker2"]}
+
+
+def test_a_head_that_moves_to_a_card_compiles_nothing_for_it(pair):
+    card = {"accelerators": [GPU], "toolchain": {"nvcc": "12.9", "cmake": "3.30", "c++": "14.2"}}
+    pair.hosts["worker1"]["facts"].update(card)
+    built = {build["backend"]: build for build in pair.plan()["hosts"]["worker1"]["builds"]}["cuda"]
+    assert built["targets"] == ["ggml-rpc-server", "llama-server"]
+    pair.hosts["head"]["facts"].update(card)
+    assert built["id"] in [build["id"] for build in pair.plan()["hosts"]["head"]["builds"]]
 
 
 def test_a_host_that_shares_nothing_builds_for_itself(pair):

@@ -164,6 +164,17 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     assert "Other models: /models/huge.gguf, /models/small.gguf" in done.text
     assert "huge.gguf" not in str(done.result["plan"]["model"])
     assert "closed.gguf" not in done.text
+    assert "source: package" not in done.text
+
+
+@pytest.mark.parametrize(
+    "versions, offered", [(["0.7.0"] * 3, True), (["0.7.0", "0.7.0", None], False), (["0.1"] * 3, False)]
+)
+def test_the_package_of_a_distribution_is_proposed_in_a_comment_where_all_hosts_have_it(tmp_path, versions, offered):
+    packages = [{"version": version, "installed": [], "listed": True} for version in versions]
+    facts = {host: {"facts": {**FACTS, "packaged": package}} for host, package in zip("abc", packages)}
+    done = discovered(tmp_path, network(*"abc"), facts=facts)
+    assert ("\n# llama_release: {source: package}\n" in done.text) == offered
 
 
 def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):

@@ -63,12 +63,13 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     (tmp_path / "key").write_text("\nsecret\nother\n")
     (folder / journal.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     runtime.write_handshakes(folder, {})
-    runtime.record_exit(folder, "with status 1", "one\ntwo\n")
+    help_text = [f"--option{number}" for number in range(30)]
+    runtime.record_exit(folder, "with status 1", "\n".join(["one", "Failed to open file", *help_text]))
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
     found = collect(1, api_key_file=str(tmp_path / "key"))
     assert found.health == (True, "ok")
-    assert found.exits == (1, "with status 1", ("one", "two"))
+    assert found.exits == (1, "with status 1", ("Failed to open file", *help_text[-runtime.LAST_LINES :]))
     assert found.links == {"worker1": (9400, None, "", False), "worker2": None}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     assert found.handshakes == ({}, None)

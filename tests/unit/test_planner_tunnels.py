@@ -141,11 +141,11 @@ def test_stunnel_costs_a_token_its_share(pair):
 
 def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     plan = typed(encrypted.plan())
-    launcher = " ".join(services.tunnelled_endpoints(plan, ["program", "job"]))
+    launcher = " ".join(services.with_launcher(plan, "client", ["program", "job"]))
     ends = "--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys"
     assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
     encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"
-    assert services.tunnelled_endpoints(typed(encrypted.plan()), ["program"]) == ("program",)
+    assert services.head_ends(typed(encrypted.plan())) == []
 
 
 def test_the_head_s_own_workers_need_no_stunnel(local):

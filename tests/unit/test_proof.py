@@ -5,10 +5,13 @@ import html
 import json
 import os
 import re
+import signal
+import socket
 import socketserver
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -17,7 +20,11 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
@@ -37,9 +44,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as proof_module
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import RELEASE, known_answer_of, typed
 from support import actions, verification
 from support.clusters import IK_LLAMA, with_small_layers
+from test_services import machine_with
 
 MODULE = proof_module
 KEYS = (
@@ -467,7 +476,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
     def log_message(self, *words):
         pass
-if host.startswith("/"):
+if host.endswith(".sock"):
     print(oct(os.stat(os.path.dirname(host)).st_mode), file=open(__file__ + ".mode", "w"))
     socketserver.UnixStreamServer(host, Handler).serve_forever()
 http.server.HTTPServer((host, int(words[words.index("--port") + 1])), Handler).serve_forever()
@@ -486,7 +495,8 @@ def work(tmp_path):
     def of(processor="right", devices=("right", "right"), variants=(), remedies=(), reference=99, **changed):
         return ProofWork(
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
-            **{"account": None, "environment": {}, "client": (), "sockets": True, "micro_batch": 512},
+            **{"account": None, "environment": {}, "sockets": True, "micro_batch": 512},
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
             **{"limit_s": 300, "patience": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
             variants=tuple((how,) for how in variants),
@@ -497,14 +507,18 @@ def work(tmp_path):
     return of
 
 
+def place(folder, manager="supervisor"):
+    return typed_json.dump(InstallationPaths("system", manager, str(folder), str(folder), str(folder)))
+
+
 @pytest.fixture
 def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
-    def of(*sides, **changed):
+    def of(*sides, owner=processes.is_only_listener, **changed):
         (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
         (tmp_path / run.FOLDER / "partial").write_text("")
-        proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), processes.is_served))
+        proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), owner))
         assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} <= {".json"}
         return proof
 
@@ -534,10 +548,10 @@ def test_the_bound_follows_from_variants_that_answer(prove):
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("devices, client", [(("starting", "lost"), ()), (("comes back",), ("/usr/bin/env",))])
-def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices, client):
+@pytest.mark.parametrize("devices", [("starting", "lost"), ("comes back",)])
+def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices):
     monkeypatch.setattr(run, "RESTART_SECONDS", 2)
-    proof = prove("right", devices, remedies=("none",), client=client)
+    proof = prove("right", devices, remedies=("none",))
     assert (proof.untested, proof.failures()) == (None, [])
 
 
@@ -589,11 +603,11 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
-    assert run.prepare(work(variants=("near",)), processes.is_served)
+    assert run.prepare(work(variants=("near",)), processes.is_only_listener)
     assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
     for _again in range(2):
         assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
-    assert run.prepare(work("crashes", ("right",)), processes.is_served)
+    assert run.prepare(work("crashes", ("right",)), processes.is_only_listener)
     assert "crashes with status 3" in prove("crashes", reference=98).untested
     os.utime(tmp_path / "model.gguf", (1, 1))
     assert "crashes with status 3" in prove("crashes").untested
@@ -603,7 +617,7 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
-    assert run.prepare(work(reference=98, layers=(0,)), processes.is_served)
+    assert run.prepare(work(reference=98, layers=(0,)), processes.is_only_listener)
     assert list((tmp_path / run.FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
     monkeypatch.setattr(run, "REFERENCES", 1)
@@ -613,10 +627,10 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
-    assert not run.prepare(work("crashes"), processes.is_served)
+    assert not run.prepare(work("crashes"), processes.is_only_listener)
     assert not list((tmp_path / run.FOLDER).iterdir())
     monkeypatch.setattr(run, "_available_memory", lambda: run.FREE_MEMORY + 999)
-    assert not run.prepare(work("hangs"), processes.is_served)
+    assert not run.prepare(work("hangs"), processes.is_only_listener)
     assert not list(tmp_path.glob("*.starts"))
 
 
@@ -629,7 +643,7 @@ def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, wh
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setattr(run, "_free_port", lambda: other.server_address[1])
-        proof = prove(how, sockets=False, patience=1 if how == "hangs" else 30)
+        proof = prove(how, sockets=False, owner=lambda _port: False, patience=1 if how == "hangs" else 30)
         other.shutdown()
     assert why in proof.untested
     assert set(questions_seen) <= {b""}
@@ -638,7 +652,7 @@ def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, wh
 @pytest.mark.programs
 def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(work, call, tmp_path):
     def remaining(work, prove="once", **arguments):
-        answer = call(prefix=str(tmp_path), work=typed_json.dump(work), prove=prove, **arguments)
+        answer = call(host=place(tmp_path), work=typed_json.dump(work), prove=prove, **arguments)
         return answer["remaining"], [one["name"] for one in answer["proof"]["devices"]]
 
     names_of = ["worker0 cpu", "worker1 cpu"]
@@ -650,6 +664,63 @@ def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(wor
     assert remaining(work(), "always") == remaining(work(micro_batch=513)) == (2, names_of)
     for third in ("wrong", "right"):
         assert remaining(work(devices=("right", "right", third))) == (1, [*names_of, "worker2 cpu"])
+
+
+@pytest.mark.parametrize("manager, launchers", [("systemd", [()]), ("supervisor", [("launcher",)])])
+def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
+    work, call, tmp_path, monkeypatch, manager, launchers
+):
+    machine, seen = machine_with(manager, tmp_path, monkeypatch), []
+    monkeypatch.setattr(services, "VOLATILE_UNITS", machine.folder / "volatile")
+    definition = machine.folder / "volatile/llamacpp-proof.service"
+
+    def prove(_account, _step, proof_work, _owner):
+        seen.append(proof_work.launcher)
+        assert definition.exists() == (manager == "systemd")
+        assert manager != "systemd" or definition.read_text() == "llamacpp-proof 1\n" + proof_module.UNIT_SETTINGS
+        assert machine.state("llamacpp-proof") == [services.RUNNING if manager == "systemd" else services.STOPPED]
+        raise Refusal("killed")
+
+    monkeypatch.setattr(proof_module.accounts, "work_as", prove)
+    arguments = {"host": machine.host, "definition": "llamacpp-proof 1\n"}
+    assert call(work=typed_json.dump(work(launcher=("launcher",))), **arguments)["failed"]
+    assert (seen, machine.state("llamacpp-proof"), definition.exists()) == (launchers, [services.STOPPED], False)
+
+
+def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
+    plan = typed(served.accepted())
+    action = actions.made(action_plugin, plan=served.accepted())
+    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1})
+    action.run(task_vars={"inventory_hostname": "head"})
+    lines = action.background.call_args.kwargs["definition"].splitlines()
+    host = plan.hosts["head"]
+    head = definitions.definition(host, host.services[-1]).splitlines()
+    changed = ("Description", "After", "ExecStart=", "Restart", "Watchdog", "LoadCredential", "WantedBy", "[Install]")
+    assert [line for line in head if line not in lines and not line.startswith((*changed, "SystemCallFilter"))] == []
+    (start,) = [line for line in lines if line.startswith("ExecStart=")]
+    assert start.endswith('"prove" "--" "/opt/llamacpp/state/proof.sock"')
+    assert "Nice=10" not in lines, "the module adds it"
+
+
+@pytest.mark.programs
+def test_programs_end_with_their_client(work, tmp_path):
+    proof_work = work(processor="hangs")
+    with run._launcher(proof_work):
+        connection = run._connection(proof_work)
+        request = [[sys.executable, "-c", "print(1, flush=True); import time; time.sleep(99)"], {}, f"{tmp_path}/log"]
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        while not Path(request[2]).exists() or not Path(request[2]).read_text():
+            time.sleep(0.05)
+        server = run._Server(connection, tmp_path / "log", "", 9, lambda _port: True)
+        assert server.status() is None
+        connection.shutdown(socket.SHUT_WR)
+        assert server.status(30) == -signal.SIGTERM
+    assert server._replace(connection=socket.socketpair()[0]).status() == -signal.SIGKILL
+
+
+def test_a_launcher_that_does_not_answer_leaves_the_proof_untested(prove, monkeypatch):
+    monkeypatch.setattr(run, "LAUNCHER_SECONDS", 0)
+    assert "the launcher of the proof does not answer" in prove(launcher=("/bin/false",)).untested
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):

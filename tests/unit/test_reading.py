@@ -48,7 +48,7 @@ launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
 links/inspection._protected model/layer_sample.write model/gguf.File.__init__
 model/known_answer_file.write models/download._fetch_file models/download._difference
-models/download._write_record models/web.open_url proof/run._serve proof/run._read_reference proof/run._available_memory proof/run._Server._ask.objection
+models/download._write_record models/web.open_url launcher/runtime.ProgramRequest.handle proof/run._read_reference proof/run._available_memory
 status/host_report.read_report verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.first_key
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account

@@ -3,9 +3,10 @@
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llamacpp.cluster.plugins.action import release as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -170,6 +171,18 @@ def test_a_build_that_does_not_begin_or_whose_connection_is_lost(monkeypatch, pl
     lost = job == "j123456.42"
     begun = r"^strix1 did not start the build in the background \("
     not_built(plugin, "The connection to the build was lost" if lost else begun)
+
+
+@pytest.mark.parametrize("dies", ["ssh: connect: no route", None])
+def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypatch, plugin, dies):
+    """async_status of a host that was restarted still finds the job's file, which says that it began."""
+    answers = [{"ansible_job_id": "j12.34"}, *[{}] * base.POLLS_PER_LOOK]
+    ask = mock.Mock(side_effect=[answers[0], AnsibleConnectionFailure(dies)] if dies else answers)
+    monkeypatch.setattr(plugin, "_execute_module", ask)
+    monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
+    said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) is gone"
+    not_built(plugin, f"{said}.*Run the playbook again; the build continues where it stopped")
+    assert ask.call_count == (2 if dies else len(answers))
 
 
 @pytest.mark.parametrize("said, limit", [(lambda looks: "7\n[1/9]", 99999), (lambda looks: f"{looks}\n[1/9]", 600)])

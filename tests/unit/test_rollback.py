@@ -1,6 +1,7 @@
 """Rollback: which plan a cluster goes back to, what is done on each host, and the gate afterwards."""
 
 import copy
+import json
 
 import pytest
 from ansible.errors import AnsibleActionFail
@@ -180,7 +181,9 @@ BEFORE = {
     "b": {"x": "1", "same": "1"},
     "gone": {"x": "9"},
     "long": {"x": "-" * 200 + "ab"},
+    "json": {"x": json.dumps({"url": "-" * 200, "build": 1, "old": [1]}), "y": '[{"port": 1}, {"port": 2}]'},
 }
+JSON = {"x": json.dumps({"url": "-" * 200, "build": 2}), "y": '[{"port": 1}, {"port": 3}, {"port": 4}]'}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,7 @@ BEFORE = {
         ({"a": {"same": "1"}, "b": {"same": "1"}}, ["x: 1 → not set"]),
         ({"a": {**BEFORE["a"], "new\n": "\x1b"}, "b": BEFORE["b"]}, ["new\\n: not set → \\x1b on a"]),
         ({**BEFORE, "new": {"x": "5"}}, []),
+        ({"json": JSON}, ["x.build: 1 → 2", "x.old: [1] → not set", "y.1.port: 2 → 3", 'y.2: not set → {"port": 4}']),
         ({"long": {"x": "-" * 200 + "c"}}, [f"x: …{'-' * 40}ab → …{'-' * 40}c"]),
     ],
 )

@@ -9,7 +9,6 @@ cannot do this: the server starts again when this run, or a later one, ends the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +19,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
-SYSTEMD = ("systemd", "systemd_user")
-MANAGERS = (*SYSTEMD, "supervisor")
+MANAGERS = (*services.SYSTEMD, "supervisor")
 """Managers that can run a benchmark: launchd would start the job again at boot."""
-VOLATILE_UNITS = Path("/run/systemd/system")
-"""Folder of definitions that a reboot removes."""
 NAME = names.service("benchmark")
 RESTART_SECTIONS = """
 [Unit]
@@ -41,14 +37,12 @@ SIGKILL to the whole unit; OnFailure does."""
 
 class BenchmarkJob:
     def __init__(self, place: InstallationPaths) -> None:
-        systemd = place.service_manager in SYSTEMD
         scope = "--user " if place.scope == "user" else ""
-        runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-        volatile = Path(runtime, "systemd/user") if scope else VOLATILE_UNITS
+        systemd = place.service_manager in services.SYSTEMD
         self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
-        self.measuring = services.manager_of(place._replace(units=str(volatile)) if systemd else place)
+        self.measuring = services.temporary_manager(place)
 
     def exists(self) -> bool:
         """Return whether a benchmark has begun here and was not ended."""
@@ -62,9 +56,7 @@ class BenchmarkJob:
 
         :param definition: definition of the measuring service, without systemd's additions.
         """
-        if self._return:
-            self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
-        else:
+        if not self._return:
             _apply(self._serving, stop=[names.SERVER])
         for old in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there

@@ -72,6 +72,7 @@ class Manager:
         """Write definitions, and make the manager start them at boot if that is planned."""
         for service in services:
             if not self.is_defined(service):
+                self.path(service.name).parent.mkdir(parents=True, exist_ok=True)
                 replace_file(self.path(service.name), service.definition, self.record.mode)
 
     def remove(self, services: Collection[str]) -> None:
@@ -266,6 +267,20 @@ def manager_of(place: InstallationPaths) -> Manager:
     if name not in MANAGER_CLASSES:
         raise Refusal(f"service_manager is {name}: use one of {', '.join(MANAGER_CLASSES)}.")
     return MANAGER_CLASSES[name](service_managers.MANAGERS[name], place)
+
+
+SYSTEMD = ("systemd", "systemd_user")
+VOLATILE_UNITS = Path("/run/systemd/system")
+"""Folder of definitions that a reboot removes."""
+
+
+def temporary_manager(place: InstallationPaths) -> Manager:
+    """Return the manager of temporary services. Under systemd their definitions lie in a folder that a reboot empties."""
+    if place.service_manager in SYSTEMD:
+        runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+        folder = Path(runtime, "systemd/user") if place.scope == "user" else VOLATILE_UNITS
+        place = place._replace(units=str(folder))
+    return manager_of(place)
 
 
 class ServiceRequest(NamedTuple):

@@ -6,25 +6,30 @@
 For a head, it waits until every worker shakes hands, records the handshakes, starts llama-server and keeps the log of this start. It stops
 llama-server when a worker is lost or nothing moves, records how it ended, and exits; the service manager starts it again. If a worker stays away, it
 serves on a fallback. It restarts a worker that is stopped or does not notice that its client has gone, and keeps a worker's tensor cache below its
-limit, because llama.cpp never removes anything from it. It is installed with copies of the other modules of this folder, rpc.py, words.py and
-units.py, and needs only Python 3.9.
+limit, because llama.cpp never removes anything from it. It runs the llama-servers of a proof in the head's sandbox. It is installed with copies of the
+other modules of this folder, rpc.py, words.py and units.py, and needs only Python 3.9.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
+import re
+import select
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
 if not __package__:  # on a host all modules are in one folder
@@ -50,7 +55,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 
 HANDSHAKES = "handshakes.json"
 EXITS = "ends.json"
-LAST_LINES = 20
+LAST_LINES, ERROR_LINES = 20, 5
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
 EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
@@ -58,6 +63,8 @@ EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
 RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
 STEADY_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
+PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE = 10, 5.0, 30
+"""Priority of a proof's programs, seconds in which one exits, and seconds without a client after which their launcher exits."""
 NO_HANDSHAKE = rpc.Handshake("", "")
 Answers = Mapping[str, rpc.Handshake]
 """Last answer of each worker, by endpoint."""
@@ -86,7 +93,14 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 def record_exit(state: Path, ending: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
     number = journal.read_back(state / EXITS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / EXITS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
+    journal.write_state(state / EXITS, {"number": number + 1, "how": ending, "log": last_lines(log)})
+
+
+def last_lines(log: str) -> list[str]:
+    """Return the last lines of a log, those with an error first: help texts and backtraces may follow them."""
+    lines = log.splitlines()
+    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)][-ERROR_LINES:]
+    return [*errors, *(line for line in lines[-LAST_LINES:] if line not in errors)]
 
 
 class HeadSettings(NamedTuple):
@@ -342,6 +356,42 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     page_server.start(access, lambda: page.render(exports.snapshot, time.time()))
 
 
+class ProgramRequest(socketserver.StreamRequestHandler):
+    """Connection of a proof. A line with argv, environment and the path of a log starts a program, whose exit status is the answer. The program ends
+    when the client hangs up. A client that sends nothing keeps the launcher alive."""
+
+    def handle(self) -> None:
+        line = self.rfile.readline()
+        if not line:
+            return
+        argv, environment, path = json.loads(line)
+        with open(path, "wb") as log:
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(argv, env=environment, preexec_fn=progress.die_with_parent, **streams)
+        while process.poll() is None and not select.select([self.connection], [], [], 0.1)[0]:
+            pass
+        progress.stop_process(process, PROOF_STOP_SECONDS)
+        with suppress(OSError):
+            self.wfile.write(str(process.returncode).encode())
+
+
+def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
+    """Run the programs of a proof, which connects to this socket, with low priority."""
+    progress.exit_on_signals()
+    with suppress(OSError):  # a sandbox may forbid it: its unit has a priority
+        os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICE)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    idle = 0
+    with socketserver.ThreadingUnixStreamServer(str(path), ProgramRequest) as requests:
+        requests.timeout, requests.daemon_threads = 1.0, True
+        while idle < PROOF_IDLE:
+            requests.handle_request()
+            tunnels.maintain()
+            idle = 0 if threading.active_count() > 1 else idle + 1
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
     parts = parser.add_subparsers(dest="part", required=True)
@@ -382,7 +432,8 @@ def main() -> int:
             "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
         )
     client = parts.add_parser("client", help="run a program that needs a head's tunnels")
-    for part in (head, worker_parser, client):
+    proof = parts.add_parser("prove", help="run the programs that a proof requests at a socket")
+    for part in (head, worker_parser, client, proof):
         part.add_argument(
             "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
         )
@@ -399,6 +450,8 @@ def main() -> int:
 def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
     if options.part == "client":
         return tunnel.run(options.argv, tunnels)
+    if options.part == "prove":
+        return run_programs(Path(options.argv[0]), tunnels)
     page_endpoint = options.page if options.part == "head" else ""
     exports = worker.NO_EXPORTER
     if options.metrics:

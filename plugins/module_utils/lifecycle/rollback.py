@@ -7,7 +7,9 @@ A host's record is used on that host only."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ VALUE_LENGTH, LEADING_LENGTH = 120, 40
 """Characters of a variable's value, and of the common part before two long values differ."""
 NO_CHANGE_NOTE = "No service was touched"
 """End of a refusal before anything was changed."""
+NOT_SET = "not set"
 
 
 class ComparedPlan(NamedTuple):
@@ -183,10 +186,27 @@ def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[s
     for name in common_hosts:
         old_values, new_values = old_plans[name], new_plans[name]
         for key in sorted({*old_values, *new_values}):
-            if old_values.get(key) != new_values.get(key):
-                values = _shortened(old_values.get(key, "not set"), new_values.get(key, "not set"))
-                hosts.setdefault(f"{validation.printable(key)}: {' → '.join(values)}", []).append(name)
+            old, new = (_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
+            for part, *texts in _parts(key, old, new):
+                hosts.setdefault(f"{validation.printable(part)}: {' → '.join(_shortened(*texts))}", []).append(name)
     return [text + f" on {', '.join(names)}" * (names != common_hosts) for text, names in hosts.items()]
+
+
+def _value(text: str) -> Any:
+    """Return a list or a mapping as such, and anything else as its text."""
+    with suppress(ValueError):
+        value = json.loads(text)
+        return dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else text
+    return text
+
+
+def _parts(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
+    """Return the parts of a value that differ, like «llama_release.checksum», with their texts."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return [part for key in keys for part in _parts(f"{name}.{key}", old.get(key, NOT_SET), new.get(key, NOT_SET))]
+    old_text, new_text = (value if isinstance(value, str) else json.dumps(value) for value in (old, new))
+    return [(name, old_text, new_text)] if old != new else []
 
 
 def _shortened(*values: str) -> list[str]:

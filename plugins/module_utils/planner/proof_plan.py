@@ -30,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ll
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
@@ -163,7 +164,7 @@ def work_of(plan: Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        client=services.tunnelled_endpoints(plan, ()),
+        launcher=services.with_launcher(plan, "prove", [f"{head.state}/{SOCKET}"]),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),

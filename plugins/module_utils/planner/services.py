@@ -96,10 +96,16 @@ def with_tunnels(plan: Plan) -> Plan:
     return plan._replace(head=plan.head._replace(launcher=launcher))
 
 
-def tunnelled_endpoints(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line of the head, with the tunnels that its program needs in place of the server."""
-    host, words = plan.hosts[plan.head.host], _head_words(plan)
-    return (str(host.python), f"{host.runtime}/runtime.py", "client", *words, "--", *argv) if words else tuple(argv)
+def with_launcher(plan: Plan, part: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line of the head behind a part of the launcher, which keeps the tunnels that the server needs."""
+    host = plan.hosts[plan.head.host]
+    return (str(host.python), f"{host.runtime}/runtime.py", part, *_head_words(plan), "--", *argv)
+
+
+def replacement(head: ServicePlan, name: str, description: str, argv: Sequence[str]) -> ServicePlan:
+    """A temporary service in the sandbox of the head's service."""
+    emptied = head._replace(environment={}, reads=(), after=(), credentials={})
+    return emptied._replace(name=name, temporary=True, description=description, argv=tuple(argv))
 
 
 def _sizes_of_files(plan: Plan) -> list[int]:

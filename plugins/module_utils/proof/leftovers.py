@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folder and lock of a proof, and the removal of what a killed proof left."""
+"""Folder, lock and socket of a proof, and the removal of what a killed proof left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 
-FOLDER, LOCK = "proof", "proof.lock"
+FOLDER, LOCK, SOCKET = "proof", "proof.lock", "proof.sock"
 
 
 def remove_leftovers(state: Path) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, LOCK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, LOCK, SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
@@ -42,7 +43,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 LOCK_SECONDS = 600
 """Time to wait for another proof, which continues after its playbook was killed."""
 HEALTH_SECONDS = 5.0
-PAUSE_SECONDS, STOP_SECONDS = 0.1, 5.0
+PAUSE_SECONDS, STOP_SECONDS = 0.1, 12.0
+LAUNCHER_SECONDS = 30
+"""Time in which the launcher of the programs answers after its start."""
 WORKER_SECONDS = 45
 """Time in which a worker that was just started answers."""
 RESTART_SECONDS = 15
@@ -50,7 +53,6 @@ RESTART_SECONDS = 15
 FREE_DISK = 1024 * MIB
 FREE_MEMORY = 1536 * MIB
 """Memory that stays available while the processor computes beside a server: KV cache, buffers and the system."""
-NICE = 10
 LOG_BYTES, RECORD_BYTES, VERDICTS, REFERENCES = 65536, 1 << 20, 64, 4
 ONE_CHARACTER = 'root ::= "1"'
 """Grammar of a token that is a whole character: llama-server lists no tokens beside half a character. It lists those that are likeliest without a grammar."""
@@ -61,8 +63,8 @@ PLACE = "[.][a-z]+:[0-9]+: "
 REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
 """Pattern of a log line with a reason, in any case. No frame of a backtrace matches it."""
 REASON_PATTERNS = (PLACE, "error loading model", REASON_LINE)
-Owner = Callable[[str, int, Collection[int]], bool]
-"""Whether one of some processes listens on an address and port."""
+Owner = Callable[[int], bool]
+"""Whether only processes of this account listen on a port."""
 
 
 class Failure(Exception):
@@ -86,7 +88,7 @@ def prepare(work: ProofWork, owner: Owner) -> bool:
         return False
     with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = _clean_folder(work)
-        with suppress(Failure):
+        with suppress(Failure), _launcher(work):
             _reference(work, folder, owner)
             return True
         _clean_folder(work)
@@ -104,8 +106,8 @@ def prove(work: ProofWork, owner: Owner) -> Any:
         try:
             if not (_model(work, folder).exists() and _read_reference(work, folder)):
                 _clean_folder(work)
-            reference = _reference(work, folder, owner)
-            with ThreadPoolExecutor(len(work.devices)) as threads:
+            with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
+                reference = _reference(work, folder, owner)
                 verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
                 proof = Proof(0, devices=tuple(verdicts))
         except Failure as failure:
@@ -269,9 +271,8 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
                 return server.answers(prompts, reference.tokens)
         except Failure as failure:
             lost = LOST.search(str(failure))
-            if lost and work.client:
-                time.sleep(RESTART_SECONDS)
             if lost and not is_retry:  # an abort repeats itself, a broken connection does not
+                time.sleep(RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not UNREACHABLE.search(str(failure)) or time.monotonic() > deadline:
                 raise
@@ -279,9 +280,10 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
 
 
 class _Server(NamedTuple):
-    """A llama-server of one side."""
+    """A llama-server of one side, which the launcher runs."""
 
-    process: subprocess.Popen
+    connection: socket.socket
+    """to the launcher, which sends the exit status"""
     log: Path
     address: str
     patience: int
@@ -294,9 +296,17 @@ class _Server(NamedTuple):
         """
         deadline = time.monotonic() + self.patience
         while self._ask("/health", HEALTH_SECONDS).status != 200:
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if self.status() is not None or time.monotonic() > deadline:
                 raise self.failure(f"was not healthy within {self.patience} s")
             time.sleep(PAUSE_SECONDS)
+
+    def status(self, seconds: float = 0) -> int | None:
+        """Wait so long for the exit status, and return it; None while it runs."""
+        if not select.select([self.connection], [], [], seconds)[0]:
+            return None
+        with suppress(OSError, ValueError):
+            return int(self.connection.recv(9, socket.MSG_PEEK))
+        return -signal.SIGKILL  # with its launcher
 
     def tokens(self, vocabulary: int) -> Tokens:
         """Return the tokens of prompts, text in the model's own vocabulary.
@@ -333,19 +343,15 @@ class _Server(NamedTuple):
         reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(1)
+        self.status(1)
         raise self.failure(f"answers a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
 
     def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
-        """Ask this process: another program may listen on a port that it has not taken yet."""
+        """Ask this process: a program of another account may listen on a port that it has not taken yet."""
 
         def objection() -> str | None:
-            host, colon, port = self.address.rpartition(":")
-            children = text_of(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")).split()
-            if not colon or self.owner(host, int(port), [self.process.pid, *map(int, children)]):
-                return None
-            return "another program listens on its port"
+            _host, colon, port = self.address.rpartition(":")
+            return "another program listens on its port" if colon and not self.owner(int(port)) else None
 
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
@@ -358,9 +364,43 @@ class _Server(NamedTuple):
             if matches:
                 telling = matches
                 break
-        status = self.process.poll()
+        status = self.status()
         text = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
         return Failure(printable(f"{text}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
+
+
+@contextmanager
+def _launcher(work: ProofWork) -> Iterator[None]:
+    """Keep the launcher of the programs alive, and start it if no service runs it.
+
+    :raises Failure: it does not answer.
+    """
+    quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **quiet) if work.launcher else None
+    try:
+        with _connection(work):
+            yield
+    finally:
+        if process:
+            progress.stop_process(process, STOP_SECONDS)
+
+
+def _connection(work: ProofWork) -> socket.socket:
+    """Return a connection to the launcher.
+
+    :raises Failure: it does not answer.
+    """
+    deadline = time.monotonic() + LAUNCHER_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(Path(work.folder, SOCKET)))
+            return connection
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise Failure(f"the launcher of the proof does not answer: {printable(error)}") from None
+        time.sleep(PAUSE_SECONDS)
 
 
 @contextmanager
@@ -369,29 +409,22 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
 
     :raises Failure: it does not become healthy.
     """
-    with tempfile.TemporaryDirectory(prefix="llamacpp-") as private:
-        address = f"{private}/server.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
+    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
+        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = [*work.client, *words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])]
+        argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private, "log")
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, preexec_fn=_begin
-            )
-        server = _Server(process, log, address, work.patience, owner)
+        connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
+        server = _Server(connection, log, address, work.patience, owner)
         try:
             server.wait()
             yield server
         finally:
-            progress.stop_process(process, STOP_SECONDS)
-
-
-def _begin() -> None:
-    """Let a llama-server exit with the proof, and compute with low priority."""
-    progress.die_with_parent()
-    os.nice(NICE)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+            server.status(STOP_SECONDS)
 
 
 def _free_port() -> int:

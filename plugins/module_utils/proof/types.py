@@ -48,8 +48,8 @@ class ProofWork(NamedTuple):
     account: Optional[Word]
     """account of the services"""
     environment: Mapping[str, str]
-    client: tuple[str, ...]
-    """words before each command line: the launcher, if workers are behind tunnels"""
+    launcher: tuple[str, ...]
+    """command line of the launcher that runs the command lines; empty if a service runs it"""
     sockets: bool
     """whether llama-server listens on Unix sockets"""
     context: Annotated[int, Number(1, 1 << 20)]

@@ -86,7 +86,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     evidence = Evidence(
         health=health,
         exits=exits(folder / runtime.EXITS),
-        log=_last_lines(log.splitlines()),
+        log=_printable(runtime.last_lines(log)),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
@@ -152,15 +152,15 @@ def _start_log(folder: Path, model: ServedModel | None) -> str:
         return ""
 
 
-def _last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(printable(line, LINE_LENGTH) for line in lines[-runtime.LAST_LINES :])
+def _printable(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(printable(line, LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
 
 
 def exits(path: Path) -> Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
         record = reading.read_object(path, RECORD_BYTES)
-        return typed_json.parse(Exits, {**record, "how": printable(record["how"]), "log": _last_lines(record["log"])})
+        return typed_json.parse(Exits, {**record, "how": printable(record["how"]), "log": _printable(record["log"])})
     except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 

@@ -95,6 +95,7 @@ class Socket(NamedTuple):
     remote: str
     state: str
     inode: str
+    uid: int = 0
 
 
 LISTENING, ESTABLISHED = "0A", "01"
@@ -124,7 +125,7 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
         if fields[3] in (LISTENING, ESTABLISHED):
             address, port = fields[1].split(":")
             local, remote = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local, int(port, 16), remote, fields[3], fields[9])
+            yield Socket(local, int(port, 16), remote, fields[3], fields[9], int(fields[7]))
 
 
 def sockets() -> Sockets:
@@ -162,6 +163,13 @@ def is_served(address: str, port: int, running: Collection[int]) -> bool:
     exact = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
     serving_inodes = exact or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
     return any(serving_inodes & inodes for inodes in _socket_inodes(running).values())
+
+
+def is_only_listener(port: int) -> bool:
+    """Return whether processes of this account listen on the port, and none of another account."""
+    if sys.platform == "darwin":
+        return bool(output(["lsof", "-nP", "-t", "-sTCP:LISTEN", f"-iTCP:{port}"]))
+    return {entry.uid for entry in sockets().listening(port)} == {os.geteuid()}
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:

@@ -220,7 +220,8 @@ def builds(
     tls_backend: str | None,
     measures: bool = False,
 ) -> dict[str, dict[str, BuildPlan]]:
-    """Return the build of each host and backend. Hosts of one kind with the same options share a build with the programs of all of them.
+    """Return the build of each host and backend. Hosts of one kind with the same options share a build with the programs of all of them. What is
+    compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles.
 
     :param tls_backend: backend whose llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
     """
@@ -231,12 +232,13 @@ def builds(
     }
     programs: dict[str, set[str]] = {}
     for (name, backend), kind in kinds.items():
-        targets = programs.setdefault(_shared_key(kind), set())
-        if equipped[name].host.is_worker:
-            targets.add(capabilities.WORKER_BINARY[releases[backend].fork])
-        if equipped[name].host.is_head:
+        host, release, targets = equipped[name].host, releases[backend], programs.setdefault(_shared_key(kind), set())
+        is_whole = release.source in release_request.COMPILED and backend != backends.CPU.name
+        if host.is_worker or is_whole:
+            targets.add(capabilities.WORKER_BINARY[release.fork])
+        if host.is_head or is_whole:
             targets.add("llama-server")
-            targets.update([options.BENCH] if measures and releases[backend].mainline else [])
+            targets.update([options.BENCH] if measures and release.mainline else [])
     builds_of_kinds = {
         (name, backend): _with_programs(
             kind, releases[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue

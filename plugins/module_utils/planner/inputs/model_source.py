@@ -181,7 +181,9 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
         source=model.source,
         revision=model.revision,
         files=model.files,
-        chat_template=None if model.known_answer else model.summary.chat_template,
+        chat_template=None
+        if model.known_answer or known_answer.is_name(model.summary.name)
+        else model.summary.chat_template,
     )
 
 

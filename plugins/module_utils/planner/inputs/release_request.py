@@ -123,7 +123,8 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
         if expression and not (
             isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
-            raise Refusal(f"llama_release has the {key} {fields.get(key)!r}: use {remedy}")
+            value = f"has the {key} {fields[key]!r}" if key in fields else f"has no {key}"
+            raise Refusal(f"llama_release {value}: use {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
         raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:
