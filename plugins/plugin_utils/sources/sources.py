@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import shutil
@@ -44,10 +45,20 @@ class Fetched(NamedTuple):
     commit: str
 
 
+class Limits(NamedTuple):
+    """Limits of a download."""
+
+    silence: float
+    """Longest silence of the server in seconds."""
+    seconds: float = math.inf
+    size: float = math.inf
+    """Bytes."""
+
+
 RELEASE = "llama_release"
 PIP_SECONDS = 3600
-PACKING_SECONDS = 60.0
-"""Longest silence of a server: some make an archive when they are asked for it."""
+LIMITS = Limits(silence=60.0)
+"""Limits of an archive: some servers make it when they are asked for it."""
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
 PROGRESS_SECONDS = 10
@@ -287,7 +298,7 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
     """Fetch a file."""
     for pause in (*PAUSES, None):
         try:
-            return _receive(url, target)
+            return receive(url, target)
         except web.RemoteError as error:
             if pause is None or not error.passes:
                 reason = f"its server refuses (HTTP {error.status}): " if error.status else f"{error}, or "
@@ -295,15 +306,19 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
         time.sleep(pause)
 
 
-def _receive(url: str, target: Path) -> None:
+def receive(url: str, target: Path, limits: Limits = LIMITS) -> None:
+    """:raises RemoteError: the server does not answer, refuses, cuts the connection, or exceeds the limits."""
     size, last_time = 0, time.monotonic()
+    deadline = last_time + limits.seconds
     with (
-        web.open_url(url, {"Accept-Encoding": "identity"}, silence=PACKING_SECONDS) as reply,
+        web.open_url(url, {"Accept-Encoding": "identity"}, silence=limits.silence) as reply,
         target.open("wb") as stream,
     ):
         try:
             while part := reply.read1(1 << 20):
                 size += stream.write(part)
+                if size > limits.size or time.monotonic() > deadline:
+                    raise web.RemoteError("is too large, or its server too slow: try again later")
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")

@@ -1,0 +1,170 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-server's chat page, which releases that hosts compile do not contain: upstream's files for the build, or built with npm from its sources.
+
+The files are kept beside the sources. Hosts unpack them into tools/ui/dist of the tree, from which the build embeds them (scripts/ui-assets.cmake).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from ansible.errors import AnsibleError
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched, Limits, receive
+
+VARIABLE = "llama_server_ui"
+BUCKET = "buckets/ggml-org/llama-ui/resolve"
+"""Place of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
+LIMITS = Limits(silence=10.0, seconds=120.0, size=64 << 20)
+"""Limits of the download, which must not delay a run for long. The files take 3 MB."""
+OLDEST_NODE = 20
+STEPS = (("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"), ("npm", "run", "build"))
+STEP_SECONDS = 1800
+REMEDY = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
+
+
+class NoPageError(Exception):
+    """The page cannot be had in one way; the message is the reason."""
+
+
+def _path(source: Fetched) -> Path:
+    return cache.folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
+
+
+def cached(source: Fetched) -> Fetched | None:
+    """Return the archive of the page for these sources, if it is in the cache."""
+    path = _path(source)
+    return Fetched(path, False, sha256(path), source.commit) if path.exists() else None
+
+
+def fetch(release: ReleasePlan, source: Fetched, wanted: str) -> Fetched | None:
+    """Return the archive of the page for a release's sources, in the cache; None without it, after a warning.
+
+    :param source: archive of the sources.
+    :param wanted: ``auto``, or ``true`` to build it with npm where it cannot be downloaded.
+    :raises AnsibleError: it is wanted, and cannot be had.
+    """
+    kept = cached(source)
+    if kept:
+        return kept
+    archive, reasons = _path(source), []
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
+        for obtain in (_download, _build)[: 1 + (wanted == "true")]:
+            work = Path(name, obtain.__name__)
+            work.mkdir()
+            try:
+                _pack(obtain(release, source.path, work), work / "page")
+            except (NoPageError, Refusal) as error:
+                reasons.append(str(error))
+                continue
+            (work / "page").replace(archive)
+            return Fetched(archive, True, sha256(archive), source.commit)
+    text = "; ".join(reasons)
+    if wanted == "true":
+        raise AnsibleError(
+            f"{VARIABLE} is true, but the chat page of {release.ref} is not available: {text}. Remedy one of them, or set it to auto"
+        )
+    Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To have it, {REMEDY}")
+    return None
+
+
+def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
+    """Return upstream's files for a build, verified by the checksum beside them."""
+    url, archive = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive"
+    name = web.printable_url(url)
+    try:
+        checksum = web.fetch_content(f"{url}.sha256", {}, 4096, silence=LIMITS.silence)[:64].decode("latin-1").lower()
+        receive(url, archive, LIMITS)
+    except web.RemoteError as error:
+        raise NoPageError(f"{name} {error}") from None
+    if sha256(archive) != checksum:
+        raise NoPageError(f"{name} does not have the checksum beside it")
+    try:
+        return _extract(archive, "(.+)", work)
+    except archives.DamagedError as error:
+        raise NoPageError(f"{name} is not a complete archive ({error})") from None
+
+
+def _build(release: ReleasePlan, source: Path, work: Path) -> Mapping[str, Path]:
+    """Return the files that npm builds from the sources."""
+    try:
+        version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        version = ""
+    if not shutil.which("npm") or int((re.findall(r"\d+", version) or ["0"])[0]) < OLDEST_NODE:
+        raise NoPageError(f"the controller has {version or 'no Node.js'}, and npm needs Node.js {OLDEST_NODE} or newer")
+    _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work)
+    page = work / "dist"
+    environment = {
+        "LLAMA_UI_OUT_DIR": str(page),
+        "LLAMA_UI_VERSION": f"b{release.build}",
+        "LLAMA_BUILD_NUMBER": str(release.build),
+    }
+    environment.update(npm_config_cache=str(work / "npm"), npm_config_update_notifier="false")
+    for step in STEPS:
+        Display().display(f"  [controller] llama-server's chat page: {' '.join(step)}, a minute or more")
+        try:
+            process = subprocess.run(
+                step,
+                cwd=work / "files",
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                errors="replace",
+                timeout=STEP_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoPageError(f"{' '.join(step)} failed ({printable(error)})") from None
+        if process.returncode:
+            raise NoPageError(
+                f"{' '.join(step)} failed: {printable((process.stderr or process.stdout).strip()[-300:])}"
+            )
+    return {str(path.relative_to(page)): path for path in page.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
+    """Extract the regular files of an archive whose names match a pattern. Return the names that its group matches, and their paths."""
+    files: dict[str, Path] = {}
+
+    def target_of(name: PurePosixPath) -> Path | None:
+        match = re.fullmatch(pattern, str(name))
+        if not match or name.is_absolute() or ".." in name.parts:
+            return None
+        path = files[match[1]] = work / "files" / match[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    archives.extract_members(archive, target_of)
+    return {name: path for name, path in files.items() if path.is_file()}
+
+
+def _pack(files: Mapping[str, Path], target: Path) -> None:
+    """Pack the files of a page.
+
+    :raises NoPageError: it has no index.html, or the build would refuse an empty file.
+    """
+    if "index.html" not in files or not all(path.stat().st_size for path in files.values()):
+        raise NoPageError("the files of the page are incomplete")
+    with tarfile.open(target, "w:gz") as archive:
+        for name, path in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = path.stat().st_size
+            with path.open("rb") as content:
+                archive.addfile(member, content)
