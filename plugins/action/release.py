@@ -39,12 +39,9 @@ class ActionModule(Action):
     def perform(self, arguments: ReleaseArguments) -> dict:
         if arguments.state == "fetched":
             fetched = _fetch(arguments)
-            page = (
-                chat_page.fetch(arguments.release, fetched[0], str(arguments.build.ui))
-                if _embeds_page(arguments)
-                else None
-            )
-            return {"changed": any(archive.changed for archive in (*fetched, *([page] if page else [])))}
+            if _embeds_page(arguments):
+                fetched += chat_page.fetch(arguments.release, fetched[0], arguments.build.ui)
+            return {"changed": any(archive.changed for archive in fetched)}
         if arguments.release.source in release_request.COMPILED:
             result = self._install_compiled(arguments)
         else:
@@ -102,11 +99,11 @@ class ActionModule(Action):
             for patch in release.patches
         ]
         archive = self._copy(first_archive.path, f"{cache}/sources/{first_archive.path.name}")
-        page = chat_page.cached(first_archive) if _embeds_page(arguments) else None
-        packed = (
-            PackedRelease(self._copy(page.path, f"{cache}/sources/{page.path.name}"), page.sha256) if page else None
-        )
-        return Source(archive, first_archive.sha256, first_archive.commit, tuple(patches), page=packed)
+        source = Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
+        for page in chat_page.cached(first_archive) if _embeds_page(arguments) else ():
+            copy = self._copy(page.path, f"{cache}/sources/{page.path.name}")
+            source = source._replace(page=PackedRelease(copy, page.sha256))
+        return source
 
     def _copy(self, source: Path, target: str) -> str:
         result = self.copy(str(source), target)

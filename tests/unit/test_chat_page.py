@@ -40,7 +40,7 @@ def packed(files, **links):
 def source(tmp_path, monkeypatch, server):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(chat_page, "LIMITS", chat_page.LIMITS._replace(silence=0.3, seconds=1.0, size=4096))
+    monkeypatch.setattr(chat_page, "LIMITS", {"silence": 0.3, "seconds": 1.0, "most_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
     return Fetched(archive, False, "5" * 64, "c")
@@ -79,11 +79,11 @@ def content_of(page):
 
 def test_upstreams_page_is_kept_for_later_builds_of_the_same_source(source, server, cache, warnings):
     offer(server, packed({**PAGE, "../out": b"x", "/etc/x": b"x"}, link="/etc/passwd"))
-    page = chat_page.fetch(RELEASE, source, "auto")
+    (page,) = chat_page.fetch(RELEASE, source, "auto")
     assert page.changed
     assert content_of(page) == {"index.html": b"<html>", "_app/bundle.js": b"1"}
     server.files.clear()
-    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached(source) == page._replace(changed=False)
+    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached(source) == [page._replace(changed=False)]
     assert not chat_page.cached(source._replace(sha256="6" * 64))
     assert kept(cache) == [page.path.name]
     assert not warnings
@@ -115,7 +115,7 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
     }
     for reason, prepare in cases.items():
         prepare()
-        assert chat_page.fetch(RELEASE, source, "auto") is None, reason
+        assert chat_page.fetch(RELEASE, source, "auto") == [], reason
         assert reason in warnings[-1]
         assert warnings[-1].startswith("llama-server of pypi-1 gets no chat page: ")
         assert warnings[-1].endswith("set llama_server_ui to true with Node.js 20 or newer on the controller")
@@ -124,8 +124,8 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
 
 def test_npm_builds_it_only_on_request(source, tmp_path, cache, warnings):
     install(tmp_path, "v20.1.0", NPM)
-    assert chat_page.fetch(RELEASE, source, "auto") is None
-    page = chat_page.fetch(RELEASE, source, "true")
+    assert chat_page.fetch(RELEASE, source, "auto") == []
+    (page,) = chat_page.fetch(RELEASE, source, "true")
     assert content_of(page) == {"index.html": b"here\npackage.json\n"}
     assert kept(cache) == [page.path.name]
 
@@ -133,10 +133,14 @@ def test_npm_builds_it_only_on_request(source, tmp_path, cache, warnings):
 @pytest.mark.parametrize(
     "node, npm, reason",
     [
-        (None, None, "the controller has no Node.js, and npm needs Node.js 20 or newer"),
-        ("v18.19.0", NPM, "the controller has v18.19.0, and npm needs Node.js 20"),
-        ("v22.1.0", "echo no network >&2; exit 1", "npm ci --ignore-scripts --no-audit --no-fund failed: no network"),
-        ("v22.1.0", "sleep 9", "npm ci --ignore-scripts --no-audit --no-fund failed (Command"),
+        (None, None, "node --version failed on the controller ([Errno 2] No such file or directory: 'node')"),
+        ("v18.19.0", NPM, "the controller has Node.js v18.19.0, and the page needs 20 or newer"),
+        (
+            "v22.1.0",
+            "echo no network >&2; exit 1",
+            "npm ci --ignore-scripts --no-audit --no-fund failed on the controller: no network",
+        ),
+        ("v22.1.0", "sleep 9", "npm ci --ignore-scripts --no-audit --no-fund failed on the controller (Command"),
         ("v22.1.0", ":", "the files of the page are incomplete"),
     ],
 )
@@ -146,6 +150,6 @@ def test_a_page_that_is_wanted_and_cannot_be_had(source, tmp_path, monkeypatch, 
         install(tmp_path, node, npm)
     with pytest.raises(AnsibleError) as failed:
         chat_page.fetch(RELEASE, source, "true")
-    for text in ("llama_server_ui is true, but the chat page of pypi-1 is not available: ", "404", reason, "auto"):
+    for text in ("llama_server_ui is true, but pypi-1 has no chat page: ", "404", reason, "auto"):
         assert text in str(failed.value)
     assert kept(cache) == []

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Completion, Health, ModelStatus
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
+    Certificate,
+    Completion,
+    Health,
+    ModelStatus,
+)
 
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
@@ -24,6 +32,8 @@ LINE = 500
 """Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
+PARTIAL_CHAIN = 0x80000
+"""X509_V_FLAG_PARTIAL_CHAIN of OpenSSL, with which a server's own certificate verifies it, as with curl."""
 SMALLEST_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
@@ -46,6 +56,7 @@ class Client:
         self._running = running
         self._certificate: bytes | None = None
         self._objection, path = "", head.tls_certificate_file
+        self._certificate_file = path
         try:
             if path:
                 text = reading.read_start(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
@@ -86,6 +97,22 @@ class Client:
             return f"the API key was not sent: no program of the cluster listens on {self._place}"
 
         return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
+
+    def certificate(self) -> Certificate | None:
+        """Return the server's certificate, if clients can verify it; None without HTTPS."""
+        address, port = self._place.rsplit(":", 1)
+        for file in (None, self._certificate_file) if self._certificate else ():
+            with suppress(OSError):
+                context = ssl.create_default_context(cafile=file)
+                context.check_hostname = False
+                context.verify_flags |= PARTIAL_CHAIN
+                with (
+                    socket.create_connection((address, int(port)), HEALTH_SECONDS) as connection,
+                    context.wrap_socket(connection) as secured,
+                ):
+                    fields = (secured.getpeercert() or {}).get("subjectAltName", ())
+                return Certificate(tuple(printable(value) for _kind, value in fields), file is None)
+        return None
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
         """Return the models of a router; none if its reply has another form."""

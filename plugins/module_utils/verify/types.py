@@ -170,6 +170,15 @@ class Completion(NamedTuple):
     """whether the server reports probabilities"""
 
 
+class Certificate(NamedTuple):
+    """The server's certificate, as clients on the head see it."""
+
+    names: tuple[Annotated[str, Text()], ...]
+    """names and addresses in it"""
+    trusted: bool
+    """whether the head's own authorities have signed it"""
+
+
 class ServerEvidence(NamedTuple):
     """Evidence of a healthy server."""
 
@@ -181,6 +190,10 @@ class ServerEvidence(NamedTuple):
     """null if it sleeps and was not woken"""
     reading: Optional[Reading] = None
     """how well it predicts plain text; null if unknown"""
+    page: bool = False
+    """whether it has its chat page"""
+    certificate: Optional[Certificate] = None
+    """its certificate; null without HTTPS"""
 
 
 class Evidence(NamedTuple):

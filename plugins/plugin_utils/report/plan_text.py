@@ -23,6 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     Refused,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Certificate
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
 SHOWN_OF_COMMIT = 12
@@ -284,8 +285,16 @@ def changes_of(
     return lines
 
 
-def request_lines(plan: Plan) -> list[str]:
-    """Return a request to the server as a shell command."""
+def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
+    """Return where the chat page is, or where the documentation says how to get it."""
+    if has_page:
+        return [f"  Chat with it in a browser: {plan.head.url}/"]
+    is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
+    return [] if is_off else ["  It has no chat page; docs/clients.md says how to get it."]
+
+
+def request_lines(plan: Plan, certificate: Certificate | None = None) -> list[str]:
+    """Return a request to the server as a shell command for the head."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
     model = plan.per_model()[0].model
@@ -298,10 +307,20 @@ def request_lines(plan: Plan) -> list[str]:
         question["messages"] = [{"role": "user", "content": "Say hello."}]
     else:
         question |= {"prompt": "Once upon a time", "max_tokens": 32}
-    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
-    return command_lines(
-        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
-    )
+    options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
+    if certificate:
+        options += [] if certificate.trusted else ["--cacert", str(plan.head.tls_certificate_file)]
+        place = url.partition("//")[2]
+        if place.partition(":")[0] not in certificate.names and certificate.names:
+            name = f"{certificate.names[0].replace('*', 'head')}:{plan.head.port}"
+            options += ["--connect-to", f"{name}:{place}"]
+            url = f"https://{name}"
+    command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]
+    lines = command_lines(command, {}, "    ")
+    if plan.head.api_key_file:
+        key = ["sed", "-n", "/./{s/^/Authorization: Bearer /p;q}", plan.head.api_key_file]
+        lines = [f"    {shlex.join(key)} | \\", *lines]
+    return lines
 
 
 def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:

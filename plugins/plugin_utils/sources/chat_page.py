@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
@@ -26,17 +26,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched, Limits, receive
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched, receive
 
 VARIABLE = "llama_server_ui"
 BUCKET = "buckets/ggml-org/llama-ui/resolve"
 """Place of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
-LIMITS = Limits(silence=10.0, seconds=120.0, size=64 << 20)
+LIMITS = {"silence": 10.0, "seconds": 120.0, "most_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
 OLDEST_NODE = 20
-STEPS = (("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"), ("npm", "run", "build"))
+STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
 STEP_SECONDS = 1800
-REMEDY = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
 
 
 class NoPageError(Exception):
@@ -47,41 +46,40 @@ def _path(source: Fetched) -> Path:
     return cache.folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
 
 
-def cached(source: Fetched) -> Fetched | None:
+def cached(source: Fetched) -> list[Fetched]:
     """Return the archive of the page for these sources, if it is in the cache."""
     path = _path(source)
-    return Fetched(path, False, sha256(path), source.commit) if path.exists() else None
+    return [Fetched(path, False, sha256(path), source.commit)] if path.exists() else []
 
 
-def fetch(release: ReleasePlan, source: Fetched, wanted: str) -> Fetched | None:
-    """Return the archive of the page for a release's sources, in the cache; None without it, after a warning.
+def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fetched]:
+    """Return the archive of the page for a release's sources, in the cache; nothing without it, after a warning.
 
     :param source: archive of the sources.
-    :param wanted: ``auto``, or ``true`` to build it with npm where it cannot be downloaded.
+    :param wanted: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
     :raises AnsibleError: it is wanted, and cannot be had.
     """
-    kept = cached(source)
-    if kept:
-        return kept
-    archive, reasons = _path(source), []
+    reasons: list[str] = []
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
-        for obtain in (_download, _build)[: 1 + (wanted == "true")]:
+        for obtain in () if cached(source) else (_download, _build)[: 1 + (wanted == "true")]:
             work = Path(name, obtain.__name__)
             work.mkdir()
             try:
                 _pack(obtain(release, source.path, work), work / "page")
             except (NoPageError, Refusal) as error:
                 reasons.append(str(error))
-                continue
-            (work / "page").replace(archive)
-            return Fetched(archive, True, sha256(archive), source.commit)
+            else:
+                (work / "page").replace(_path(source))
+                return [archive._replace(changed=True) for archive in cached(source)]
     text = "; ".join(reasons)
-    if wanted == "true":
+    if text and wanted == "true":
         raise AnsibleError(
-            f"{VARIABLE} is true, but the chat page of {release.ref} is not available: {text}. Remedy one of them, or set it to auto"
+            f"{VARIABLE} is true, but {release.ref} has no chat page: {text}. Solve one of these, or set it to auto"
         )
-    Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To have it, {REMEDY}")
-    return None
+    if text:
+        remedy = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
+        Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To have it, {remedy}")
+    return cached(source)
 
 
 def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
@@ -89,54 +87,46 @@ def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, P
     url, archive = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive"
     name = web.printable_url(url)
     try:
-        checksum = web.fetch_content(f"{url}.sha256", {}, 4096, silence=LIMITS.silence)[:64].decode("latin-1").lower()
-        receive(url, archive, LIMITS)
+        checksum = (
+            web.fetch_content(f"{url}.sha256", {}, 4096, silence=LIMITS["silence"])[:64].decode("latin-1").lower()
+        )
+        receive(url, archive, **LIMITS)
+        if sha256(archive) != checksum:
+            raise NoPageError(f"{name} does not have the checksum beside it")
+        return _extract(archive, "(.+)", work)
     except web.RemoteError as error:
         raise NoPageError(f"{name} {error}") from None
-    if sha256(archive) != checksum:
-        raise NoPageError(f"{name} does not have the checksum beside it")
-    try:
-        return _extract(archive, "(.+)", work)
     except archives.DamagedError as error:
         raise NoPageError(f"{name} is not a complete archive ({error})") from None
 
 
 def _build(release: ReleasePlan, source: Path, work: Path) -> Mapping[str, Path]:
     """Return the files that npm builds from the sources."""
-    try:
-        version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        version = ""
-    if not shutil.which("npm") or int((re.findall(r"\d+", version) or ["0"])[0]) < OLDEST_NODE:
-        raise NoPageError(f"the controller has {version or 'no Node.js'}, and npm needs Node.js {OLDEST_NODE} or newer")
+    version = _run("node --version", work)
+    if int((re.findall(r"\d+", version) or ["0"])[0]) < OLDEST_NODE:
+        raise NoPageError(f"the controller has Node.js {version}, and the page needs {OLDEST_NODE} or newer")
     _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work)
-    page = work / "dist"
-    environment = {
-        "LLAMA_UI_OUT_DIR": str(page),
-        "LLAMA_UI_VERSION": f"b{release.build}",
-        "LLAMA_BUILD_NUMBER": str(release.build),
-    }
-    environment.update(npm_config_cache=str(work / "npm"), npm_config_update_notifier="false")
+    page, number = work / "dist", str(release.build)
+    variables = {"LLAMA_UI_OUT_DIR": str(page), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
     for step in STEPS:
-        Display().display(f"  [controller] llama-server's chat page: {' '.join(step)}, a minute or more")
-        try:
-            process = subprocess.run(
-                step,
-                cwd=work / "files",
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                errors="replace",
-                timeout=STEP_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoPageError(f"{' '.join(step)} failed ({printable(error)})") from None
-        if process.returncode:
-            raise NoPageError(
-                f"{' '.join(step)} failed: {printable((process.stderr or process.stdout).strip()[-300:])}"
-            )
+        Display().display(f"  [controller] llama-server's chat page: {step}, a minute or more")
+        _run(step, work / "files", npm_config_cache=str(work / "npm"), **variables)
     return {str(path.relative_to(page)): path for path in page.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def _run(step: str, folder: Path, **variables: str) -> str:
+    """Run a program of Node.js on the controller; return its output."""
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_SECONDS}
+    try:
+        process = subprocess.run(
+            step.split(), stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=True, **options
+        )
+    except subprocess.CalledProcessError as error:
+        text = printable((error.stderr or error.stdout).strip()[-300:])
+        raise NoPageError(f"{step} failed on the controller: {text}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoPageError(f"{step} failed on the controller ({printable(error)})") from None
+    return process.stdout.strip()
 
 
 def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:

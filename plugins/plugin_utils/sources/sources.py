@@ -45,20 +45,10 @@ class Fetched(NamedTuple):
     commit: str
 
 
-class Limits(NamedTuple):
-    """Limits of a download."""
-
-    silence: float
-    """Longest silence of the server in seconds."""
-    seconds: float = math.inf
-    size: float = math.inf
-    """Bytes."""
-
-
 RELEASE = "llama_release"
 PIP_SECONDS = 3600
-LIMITS = Limits(silence=60.0)
-"""Limits of an archive: some servers make it when they are asked for it."""
+PACKING_SECONDS = 60.0
+"""Longest silence of a server: some make an archive when they are asked for it."""
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
 PROGRESS_SECONDS = 10
@@ -306,18 +296,17 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
         time.sleep(pause)
 
 
-def receive(url: str, target: Path, limits: Limits = LIMITS) -> None:
-    """:raises RemoteError: the server does not answer, refuses, cuts the connection, or exceeds the limits."""
+def receive(
+    url: str, target: Path, silence: float = PACKING_SECONDS, seconds: float = math.inf, most_bytes: float = math.inf
+) -> None:
+    """:raises RemoteError: the server does not answer, refuses, cuts the connection, or exceeds a limit."""
     size, last_time = 0, time.monotonic()
-    deadline = last_time + limits.seconds
-    with (
-        web.open_url(url, {"Accept-Encoding": "identity"}, silence=limits.silence) as reply,
-        target.open("wb") as stream,
-    ):
+    deadline = last_time + seconds
+    with web.open_url(url, {"Accept-Encoding": "identity"}, silence=silence) as reply, target.open("wb") as stream:
         try:
             while part := reply.read1(1 << 20):
                 size += stream.write(part)
-                if size > limits.size or time.monotonic() > deadline:
+                if size > most_bytes or time.monotonic() > deadline:
                     raise web.RemoteError("is too large, or its server too slow: try again later")
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
