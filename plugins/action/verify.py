@@ -185,7 +185,7 @@ class ActionModule(Action):
             display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
         else:
             server = evidence.server
-            lines = plan_text.request_lines(plan, server and server.certificate)
+            lines = plan_text.request_lines(plan, server.certificate_names if server else ())
             lines += plan_text.chat_page_lines(plan, bool(server and server.page))
             display.display("\n".join([f"  The server answers. Ask it on {plan.head.host}:", *lines, ""]))
         return {"changed": False, "report": typed_json.dump(report)}

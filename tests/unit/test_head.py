@@ -1,7 +1,6 @@
 """The port of the head: for whom it is open, and where clients find it."""
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Certificate
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import RELEASE, definition, typed
 from support.clusters import FORK
@@ -156,13 +155,11 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     assert plan_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
     asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())
-    assert "sed -n '/./{s/^/Authorization: Bearer /p;q}' /etc/keys | curl -sS -H @- https://192.0.2.10" in asked
-    for names, trusted, said in (
-        (("192.0.2.10",), True, "-H @- https://192.0.2.10:8080/v1/completions -d"),
-        (("192.0.2.10",), False, "-H @- --cacert '/etc/tls/50 %.pem' https://192.0.2.10:8080/v1/completions -d"),
-        (("*.lan", "x"), True, "--connect-to head.lan:8080:192.0.2.10:8080 https://head.lan:8080/v1/completions -d"),
-    ):
-        lines = plan_text.request_lines(typed(plan), Certificate(names, trusted))
+    assert "sed -n '/./{s/^/Authorization: Bearer /p;q}' /etc/keys | curl -sS -H @- --cacert" in asked
+    for names in (("192.0.2.10",), ("*.lan", "x")):
+        lines = plan_text.request_lines(typed(plan), names)
+        place = "" if names[0][0] == "1" else "--connect-to head.lan:8080:192.0.2.10:8080 "
+        said = f"-H @- --cacert '/etc/tls/50 %.pem' {place}https://{'head.lan' if place else '192.0.2.10'}:8080/v1/"
         assert said in " ".join("".join(lines).replace("\\", " ").split())
     assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
     assert plan_text.chat_page_lines(typed(plan), False) == [

@@ -142,16 +142,12 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
-def fetch_content(
-    url: str, headers: Mapping[str, str], limit: int, token: str | None = None, silence: float | None = None
-) -> bytes:
+def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
     """Return a small answer as a whole.
-
-    :param silence: as of ``open_url``.
 
     :raises RemoteError: as ``answer``, and if the answer is longer.
     """
-    with _errors_as_sentence(), open_url(url, headers, token, silence) as reply:
+    with _errors_as_sentence(), open_url(url, headers, token) as reply:
         data: bytes = reply.read(limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")

@@ -115,7 +115,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             completion,
             _read_text(client, subject) if completion and not completion.error else None,
             replies.has_page(client.ask("/", WORKER_SECONDS)),
-            client.certificate(),
+            client.certificate_names() if head.tls_certificate_file else (),
         ),
         drift=state.drift(host),
     )

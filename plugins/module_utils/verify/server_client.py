@@ -18,12 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Certificate,
-    Completion,
-    Health,
-    ModelStatus,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Completion, Health, ModelStatus
 
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
@@ -98,21 +93,17 @@ class Client:
 
         return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
 
-    def certificate(self) -> Certificate | None:
-        """Return the server's certificate, if clients can verify it; None without HTTPS."""
+    def certificate_names(self) -> tuple[str, ...]:
+        """Return the names and addresses in the server's certificate; none without HTTPS."""
         address, port = self._place.rsplit(":", 1)
-        for file in (None, self._certificate_file) if self._certificate else ():
-            with suppress(OSError):
-                context = ssl.create_default_context(cafile=file)
-                context.check_hostname = False
-                context.verify_flags |= PARTIAL_CHAIN
-                with (
-                    socket.create_connection((address, int(port)), HEALTH_SECONDS) as connection,
-                    context.wrap_socket(connection) as secured,
-                ):
-                    fields = (secured.getpeercert() or {}).get("subjectAltName", ())
-                return Certificate(tuple(printable(value) for _kind, value in fields), file is None)
-        return None
+        with suppress(OSError):
+            context = ssl.create_default_context(cafile=self._certificate_file)
+            context.check_hostname = False
+            context.verify_flags |= PARTIAL_CHAIN
+            with context.wrap_socket(socket.create_connection((address, int(port)), HEALTH_SECONDS)) as connection:
+                fields = (connection.getpeercert() or {}).get("subjectAltName", ())
+            return tuple(printable(value) for _kind, value in fields)
+        return ()
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
         """Return the models of a router; none if its reply has another form."""

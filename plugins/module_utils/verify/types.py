@@ -170,15 +170,6 @@ class Completion(NamedTuple):
     """whether the server reports probabilities"""
 
 
-class Certificate(NamedTuple):
-    """The server's certificate, as clients on the head see it."""
-
-    names: tuple[Annotated[str, Text()], ...]
-    """names and addresses in it"""
-    trusted: bool
-    """whether the head's own authorities have signed it"""
-
-
 class ServerEvidence(NamedTuple):
     """Evidence of a healthy server."""
 
@@ -192,8 +183,8 @@ class ServerEvidence(NamedTuple):
     """how well it predicts plain text; null if unknown"""
     page: bool = False
     """whether it has its chat page"""
-    certificate: Optional[Certificate] = None
-    """its certificate; null without HTTPS"""
+    certificate_names: tuple[Line, ...] = ()
+    """names and addresses in its certificate"""
 
 
 class Evidence(NamedTuple):

@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
     Refused,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Certificate
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
 SHOWN_OF_COMMIT = 12
@@ -293,7 +292,7 @@ def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
     return [] if is_off else ["  It has no chat page; docs/clients.md says how to get it."]
 
 
-def request_lines(plan: Plan, certificate: Certificate | None = None) -> list[str]:
+def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str]:
     """Return a request to the server as a shell command for the head."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
@@ -308,13 +307,13 @@ def request_lines(plan: Plan, certificate: Certificate | None = None) -> list[st
     else:
         question |= {"prompt": "Once upon a time", "max_tokens": 32}
     options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
-    if certificate:
-        options += [] if certificate.trusted else ["--cacert", str(plan.head.tls_certificate_file)]
-        place = url.partition("//")[2]
-        if place.partition(":")[0] not in certificate.names and certificate.names:
-            name = f"{certificate.names[0].replace('*', 'head')}:{plan.head.port}"
-            options += ["--connect-to", f"{name}:{place}"]
-            url = f"https://{name}"
+    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, whoever has signed it
+        options += ["--cacert", plan.head.tls_certificate_file]
+    address = url.partition("//")[2].partition(":")[0]
+    if certificate_names and address not in certificate_names:
+        name = f"{certificate_names[0].replace('*', 'head')}:{plan.head.port}"
+        options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
+        url = f"https://{name}"
     command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]
     lines = command_lines(command, {}, "    ")
     if plan.head.api_key_file:

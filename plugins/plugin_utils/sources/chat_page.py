@@ -84,14 +84,12 @@ def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fet
 
 def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
     """Return upstream's files for a build, verified by the checksum beside them."""
-    url, archive = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive"
+    url, archive, checksum = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive", work / "sum"
     name = web.printable_url(url)
     try:
-        checksum = (
-            web.fetch_content(f"{url}.sha256", {}, 4096, silence=LIMITS["silence"])[:64].decode("latin-1").lower()
-        )
+        receive(f"{url}.sha256", checksum, **LIMITS)
         receive(url, archive, **LIMITS)
-        if sha256(archive) != checksum:
+        if checksum.read_bytes()[:64].lower() != sha256(archive).encode():
             raise NoPageError(f"{name} does not have the checksum beside it")
         return _extract(archive, "(.+)", work)
     except web.RemoteError as error:
