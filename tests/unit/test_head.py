@@ -156,10 +156,10 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
     asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())
     assert "sed -n '/./{s/^/Authorization: Bearer /p;q}' /etc/keys | curl -sS -H @- --cacert" in asked
-    for names in (("192.0.2.10",), ("*.lan", "x")):
+    for names, name in ((["192.0.2.10"], ""), (["*.home.lan"], "head.home.lan"), (["*.home.lan", "nas"], "nas")):
         lines = plan_text.request_lines(typed(plan), names)
-        place = "" if names[0][0] == "1" else "--connect-to head.lan:8080:192.0.2.10:8080 "
-        said = f"-H @- --cacert '/etc/tls/50 %.pem' {place}https://{'head.lan' if place else '192.0.2.10'}:8080/v1/"
+        place = f"--connect-to {name}:8080:192.0.2.10:8080 " if name else ""
+        said = f"-H @- --cacert '/etc/tls/50 %.pem' {place}https://{name or '192.0.2.10'}:8080/v1/completions -d"
         assert said in " ".join("".join(lines).replace("\\", " ").split())
     assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
     assert plan_text.chat_page_lines(typed(plan), False) == [

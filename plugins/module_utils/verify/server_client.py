@@ -102,7 +102,7 @@ class Client:
             context.verify_flags |= PARTIAL_CHAIN
             with context.wrap_socket(socket.create_connection((address, int(port)), HEALTH_SECONDS)) as connection:
                 fields = (connection.getpeercert() or {}).get("subjectAltName", ())
-            return tuple(printable(value) for _kind, value in fields)
+            return tuple(printable(value) for entry in fields for value in entry[1:])
         return ()
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:

@@ -311,7 +311,8 @@ def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str
         options += ["--cacert", plan.head.tls_certificate_file]
     address = url.partition("//")[2].partition(":")[0]
     if certificate_names and address not in certificate_names:
-        name = f"{certificate_names[0].replace('*', 'head')}:{plan.head.port}"
+        whole = [name for name in certificate_names if "*" not in name]
+        name = f"{[*whole, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
         options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
         url = f"https://{name}"
     command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]

@@ -141,8 +141,9 @@ class Builder(Installer):
 
     def _prepare(self) -> None:
         """Unpack and patch the tree, unless an interrupted build has left the same one."""
-        page = [self.source.page] if self.source.page else []
-        digests = "".join(f"{source.sha256}\n" for source in (self.source, *page, *self.source.patches))
+        page = [self.source.page.sha256] if self.source.page else []
+        sums = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
+        digests = "".join(f"{digest}\n" for digest in sums)
         if text_of(self.unpacked) == digests and (self.work / "source").exists():
             return
         self.unpacked.unlink(missing_ok=True)
