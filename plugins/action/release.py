@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.insta
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, chat_page, sources
 
 display = Display()
 
@@ -38,7 +38,10 @@ class ActionModule(Action):
 
     def perform(self, arguments: ReleaseArguments) -> dict:
         if arguments.state == "fetched":
-            return {"changed": any(archive.changed for archive in _fetch(arguments))}
+            fetched = _fetch(arguments)
+            if _embeds_page(arguments):
+                fetched += chat_page.fetch(arguments.release, fetched[0], arguments.build.ui)
+            return {"changed": any(archive.changed for archive in fetched)}
         if arguments.release.source in release_request.COMPILED:
             result = self._install_compiled(arguments)
         else:
@@ -96,7 +99,11 @@ class ActionModule(Action):
             for patch in release.patches
         ]
         archive = self._copy(first_archive.path, f"{cache}/sources/{first_archive.path.name}")
-        return Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
+        source = Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
+        for page in chat_page.cached(first_archive) if _embeds_page(arguments) else ():
+            copy = self._copy(page.path, f"{cache}/sources/{page.path.name}")
+            source = source._replace(page=PackedRelease(copy, page.sha256))
+        return source
 
     def _copy(self, source: Path, target: str) -> str:
         result = self.copy(str(source), target)
@@ -132,6 +139,12 @@ class ActionModule(Action):
         pauses = itertools.repeat(POLL_SECONDS)
         job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, remedy)
         return self.background(job, **typed_json.dump(arguments))
+
+
+def _embeds_page(arguments: ReleaseArguments) -> bool:
+    """Return whether a build embeds the chat page from its sources; ik_llama.cpp's tree contains its own."""
+    release, ui = arguments.release, arguments.build.ui
+    return release.source in release_request.COMPILED and release.mainline and ui in ("auto", "true")
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:

@@ -184,9 +184,10 @@ class ActionModule(Action):
         if asleep:
             display.display(f"  Whether the server answers was not tested: {judge.ASLEEP_NOTE}.\n")
         else:
-            display.display(
-                "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *plan_text.request_lines(plan), ""])
-            )
+            server = evidence.server
+            lines = plan_text.request_lines(plan, server.certificate_names if server else ())
+            lines += plan_text.chat_page_lines(plan, bool(server and server.page))
+            display.display("\n".join([f"  The server answers. Ask it on {plan.head.host}:", *lines, ""]))
         return {"changed": False, "report": typed_json.dump(report)}
 
 

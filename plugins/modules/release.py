@@ -156,6 +156,10 @@ def main():
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
             if not module.check_mode and SERVER in listed:
                 option_check.write_replacements(target.release, listed[SERVER], arguments.release.fork)
+            if changed and installed.page is False and build.ui == "auto" and not is_compiled:
+                warnings.append(
+                    f"llama-server of {build.id} has no chat page: use another release, for example source: pypi"
+                )
             result = {"manifest": typed_json.dump(installed), "said_otherwise": warnings}
             module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:

@@ -82,6 +82,23 @@ def test_a_build_is_installed_with_a_manifest(tmp_path, tree):
     assert [path.name for path in release.parent.iterdir()] == ["tiny-cpu-0123abcd"]
 
 
+def test_the_chat_page_is_in_the_tree_before_it_is_compiled(tmp_path, tree):
+    folder = tmp_path / "dist"
+    folder.mkdir()
+    (folder / "index.html").write_text("#define COMMIT_TEXT COMMIT\n")
+    (tree / "server.c").write_text('#include "tools/ui/dist/index.html"\n' + SERVER.replace("COMMIT", "COMMIT_TEXT"))
+    with tarfile.open(tmp_path / "page.tar.gz", "w:gz") as packed:
+        packed.add(folder / "index.html", "index.html")
+    build = builder_of(tmp_path, pack(tree, tmp_path))
+    build.source = build.source._replace(page=builds.packed_of(tmp_path / "page.tar.gz"))
+    build.install()
+    assert printed_by(tmp_path / "prefix/releases/tiny-cpu-0123abcd").endswith("abc1234d\n")
+    build = builder_of(tmp_path, pack(tree, tmp_path), id="tiny-cpu-2")
+    build.source = build.source._replace(page=installer.PackedRelease(str(tmp_path / "page.tar.gz"), "0" * 64))
+    with pytest.raises(Refusal, match=r"page\.tar\.gz does not have the sha256"):
+        build.install()
+
+
 def test_a_tree_that_asks_git_gets_its_number_and_commit(tmp_path, tree):
     (tree / "common").mkdir()
     (tree / "common" / "build-info.cpp.in").write_text(

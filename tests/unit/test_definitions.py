@@ -142,7 +142,7 @@ def test_a_worker_lets_in_the_head_alone_and_reads_no_homes(pair):
         ("/home/me/m/x.gguf", {}, ["/home/me/m", "/home/me/m/x.gguf", "/opt/llamacpp", "/opt/llamacpp/models"]),
         (
             "/srv/m.gguf",
-            {"llama_server_extra_args": ["--lora", "/srv/l.gguf", "--alias", "a/b"]},
+            {"llama_server_extra_args": ["--lora", "/srv/l.gguf", "--chat-template", "a/b"]},
             ["/opt/llamacpp", "/opt/llamacpp/models", "/srv/l.gguf", "/srv/m.gguf"],
         ),
         (

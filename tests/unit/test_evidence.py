@@ -277,6 +277,7 @@ def test_a_server_that_speaks_https(collect, server, secured, tmp_path):
     assert found.health == Health(True, "ok")
     assert found.server.completion.text == "hello"
     assert server.asked[0][0] == "Bearer secret"
+    assert found.server.certificate_names == ("head.lan", "own", "192.0.2.10")
 
 
 def test_a_server_with_another_certificate_is_neither_believed_nor_waited_for(collect, secured, certify):

@@ -155,9 +155,33 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
     assert plan_text.request_lines(typed(local.plan())) == ["    " + curl.format("http://127.0.0.1:8080")]
     plan = opened(secured(pair), "198.51.100.0/24", host="0.0.0.0").plan()
     asked = " ".join("".join(plan_text.request_lines(typed(plan))).replace("\\", " ").split())
-    assert "-H 'Authorization: Bearer KEY' https://192.0.2.10:8080/v1/completions -d" in asked
+    assert "sed -n '/./{s/^/Authorization: Bearer /p;q}' /etc/keys | curl -sS -H @- --cacert" in asked
+    for names, name in ((["192.0.2.10"], ""), (["*.home.lan"], "head.home.lan"), (["*.home.lan", "nas"], "nas")):
+        lines = plan_text.request_lines(typed(plan), names)
+        place = f"--connect-to {name}:8080:192.0.2.10:8080 " if name else ""
+        said = f"-H @- --cacert '/etc/tls/50 %.pem' {place}https://{name or '192.0.2.10'}:8080/v1/completions -d"
+        assert said in " ".join("".join(lines).replace("\\", " ").split())
+    assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
+    assert plan_text.chat_page_lines(typed(plan), False) == [
+        "  It has no chat page; docs/clients.md says how to get it."
+    ]
     plan["model"]["known_answer"] = None
     assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))
+
+
+def test_the_chat_page_is_planned_for_llama_server_alone(pair):
+    """A worker of another kind than the head keeps its build."""
+    pair.hosts["worker2"]["facts"]["cpu"]["features_id"] = "another"
+    plans = {}
+    for ui in ("auto", "true", "false"):
+        pair.set("head", llama_server_ui=ui)
+        plans[ui] = pair.plan()
+        assert ("--no-ui" in plans[ui]["head"]["argv"]) == (ui == "false")
+    builds = {ui: {name: host["builds"][0] for name, host in plan["hosts"].items()} for ui, plan in plans.items()}
+    assert builds["auto"]["head"]["id"] == builds["false"]["head"]["id"] != builds["true"]["head"]["id"]
+    assert builds["auto"]["worker2"] == builds["true"]["worker2"]
+    assert (builds["true"]["head"]["ui"], "ui" in builds["true"]["worker2"]) == ("true", False)
+    assert plan_text.chat_page_lines(typed(plans["false"]), False) == []
 
 
 def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):

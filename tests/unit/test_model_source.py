@@ -42,6 +42,7 @@ from support.rollbacks import completed
             {"path": "/m.gguf", "checksum": ["sha256:" + "a" * 64]},
             "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy",
         ),
+        ({"path": "/m.gguf", "alias": "a,b"}, "llama_model_alias is 'a,b': use at most 128 letters, digits, and . _ /"),
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
         ({"path": "/m.gguf", "draft": "d.gguf"}, "llama_model_draft is 'd.gguf': use /PATH on the head, http://"),
@@ -135,6 +136,25 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
     assert all(folder.startswith(f"{PREFIX}/models/") and " " not in folder for folder in folders)
     further = request_of(llama_model_path="/m", llama_model_mmproj="file:m.gguf")
     assert model_source.folder(PREFIX, further.mmproj) not in folders
+
+
+@pytest.mark.parametrize(
+    "variables, alias",
+    [
+        ({"path": "/home/me/A b,c.gguf"}, "A-b-c"),
+        ({"path": "/m/big-00001-of-00003.gguf"}, "big"),
+        ({"path": "/m/x.gguf", "alias": "gpt-4o"}, "gpt-4o"),
+        ({"huggingface": {"repo": "a/b-GGUF", "quantisation": "Q4_K_M"}}, "a/b-GGUF:Q4_K_M"),
+        ({"huggingface": {"repo": "a/b-GGUF", "files": ["x.gguf"]}}, "a/b-GGUF"),
+        ({"url": "http://h/d/m%20x.gguf"}, "m-x"),
+        ({"ollama": "gemma3:4b"}, "gemma3:4b"),
+        ({"copy": "models/m.gguf"}, "m"),
+        ({"known_answer": {"layers": 4, "width": 64, "type": "f32"}}, "known-answer"),
+    ],
+)
+def test_clients_see_a_name_and_no_path(variables, alias):
+    request = request_of(**{f"llama_model_{name}": value for name, value in variables.items()})
+    assert model_source.alias_of(request) == alias
 
 
 def test_the_largest_quantisation_that_fits_is_named(pair, big_model):

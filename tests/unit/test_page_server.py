@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     exporter,
     loading,
@@ -20,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     page,
     page_server,
     progress,
+    runtime,
     serving,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
@@ -211,6 +213,39 @@ def test_it_is_not_served_where_keys_cannot_be_read(exported):
     )
     exported.when("state", 1, state="serving")
     assert fetched(port) == (0, "")
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_it_links_to_the_chat_page_of_the_same_host(paged, tmp_path, state):
+    shown, _record = gathered(paged, tmp_path, state)
+    text = page.render(shown, NOW, "8080")
+    assert ("(answers when the model is loaded)" in text) == (state in ("silent", "loading", "waiting"))
+    assert page.HOST not in page.render(shown, NOW)
+    for host, link in (
+        ("10.0.0.1:8081", "10.0.0.1"),
+        ("[fd00::1]:81", "[fd00::1]"),
+        ("nas", "nas"),
+        ('a"b', "localhost"),
+    ):
+        request = f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer k\r\n\r\n".encode()
+        reply = page_server._reply(request, [b"k"], (), lambda: text).decode()
+        assert f'<a href="//{link}:8080/">Chat with the model</a>' in reply
+        assert page.HOST not in reply
+
+
+def test_a_chat_page_is_linked_if_the_release_has_it(tmp_path):
+    program = tmp_path / "release/bin/llama-server"
+    program.parent.mkdir(parents=True)
+    argv = [str(program), "--host", "127.0.0.1", "--port", "8080"]
+    assert runtime.chat_port(argv) == ""
+    for has_page, more, port in (
+        (False, [], ""),
+        (True, [], "8080"),
+        (True, ["--no-ui"], ""),
+        (True, ["--webui", "none"], ""),
+    ):
+        manifest.write(tmp_path / "release", manifest.Manifest("b1", {}, {}, {}, 0, page=has_page))
+        assert runtime.chat_port([*argv, *more]) == port
 
 
 def served(current, **door):

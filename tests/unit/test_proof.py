@@ -359,7 +359,7 @@ def test_remedies_are_settings_that_the_plan_does_not_have(served, attention, ty
     "host, settings, facts, new",
     [
         ("head", {"llama_server_parallel": 2}, {}, 0),
-        ("head", {"llama_server_port": 9090, "llama_server_extra_args": ["--jinja", "--alias", "x"]}, {}, 0),
+        ("head", {"llama_server_port": 9090, "llama_server_extra_args": ["--jinja"], "llama_model_alias": "x"}, {}, 0),
         ("head", {"llama_server_batch": 1024, "llama_server_micro_batch": 256}, {}, 0),
         ("worker2", {"llama_worker_endpoints": [{"name": "cpu", "port": 50077}]}, {}, 0),
         ("head", {"llama_release": {**RELEASE, "checksum": "sha256:" + "b" * 64}}, {}, 2),

@@ -83,6 +83,22 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert not list(tmp_path.glob("prefix/releases/.new/trial"))
 
 
+@pytest.mark.parametrize(
+    "page, ui", [(None, "auto"), (False, "auto"), (False, "true"), (True, "true"), (False, "false")]
+)
+def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, page, ui):
+    monkeypatch.setattr(smoke_test, "try_programs", lambda *_arguments: page)
+    programs["build"]["ui"] = ui
+    result = call(**programs)
+    if (page, ui) == (False, "true"):
+        assert "llama_server_ui is true, but its llama-server has no chat page: set it to auto" in result["msg"]
+        return
+    assert result["manifest"]["page"] is page
+    warning = ["llama-server of new has no chat page: use another release, for example source: pypi"]
+    assert result["said_otherwise"] == warning * ((page, ui) == (False, "auto"))
+    assert call(**programs)["said_otherwise"] == []
+
+
 def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path, monkeypatch):
     monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
     call(**programs)

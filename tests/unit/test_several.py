@@ -31,6 +31,7 @@ ALONE = {
     "llama_server_parallel": 2,
     "llama_server_idle_seconds": 900,
     "llama_server_extra_args": DEEP["extra_args"],
+    "llama_model_alias": "",
 }
 
 
@@ -58,6 +59,7 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
         llama_server_parallel=1,
         llama_server_idle_seconds=None,
         llama_server_extra_args=[],
+        llama_model_alias=None,
     ).plan()
     assert not plan["refused"], plan["reasons"]
     one = typed_json.dump(typed(plan).per_model()[1])
@@ -274,7 +276,7 @@ def test_entries_that_cannot_be(pair, entries, reason):
         (["--slots", "--no-slots"], "'--no-slots' is given a second time, after --slots, which"),
         (["--lora-scaled", "a", "1"], "'--lora-scaled a 1' is given with several values"),
         (["--temp=1"], "'--temp=1' is given as one word"),
-        (["-a", "mine"], "-a is given to llama-server: use aliases of the entry instead"),
+        (["-a", "mine"], "extra_args has -a, which the plan decides: set name instead"),
         (["--port", "1"], "extra_args has --port, which the plan decides: set llama_server_port instead"),
         (["--host", "::"], "extra_args has --host, which the plan decides"),
         (["--api-key", "x"], "extra_args has --api-key, which the plan decides"),
@@ -292,12 +294,16 @@ def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
             {"llama_model_path": "/m.gguf"},
             "llama_models and llama_model_path are both set: add an entry for each model",
         ),
+        (
+            {"llama_model_alias": "mine"},
+            "llama_models and llama_model_alias are both set: add an entry for each model, and set name there",
+        ),
         ({"llama_server_fallback": True}, "llama_server_fallback is true, but models of llama_models have no fallback"),
         ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
         ({"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
         ({"llama_server_extra_args": ["--models-dir", "/srv"]}, "models-dir, which the plan decides: set llama_models"),
-        ({"llama_server_extra_args": ["--no-ui"]}, "in llama_models: --no-ui is given to llama-server"),
-        ({"llama_server_extra_args": ["--alias", "mine"]}, "--alias is given to llama-server: use aliases"),
+        ({"llama_server_extra_args": ["--no-ui"]}, "has --no-ui, which the plan decides: set llama_server_ui instead"),
+        ({"llama_server_extra_args": ["--alias", "mine"]}, "--alias, which the plan decides: set llama_model_alias"),
     ],
 )
 def test_variables_that_several_models_cannot_have(pair, variables, reason):

@@ -19,7 +19,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     starting = 2
     def do_GET(self):
         Handler.starting -= 1
-        self.send_response(503 if Handler.starting > 0 else 200)
+        self.send_response(503 if Handler.starting > 0 else 200 if self.path == "/health" else PAGE)
         self.end_headers()
         self.wfile.write(b'{"status": "ok"}')
     def do_POST(self):
@@ -30,7 +30,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
+""".replace("PAGE", "404")
 RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_PIECES} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
@@ -61,7 +61,7 @@ def programs(tmp_path, monkeypatch):
                 (tmp_path / "bin" / name).chmod(0o755)
         place = smoke_test.TrialSettings(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
-        smoke_test.try_programs(
+        return smoke_test.try_programs(
             tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place
         )
 
@@ -69,7 +69,16 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_programs_that_work(programs):
-    programs(SERVER.replace("ANSWER", RIGHT), WORKER.replace("ANSWER", ANSWERS))
+    assert programs(SERVER.replace("ANSWER", RIGHT), WORKER.replace("ANSWER", ANSWERS)) is False
+
+
+@pytest.mark.parametrize("status", [200, 415])
+def test_a_server_with_its_chat_page(programs, status):
+    assert programs(SERVER.replace("ANSWER", RIGHT).replace("404", str(status))) is True
+
+
+def test_a_worker_alone_has_no_chat_page(programs):
+    assert programs(worker=WORKER.replace("ANSWER", ANSWERS)) is None
 
 
 def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypatch):

@@ -42,7 +42,7 @@ def test_a_control_character_is_refused_by_the_name_of_its_variable(local):
 
 
 def test_letters_of_all_languages_may_be_there(local):
-    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--alias", "Größe 大きい ñ"]
+    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["--chat-template", "Größe 大きい ñ"]
     assert local.plan()["head"]["argv"][-1] == "Größe 大きい ñ"
 
 

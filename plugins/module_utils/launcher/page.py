@@ -15,6 +15,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import uni
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, metrics, serving
 
 REFRESH_SECONDS = 15
+HOST = "//host-of-the-request.invalid:"
+"""Beginning of a link to the host that a browser has asked, which the server of the page replaces."""
 CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
@@ -166,10 +168,11 @@ def _recent_events(snapshot: Snapshot, clock: float) -> str:
     return _tag("ul", _tags("li", lines)) if lines else _tag("p", "nothing", "quiet")
 
 
-def render(snapshot: Snapshot | None, clock: float) -> str:
+def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     """Return the page as HTML.
 
     :param snapshot: None before the first snapshot.
+    :param chat_port: port of llama-server's chat page; empty without one.
     """
     if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])
@@ -188,6 +191,10 @@ def render(snapshot: Snapshot | None, clock: float) -> str:
         _tag("p", html.escape(" · ".join(about)), "quiet"),
         _tags("p", _problems(snapshot), "notice bad"),
     ]
+    if chat_port:
+        answers = state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
+        note = "" if answers else " (answers when the model is loaded)"
+        body.append(_tag("p", f'<a href="{HOST}{chat_port}/">Chat with the model</a>{note}'))
     if snapshot.state == serving.LOADING and snapshot.load:
         progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
         body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))

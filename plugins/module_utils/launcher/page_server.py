@@ -25,6 +25,8 @@ CLIENT_SECONDS = 5.0
 WRONG_KEY_SECONDS = 1.0
 """Delay of the answer to a wrong key."""
 RETRY_SECONDS = 10.0
+HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
+"""Pattern of a host that a link may name."""
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 """Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
 SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
@@ -121,7 +123,9 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], cur
         return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)
     if first.split(b" ")[:2] != [b"GET", b"/"]:
         return _message("404 Not Found", "The only page is /")
-    return _message("200 OK", current(), "Content-Type: text/html; charset=utf-8")
+    host = re.sub(r":\d*$", "", fields.get(b"host", b"").decode("latin-1"))
+    text = current().replace(page.HOST, f"//{host if re.fullmatch(HOST, host) else 'localhost'}:")
+    return _message("200 OK", text, "Content-Type: text/html; charset=utf-8")
 
 
 def _message(status: str, text: str, *headers: str) -> bytes:

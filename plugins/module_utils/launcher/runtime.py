@@ -55,6 +55,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 
 HANDSHAKES = "handshakes.json"
 EXITS = "ends.json"
+RELEASE_RECORD = "manifest.json"
 LAST_LINES, ERROR_LINES = 20, 5
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
@@ -353,7 +354,15 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     host = socket.gethostname()
     host_names = {host, host.partition(".")[0], exports.description.host if exports.description else host}
     access = page_server.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
-    page_server.start(access, lambda: page.render(exports.snapshot, time.time()))
+    port = chat_port(argv)
+    page_server.start(access, lambda: page.render(exports.snapshot, time.time(), port))
+
+
+def chat_port(argv: Sequence[str]) -> str:
+    """Return the port of llama-server's chat page; empty if the page is off, or its release has none."""
+    has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD, lambda record: record["page"])
+    is_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
+    return "" if is_off else dict(zip(argv, argv[1:])).get(server.PORT, "")
 
 
 class ProgramRequest(socketserver.StreamRequestHandler):

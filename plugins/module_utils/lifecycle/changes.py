@@ -229,7 +229,8 @@ def _fetches(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:
             if build.id in drift.missing_builds and build.builder == name and not build.packaged:
                 key = (build.release, *(build.archives or ()))
                 targets = {*build.targets, *(builds[key].targets if key in builds else ())}
-                builds[key] = build._replace(targets=tuple(sorted(targets)))
+                ui = build.ui or (builds[key].ui if key in builds else None)
+                builds[key] = build._replace(targets=tuple(sorted(targets)), ui=ui)
     return [*builds.values()]
 
 

@@ -38,8 +38,8 @@ DISABLED_OPTIONS = (
     "LLAMA_OPENSSL",
     "LLAMA_USE_PREBUILT_UI",
 )
-"""Options that are off in llama.cpp. RDMA is on by default if its library is installed. The user interface is not in the tree: the build would run npm
-or download it (#23156, #23377)."""
+"""Options that are off in llama.cpp. RDMA is on by default if its library is installed. The chat page is not in the tree, and hosts neither download it nor
+run npm (#23156, #23377): the controller adds it to the sources."""
 
 IK_LLAMA_OPTIONS = {**COMMON_OPTIONS, "GGML_SCHED_MAX_COPIES": "1", "LLAMA_BUILD_EXAMPLES": "ON", "LLAMA_CURL": "OFF"}
 """Options of every build of ik_llama.cpp, whose server and worker are examples. Only the requested targets are compiled. Flash attention for the

@@ -133,6 +133,7 @@ TABLE: tuple[Option, ...] = (
     Option("device", _pair("--device -dev", form=LIST), "llama_worker_endpoints"),
     Option("override-tensor", _pair("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
     Option("model", _pair("--model -m"), "llama_model_path"),
+    Option("alias", _pair("--alias -a"), "llama_model_alias"),
     Option("model-of-a-server", _pair("--model-url -mu", is_written=False), "llama_model_url"),
     Option(
         "model-of-hugging-face",
@@ -222,6 +223,16 @@ TABLE: tuple[Option, ...] = (
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
         remedy="remove it: llama-server would move the layers",
+        optional_above=0,
+    ),
+    Option(
+        "ui",
+        (
+            _llama("--no-ui --no-webui", form=SWITCH, means="none"),
+            _llama("--ui --webui", form=SWITCH, means="auto", is_written=False),
+            _ik("--webui"),
+        ),
+        "llama_server_ui",
         optional_above=0,
     ),
     Option("models-preset", (_llama("--models-preset"),), "llama_models"),
@@ -386,7 +397,7 @@ _SERVER = {word: option for option in TABLE if option.program == SERVER for word
 PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
 """Environment variable of llama-server for the device of a projector."""
 _VARIABLE = re.compile(
-    rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI)).*"
+    rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI_)).*"
 )
 """Pattern for variables that replace options, except for client settings."""
 COMPLETE_HELP = {MAINLINE}

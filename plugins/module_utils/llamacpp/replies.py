@@ -60,6 +60,11 @@ class Reply(NamedTuple):
     text: str
 
 
+def has_page(reply: Reply) -> bool:
+    """Return whether llama-server answered GET / with its chat page. It refuses clients that do not read gzip (415); without a page it answers 404."""
+    return reply.status in (200, 415)
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)

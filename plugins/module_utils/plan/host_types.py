@@ -126,6 +126,8 @@ class BuildPlan(NamedTuple):
     """host that compiles it; this host, or another of its kind"""
     archives: Absent[tuple[Word, ...]] = None
     """upstream's archives: programs first, then libraries"""
+    ui: Absent[Annotated[str, ("auto", "true", "false")]] = None
+    """whether llama-server has its chat page: `true`, `false`, or `auto` if possible; absent without llama-server"""
 
 
 class PrefillTensor(NamedTuple):

@@ -127,6 +127,8 @@ class Server(NamedTuple):
     """See speculation.py."""
     page_port: int | None = None
     """Port of the page that its launcher shows; None without a page."""
+    ui: str = "auto"
+    """``llama_server_ui``."""
 
     def argument(self, name: str) -> tuple[str, str] | None:
         """Return the last word of ``extra_args`` that gives an option, and the word after it; None if no word does."""
@@ -179,6 +181,8 @@ class ModelRequest(NamedTuple):
     mmproj: ModelSource | None = None
     draft: ModelSource | None = None
     token_file: str | None = None
+    alias: str | None = None
+    """``llama_model_alias``."""
     instead_bytes: int | None = None
     """Plan with the same model in so many bytes."""
 
@@ -201,6 +205,8 @@ class Model(NamedTuple):
     summary: ModelSummary
     source: str = ""
     """For people, without secrets."""
+    alias: str = ""
+    """Name that clients see; empty for one of several models, which the router names."""
     revision: str | None = None
     """Commit of a repository."""
     files: tuple[ModelFilePlan, ...] = ()

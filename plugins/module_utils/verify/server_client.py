@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ LINE_LENGTH = 500
 """Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
+PARTIAL_CHAIN = 0x80000
+"""X509_V_FLAG_PARTIAL_CHAIN of OpenSSL, with which a server's own certificate verifies it, as with curl."""
 MIN_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
@@ -46,6 +51,7 @@ class Client:
         self._running = running
         self._certificate: bytes | None = None
         self._objection, path = "", head.tls_certificate_file
+        self._certificate_file = path
         try:
             if path:
                 text = reading.read_start(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
@@ -86,6 +92,18 @@ class Client:
             return f"the API key was not sent: no program of the cluster listens on {self._place}"
 
         return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
+
+    def certificate_names(self) -> tuple[str, ...]:
+        """Return the names and addresses in the server's certificate; none without HTTPS."""
+        address, port = self._place.rsplit(":", 1)
+        with suppress(OSError):
+            context = ssl.create_default_context(cafile=self._certificate_file)
+            context.check_hostname = False
+            context.verify_flags |= PARTIAL_CHAIN
+            with context.wrap_socket(socket.create_connection((address, int(port)), HEALTH_SECONDS)) as connection:
+                fields = (connection.getpeercert() or {}).get("subjectAltName", ())
+            return tuple(printable(value) for entry in fields for value in entry[1:])
+        return ()
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
         """Return the models of a router; none if its reply has another form."""

@@ -181,6 +181,10 @@ class ServerEvidence(NamedTuple):
     """null if it sleeps and was not woken"""
     reading: Optional[Reading] = None
     """how well it predicts plain text; null if unknown"""
+    page: bool = False
+    """whether it has its chat page"""
+    certificate_names: tuple[Line, ...] = ()
+    """names and addresses in its certificate"""
 
 
 class Evidence(NamedTuple):

@@ -284,8 +284,16 @@ def changes_of(
     return lines
 
 
-def request_lines(plan: Plan) -> list[str]:
-    """Return a request to the server as a shell command."""
+def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
+    """Return where the chat page is, or where the documentation says how to get it."""
+    if has_page:
+        return [f"  Chat with it in a browser: {plan.head.url}/"]
+    is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
+    return [] if is_off else ["  It has no chat page; docs/clients.md says how to get it."]
+
+
+def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str]:
+    """Return a request to the server as a shell command for the head."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.textless_path((plan.head.models[0] if plan.head.models else plan.head).argv)
     model = plan.per_model()[0].model
@@ -298,10 +306,21 @@ def request_lines(plan: Plan) -> list[str]:
         question["messages"] = [{"role": "user", "content": "Say hello."}]
     else:
         question |= {"prompt": "Once upon a time", "max_tokens": 32}
-    key = ["-H", "Authorization: Bearer KEY"] if plan.head.api_key_file else []
-    return command_lines(
-        ["curl", "-sS", *key, f"{plan.head.url}{path or '/v1/completions'}", "-d", json.dumps(question)], {}, "    "
-    )
+    options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
+    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, whoever has signed it
+        options += ["--cacert", plan.head.tls_certificate_file]
+    address = url.partition("//")[2].partition(":")[0]
+    if certificate_names and address not in certificate_names:
+        whole = [name for name in certificate_names if "*" not in name]
+        name = f"{[*whole, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
+        options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
+        url = f"https://{name}"
+    command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]
+    lines = command_lines(command, {}, "    ")
+    if plan.head.api_key_file:
+        key = ["sed", "-n", "/./{s/^/Authorization: Bearer /p;q}", plan.head.api_key_file]
+        lines = [f"    {shlex.join(key)} | \\", *lines]
+    return lines
 
 
 def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import shutil
@@ -287,7 +288,7 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
     """Fetch a file."""
     for pause in (*PAUSES, None):
         try:
-            return _receive(url, target)
+            return receive(url, target)
         except web.RemoteError as error:
             if pause is None or not error.passes:
                 reason = f"its server refuses (HTTP {error.status}): " if error.status else f"{error}, or "
@@ -295,15 +296,18 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
         time.sleep(pause)
 
 
-def _receive(url: str, target: Path) -> None:
+def receive(
+    url: str, target: Path, silence: float = PACKING_SECONDS, seconds: float = math.inf, most_bytes: float = math.inf
+) -> None:
+    """:raises RemoteError: the server does not answer, refuses, cuts the connection, or exceeds a limit."""
     size, last_time = 0, time.monotonic()
-    with (
-        web.open_url(url, {"Accept-Encoding": "identity"}, silence=PACKING_SECONDS) as reply,
-        target.open("wb") as stream,
-    ):
+    deadline = last_time + seconds
+    with web.open_url(url, {"Accept-Encoding": "identity"}, silence=silence) as reply, target.open("wb") as stream:
         try:
             while part := reply.read1(1 << 20):
                 size += stream.write(part)
+                if size > most_bytes or time.monotonic() > deadline:
+                    raise web.RemoteError("is too large, or its server too slow: try again later")
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")

@@ -141,9 +141,9 @@ class Builder(Installer):
 
     def _prepare(self) -> None:
         """Unpack and patch the tree, unless an interrupted build has left the same one."""
-        digests = "".join(
-            f"{digest}\n" for digest in (self.source.sha256, *(patch.sha256 for patch in self.source.patches))
-        )
+        page = [self.source.page.sha256] if self.source.page else []
+        sums = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
+        digests = "".join(f"{digest}\n" for digest in sums)
         if text_of(self.unpacked) == digests and (self.work / "source").exists():
             return
         self.unpacked.unlink(missing_ok=True)
@@ -161,6 +161,10 @@ class Builder(Installer):
         self._run("clean", ["mkdir", "source"])
         argv = ["tar", "-xmf", str(archive), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
+        if self.source.page:  # a build embeds what is in this folder, and downloads nothing
+            check_sha256(Path(self.source.page.path), self.source.page.sha256)
+            self._run("unpack", ["mkdir", "-p", "source/tools/ui/dist"])
+            self._run("unpack", ["tar", "-xmf", self.source.page.path, "-C", "source/tools/ui/dist", "--no-same-owner"])
 
     def _patch(self, patch: Patch) -> None:
         check_sha256(Path(patch.path), patch.sha256)

@@ -57,6 +57,8 @@ class Source(NamedTuple):
     patches: tuple[Patch, ...] = ()
     library_archives: tuple[PackedRelease, ...] = ()
     """Archives of libraries for compiled programs."""
+    page: Optional[PackedRelease] = None
+    """Archive of llama-server's chat page, for its sources."""
 
 
 class ReleaseArguments(NamedTuple):
@@ -165,7 +167,12 @@ class Installer:
     def _publish(
         self, partial: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
-        self._try_programs(partial)
+        page = self._try_programs(partial)
+        if self.build.ui == "true" and not page:
+            raise Refusal(
+                "llama_server_ui is true, but its llama-server has no chat page: set it to auto, or use a release that is compiled (source: pypi or git). "
+                "No running service was touched"
+            )
         record = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
@@ -173,6 +180,7 @@ class Installer:
             source=source,
             seconds=seconds,
             received=received,
+            page=page,
         )
         manifest.write(partial, record)
         os.utime(partial, UNUSED_TIMES)
@@ -194,13 +202,14 @@ class Installer:
     def _remove_build_files(self) -> None:
         """Remove files that only a build needs, before its release is in place: nothing removes them later."""
 
-    def _try_programs(self, partial: Path) -> None:
-        """Try the programs on this host before any running service stops for them."""
+    def _try_programs(self, partial: Path) -> Optional[bool]:
+        """Try the programs on this host before any running service stops for them. Return whether llama-server has its chat page."""
         folder = partial / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        smoke_test.try_programs(partial / "bin", self.probe(partial / "bin"), trial)
+        page = smoke_test.try_programs(partial / "bin", self.probe(partial / "bin"), trial)
         shutil.rmtree(folder)
+        return page
 
     def probe(self, programs: Path) -> dict[str, dict[str, bool]]:
         """Return the help options of each program; fail if a program does not start."""

@@ -30,6 +30,8 @@ class Manifest(NamedTuple):
     """Duration of the build."""
     received: Optional[str] = None
     """Host that compiled a release from another host."""
+    page: Optional[bool] = None
+    """Whether llama-server has its chat page; None without llama-server."""
 
 
 def read_manifest(release: Path) -> Optional[Manifest]:

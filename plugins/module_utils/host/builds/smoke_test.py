@@ -86,8 +86,8 @@ class _Program(NamedTuple):
         )
 
 
-def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> None:
-    """Try the programs of the release, except those that only measure.
+def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
+    """Try the programs of the release, except those that only measure. Return whether llama-server has its chat page; None without llama-server.
 
     :param help_options: program → options of its help.
     :raises Refusal: a program does not work here.
@@ -96,14 +96,17 @@ def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], tr
     home.mkdir()
     account = commands.account_options(trial.account)
     os.chown(home, account.get("user", -1), account.get("group", -1))
+    page = None
     for name, words in help_options.items():
         if name == options.SERVER:
-            _check_server(programs / name, words, trial)
+            page = _check_server(programs / name, words, trial)
         elif name != options.BENCH and options.render_listed("worker-device", "CPU", words):
             _check_worker(programs / name, words, trial)
+    return page
 
 
-def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> None:
+def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> bool:
+    """Return whether it has its chat page."""
     model = trial.folder / "small.gguf"
     known_answer_file.write(model, *MODEL_SHAPE)
     port = _free_port()
@@ -118,6 +121,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
         text = str(reply.get("content", "")).strip()
         if text != answer():
             raise server.failure(f"computed a wrong answer: {text[:100]!r}, expected {answer()!r}", GENERAL_REMEDY)
+        return replies.has_page(replies.ask(f"{LOOPBACK}:{port}", "/", server.seconds_left()))
 
 
 def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:

@@ -237,7 +237,7 @@ def builds(
         if host.is_worker or is_whole:
             targets.add(capabilities.WORKER_BINARY[release.fork])
         if host.is_head or is_whole:
-            targets.add("llama-server")
+            targets.add(options.SERVER)
             targets.update([options.BENCH] if measures and release.mainline else [])
     builds_of_kinds = {
         (name, backend): _with_programs(
@@ -285,8 +285,10 @@ def _with_programs(
                 f"llama_benchmark_programs is true, but {host.name}'s distribution has no known package with {missing[0]}: use another source in llama_release"
             )
         paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
-    identity = _sha({"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}, 8)
-    return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths)
+    ui = kind.ui if options.SERVER in targets else None
+    content = {"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}
+    identity = _sha({**content, **({"ui": True} if ui == "true" else {})}, 8)
+    return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
 def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> BuildPlan:
@@ -330,6 +332,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
         packaged={},
         builder=host.name,
         archives=archives,
+        ui=server.ui,
     )
 
 

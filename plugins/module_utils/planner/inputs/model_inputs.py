@@ -17,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     HuggingFace,
     ModelRequest,
@@ -63,7 +64,16 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
         mmproj=_auxiliary(host_types.MMPROJ, variables["llama_model_mmproj"]),
         draft=_auxiliary(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
+        alias=_checked_alias(variables[turns.ALIAS_VARIABLE]),
     )
+
+
+def _checked_alias(alias: str | None) -> str | None:
+    if alias and not re.fullmatch(turns.ALIAS, alias, re.ASCII):
+        raise Refusal(
+            f"{turns.ALIAS_VARIABLE} is {validation.show(alias)}: use at most 128 letters, digits, and . _ / - : @ + between them"
+        )
+    return alias
 
 
 def summary_of(place: str, header: Any) -> ModelSummary:

@@ -54,19 +54,31 @@ def is_fetched(source: ModelSource) -> bool:
 def folder(prefix: str, source: ModelSource) -> str:
     """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _readable_name(source)).strip("-.")[:MAX_FOLDER]
+    name = re.sub("[/:]", "--", _readable_name(source))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:MAX_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
 def _readable_name(source: ModelSource) -> str:
     """Return the name that a person would use."""
     if source.huggingface:
-        repository = source.huggingface
-        return "--".join(filter(None, (repository.repo.replace("/", "--"), repository.quantisation)))
+        return ":".join(filter(None, (source.huggingface.repo, source.huggingface.quantisation)))
     if source.ollama:
-        return source.ollama.rpartition("/")[2].replace(":", "-")
-    name = download_record.name_of_url(source.url) if source.url else posixpath.basename(str(source.copy))
+        return source.ollama.rpartition("/")[2]
+    name = (
+        download_record.name_of_url(source.url) if source.url else posixpath.basename(str(source.path or source.copy))
+    )
     return name.removesuffix(".gguf")
+
+
+def alias_of(request: ModelRequest) -> str:
+    """Return the model's name in llama-server, which clients see: as requested, or the name of the file or repository, without its path."""
+    if request.alias is not None:
+        return request.alias
+    if not request.source:
+        return "known-answer"
+    name = re.sub(r"-00001-of-\d{5}$", "", _readable_name(request.source))
+    return re.sub(r"[^A-Za-z0-9._/:@+-]+", "-", name).strip("-.")[:MAX_FOLDER] or "model"
 
 
 class ModelReport(NamedTuple):
@@ -132,6 +144,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
         ]
     revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
     return model._replace(
+        alias=alias_of(request),
         source=model.source or (source_text(request.source, revision) if request.source else ""),
         revision=revision,
         files=tuple(files),

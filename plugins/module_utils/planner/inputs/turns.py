@@ -23,6 +23,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
 PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED_VARIABLES)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(SERVER_KEYS)})\b))")
 """How a variable begins that an entry has as a key without this."""
+ALIAS_VARIABLE = f"{MODEL}alias"
+"""Variable with the name of a single model."""
 RESERVED = "default"
 """Name of llama-server for the options of all models."""
 
@@ -49,7 +51,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         return ()
     if present:
         raise Refusal(
-            f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {present[0][len(MODEL) :]} there"
+            f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {entry_keys(present[0])} there"
         )
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove one of them")
@@ -62,6 +64,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
                 **variables,
                 VARIABLE: None,
                 **{name: entry.get(name[len(MODEL) :]) for name in model_variables},
+                ALIAS_VARIABLE: "",
                 **{f"{SERVER}{key}": entry[key] for key in SERVER_KEYS if entry.get(key) is not None},
             },
             tuple(f"{SERVER}{key}" for key in SERVER_KEYS if entry.get(key) is not None),
@@ -99,4 +102,4 @@ def sentence(name: str, reason: str) -> str:
 
 def entry_keys(text: str) -> str:
     """A text about variables, with the keys of an entry in place of those that it may have of its own."""
-    return PREFIX.sub("", text)
+    return PREFIX.sub("", text.replace(ALIAS_VARIABLE, "name"))

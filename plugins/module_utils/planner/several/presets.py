@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
-ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
+ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key", "ui")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
 CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
@@ -75,10 +75,6 @@ def _section(model: ServedModel) -> Iterator[str]:
         several = "with several values" if len(values) > 1 else ""
         form = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
         ended = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
-        if key in ("alias", "a"):
-            raise Refusal(
-                turns.sentence(model.name, f"{word} is given to llama-server: use aliases of the entry instead")
-            )
         if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
                 turns.sentence(

@@ -1,0 +1,158 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-server's chat page, which releases that hosts compile do not contain: upstream's files for the build, or built with npm from its sources.
+
+The files are kept beside the sources. Hosts unpack them into tools/ui/dist of the tree, from which the build embeds them (scripts/ui-assets.cmake).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.utils.display import Display
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched, receive
+
+VARIABLE = "llama_server_ui"
+BUCKET = "buckets/ggml-org/llama-ui/resolve"
+"""Place of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
+LIMITS = {"silence": 10.0, "seconds": 120.0, "most_bytes": 64 << 20}
+"""Limits of the download, which must not delay a run for long. The files take 3 MB."""
+OLDEST_NODE = 20
+STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
+STEP_SECONDS = 1800
+
+
+class NoPageError(Exception):
+    """The page cannot be had in one way; the message is the reason."""
+
+
+def _path(source: Fetched) -> Path:
+    return cache.folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
+
+
+def cached(source: Fetched) -> list[Fetched]:
+    """Return the archive of the page for these sources, if it is in the cache."""
+    path = _path(source)
+    return [Fetched(path, False, sha256(path), source.commit)] if path.exists() else []
+
+
+def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fetched]:
+    """Return the archive of the page for a release's sources, in the cache; nothing without it, after a warning.
+
+    :param source: archive of the sources.
+    :param wanted: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
+    :raises AnsibleError: it is wanted, and cannot be had.
+    """
+    reasons: list[str] = []
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
+        for obtain in () if cached(source) else (_download, _build)[: 1 + (wanted == "true")]:
+            work = Path(name, obtain.__name__)
+            work.mkdir()
+            try:
+                _pack(obtain(release, source.path, work), work / "page")
+            except (NoPageError, Refusal) as error:
+                reasons.append(str(error))
+            else:
+                (work / "page").replace(_path(source))
+                return [archive._replace(changed=True) for archive in cached(source)]
+    text = "; ".join(reasons)
+    if text and wanted == "true":
+        raise AnsibleError(
+            f"{VARIABLE} is true, but {release.ref} has no chat page: {text}. Solve one of these, or set it to auto"
+        )
+    if text:
+        remedy = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
+        Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To have it, {remedy}")
+    return cached(source)
+
+
+def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
+    """Return upstream's files for a build, verified by the checksum beside them."""
+    url, archive, checksum = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive", work / "sum"
+    name = web.printable_url(url)
+    try:
+        receive(f"{url}.sha256", checksum, **LIMITS)
+        receive(url, archive, **LIMITS)
+        if checksum.read_bytes()[:64].lower() != sha256(archive).encode():
+            raise NoPageError(f"{name} does not have the checksum beside it")
+        return _extract(archive, "(.+)", work)
+    except web.RemoteError as error:
+        raise NoPageError(f"{name} {error}") from None
+    except archives.DamagedError as error:
+        raise NoPageError(f"{name} is not a complete archive ({error})") from None
+
+
+def _build(release: ReleasePlan, source: Path, work: Path) -> Mapping[str, Path]:
+    """Return the files that npm builds from the sources."""
+    version = _run("node --version", work)
+    if int((re.findall(r"\d+", version) or ["0"])[0]) < OLDEST_NODE:
+        raise NoPageError(f"the controller has Node.js {version}, and the page needs {OLDEST_NODE} or newer")
+    _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work)
+    page, number = work / "dist", str(release.build)
+    variables = {"LLAMA_UI_OUT_DIR": str(page), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
+    for step in STEPS:
+        Display().display(f"  [controller] llama-server's chat page: {step}, a minute or more")
+        _run(step, work / "files", npm_config_cache=str(work / "npm"), **variables)
+    return {str(path.relative_to(page)): path for path in page.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def _run(step: str, folder: Path, **variables: str) -> str:
+    """Run a program of Node.js on the controller; return its output."""
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_SECONDS}
+    try:
+        process = subprocess.run(
+            step.split(), stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=True, **options
+        )
+    except subprocess.CalledProcessError as error:
+        text = printable((error.stderr or error.stdout).strip()[-300:])
+        raise NoPageError(f"{step} failed on the controller: {text}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoPageError(f"{step} failed on the controller ({printable(error)})") from None
+    return process.stdout.strip()
+
+
+def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
+    """Extract the regular files of an archive whose names match a pattern. Return the names that its group matches, and their paths."""
+    files: dict[str, Path] = {}
+
+    def target_of(name: PurePosixPath) -> Path | None:
+        match = re.fullmatch(pattern, str(name))
+        if not match or name.is_absolute() or ".." in name.parts:
+            return None
+        path = files[match[1]] = work / "files" / match[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    archives.extract_members(archive, target_of)
+    return {name: path for name, path in files.items() if path.is_file()}
+
+
+def _pack(files: Mapping[str, Path], target: Path) -> None:
+    """Pack the files of a page.
+
+    :raises NoPageError: it has no index.html, or the build would refuse an empty file.
+    """
+    if "index.html" not in files or not all(path.stat().st_size for path in files.values()):
+        raise NoPageError("the files of the page are incomplete")
+    with tarfile.open(target, "w:gz") as archive:
+        for name, path in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = path.stat().st_size
+            with path.open("rb") as content:
+                archive.addfile(member, content)
