@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, prompts
 
 NAMES = {
     "layer": "blk.*.attn_q.{}",
@@ -54,11 +54,10 @@ class Row(NamedTuple):
     measured: float
     works: list[cost_model.Work]
     families: list[str]
-    width: int
 
     def predict(self, fitted: Fitted) -> float:
         """Tokens per second of devices that reach what was fitted of their families."""
-        return _speed(self.test, [_moved(*one, fitted) for one in zip(self.works, self.families)], self.width)
+        return _speed(self.test, [_moved(*one, fitted) for one in zip(self.works, self.families)])
 
 
 Fitted = dict[str, list[float]]
@@ -151,9 +150,10 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
                 name,
                 name,
                 cost_model.rate_of_row(_known(name, backend), cost_model.TABLE, backend, model.architecture),
-                read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
-                multiplied=sum(cost.multiplied for _part, cost in own),
+                **{field: sum(getattr(cost, field) for _part, cost in own) for field in cost_model.PartCost._fields},
+                active=cost_model.active_share(model),
+                wire=8.0 * model.width if link else 0.0,
                 nodes=int(layers) * cost_model.nodes_per_layer(model),
                 link=_link(name, link[0]) if link else None,
             )
@@ -162,9 +162,9 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
     return works
 
 
-def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
+def _speed(test: str, works: list[cost_model.Work]) -> float:
     if test == "pp":
-        return 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, width)
+        return cost_model.PROMPT / prompts.prompt_s(works, cost_model.PROMPT, cost_model.PROMPT, overlapped=False)
     return 1000 / cost_model.token_ms(works)
 
 
@@ -178,7 +178,7 @@ def published(name: str = "published_speeds.csv") -> list[Row]:
         model = _models()[row["model"]]
         families = [_family(*device.split("/")[:2], model.architecture) for device in row["devices"].split(";")]
         figure = row["source"].split("@")[0], row["test"], float(row["tokens_per_s"])
-        rows.append(Row(*figure, _works(row), families, model.width))
+        rows.append(Row(*figure, _works(row), families))
     return rows
 
 
@@ -188,10 +188,10 @@ def figures(rows: list[Row]) -> list[Figure]:
     for row in rows:
         factor = cost_model.token_factor(row.works)
         if row.test == "pp":
-            factor = cost_model.prompt_factor(row.works, row.width)
+            factor = cost_model.prompt_factor(row.works)
         name = " and ".join(dict.fromkeys(work.host for work in row.works))
         machine = f"{name}, {len(row.works)} devices" if len(row.works) > 1 else name
-        found.append(Figure(machine, row.test, row.measured, _speed(row.test, row.works, row.width), factor))
+        found.append(Figure(machine, row.test, row.measured, _speed(row.test, row.works), factor))
     return found
 
 
@@ -201,7 +201,7 @@ def held_out(rows: list[Row]) -> list[Figure]:
     found = []
     for figure, row in zip(figures(rows), rows):
         known = fits[row.owner].keys() >= set(row.families)
-        factor = figure.factor if known else max(figure.factor, cost_model.UNKNOWN)
+        factor = figure.factor if known else max(figure.factor, cost_model.UNKNOWN_FACTOR)
         found.append(figure._replace(predicted=row.predict(fits[row.owner]), factor=factor))
     return found
 

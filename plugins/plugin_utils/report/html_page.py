@@ -158,8 +158,11 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            models=speed_text.model_rows(plan),
-            notes=[plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
+            tables={"Models": speed_text.model_rows(plan), "Shapes": speed_text.shape_rows(plan)},
+            notes={
+                "Models": [plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
+                "Shapes": speed_text.shape_notes(plan),
+            },
             memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
