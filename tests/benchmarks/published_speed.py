@@ -132,7 +132,10 @@ def _known(name: str, backend: str) -> device_rates.RateRow:
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
+    kind, _colon, gbit = kind.partition(":")
     link = cost_model.LINKS[kind]
+    if gbit:
+        link = link._replace(gbit=float(gbit), sure=True)
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
     return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
 

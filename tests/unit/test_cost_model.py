@@ -84,7 +84,7 @@ def test_published_figures_are_predicted_and_in_ranges_that_say_something():
     assert statistics.mean(error <= 0.2 for error in errors) >= 0.95
     inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
     assert statistics.mean(inside) >= 0.98
-    assert statistics.median(figure.factor**2 for figure in figures) <= 1.8
+    assert statistics.median(figure.factor**2 for figure in figures) <= 2.3
 
 
 def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
@@ -186,10 +186,17 @@ ETHERNET = cost_model.LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    here, there = (cost_model.worker_ms(cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
-    assert here < 2 < there < 8
-    assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
-    assert 8 < cost_model.worker_ms(ETHERNET._replace(board=True)) < 20
+    card = cost_model.Rate(800, 1000, cost_model.TABLE)
+    here, there = (cost_model.worker_ms(cost_model.LINKS[kind], card) for kind in ("loopback", "ethernet"))
+    assert here < there < 2
+    assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
+    assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6), card) == pytest.approx(there + 0.3)
+    pi_5, pi_4 = (
+        cost_model.worker_ms(ETHERNET._replace(board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
+        for rate in (12.2, 2.6)
+    )
+    assert 8 < pi_5 < 20
+    assert pi_4 > 4 * pi_5, "a slower board takes longer"
 
 
 def test_the_page_has_the_tables_of_the_scripts():
@@ -229,13 +236,14 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
-    costs = cost_model.prompt_costs(work, 4096)
+    costs = cost_model.prompt_costs(work)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
-    costs = cost_model.prompt_costs(work._replace(link=link), 4096)
+    lent = {"link": link, "wire": 2 * 4096 * 4, "output": 4 * 32000}
+    costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
-    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)], 4096) for share in (0, 1, 100)]
+    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)]) for share in (0, 1, 100)]
     assert (
         factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_SURE * cost_model.ATTENTION_FACTOR
     )

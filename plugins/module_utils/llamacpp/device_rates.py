@@ -26,7 +26,7 @@ class Family(NamedTuple):
     prompt_share: float
     """Share of the 16-bit rate that prompts reach."""
     source: str
-    factor: float = 1.45
+    factor: float = 1.5
     """Uncertainty factor of the speed. Four of five measurements that no fit had used lie within it."""
     weights_per_s: float = math.inf
     """Weights (1e9) that kernels for single tokens multiply per second, where that is a limit besides the bandwidth."""
@@ -39,33 +39,33 @@ FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)", wake_ms=1.8),
     "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED + ": M5 Max", wake_ms=1.8),
     "nvidia": Family(0.86, 1.2, 1.2, FITTED),
-    "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.34),
+    "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.55),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
     "datacenter": Family(
         0.82, 1.65, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", weights_per_s=3600
     ),
-    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.4),
-    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.34),
+    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=2.05),
+    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.55),
     "spark": Family(0.83, 1.6, 0.75, FITTED + ": GB10", wake_ms=1.8),
-    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.6, wake_ms=1.8),
+    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=2.0, wake_ms=1.8),
     "rdna": Family(0.82, 1.1, 0.42, FITTED + ": cards with matrix units"),
     "rdna-hip": Family(0.62, 2.3, 0.4, FITTED),
-    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.4),
-    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.4),
-    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.4),
-    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.4),
-    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
+    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=2.05),
+    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=2.05),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=2.05),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=2.05),
+    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=2.0),
     "strix": Family(0.86, 1.1, 0.3, FITTED, wake_ms=1.8),
     "strix-hip": Family(0.88, 2.1, 0.32, FITTED, wake_ms=1.8),
     "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED, wake_ms=1.8),
-    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=1.6, wake_ms=1.8),
-    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34, wake_ms=1.8),
-    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34, wake_ms=1.8),
-    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.5),
-    "processor": Family(0.7, 1.5, 0.74, FITTED, factor=1.34),
-    "server": Family(0.42, 2.0, 0.74, FITTED, factor=1.5),
+    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=2.0, wake_ms=1.8),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.55, wake_ms=1.8),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.55, wake_ms=1.8),
+    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.8),
+    "processor": Family(0.7, 1.5, 0.74, FITTED, factor=1.55),
+    "server": Family(0.42, 2.0, 0.74, FITTED, factor=1.8),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
-    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
+    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.55),
 }
 """Family, or family with a backend or the architecture of a model, which has precedence."""
 

@@ -76,7 +76,7 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
 
     without = with_size(0)
     moved = head_units(without) - head_units(now)
-    if moved <= 0 or not cost_model.is_surely_faster(without.parts, now.parts):
+    if moved <= 0 or not cost_model.is_likely_faster(without.parts, now.parts):
         return []
     steps = remedies.largest_fitting(
         size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without)

@@ -74,9 +74,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     pair = {"together": together, "alone": alone}
     speeds = {name: str(value.generation_range or value.prompt_range) for name, value in pair.items() if value}
     users = f" for {together.users} users" if together.users > 1 else ""
-    replicas = [shape for shape in estimate.shapes if shape.kind == "replicas"]
-    several = remedies.listed(replicas[0].hosts) if replicas else None
-    return [(host, {**speeds, "users": users, "steps": remedies.listed(steps), "several": several})]
+    return [(host, {**speeds, "users": users, "steps": remedies.listed(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:

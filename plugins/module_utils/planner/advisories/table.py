@@ -299,11 +299,7 @@ ADVISORIES = (
         "warning",
         server.slower_than_one_host,
         "Predicted without measurements{users}: {together} tokens/s for the cluster, {alone} for {host} alone.",
-        (
-            "{steps}",
-            "set llama_replicas to true to serve on each of {several}",
-            "set llama_placement to all to use all workers anyway",
-        ),
+        ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
     Advisory(

@@ -42,7 +42,7 @@ class Rate(NamedTuple):
     """Milliseconds that a worker with this device takes to wake up for a token."""
 
 
-UNKNOWN_FACTOR = 1.6
+UNKNOWN_FACTOR = 2.0
 """The factor of a device that no table has."""
 
 
@@ -205,7 +205,7 @@ def generation_ms(rate: Rate, read_bytes: float, nodes: float, weights: float = 
     return max(read_bytes / rate.gb_per_s, weights / rate.weights_per_s) / 1e6 + nodes * rate.node_us / 1e3
 
 
-VISIT_MS = 0.8
+VISIT_MS = 0.9
 """Each visit to a worker, besides the round trip: 0.57 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
 BOARD, BOARD_GB_PER_S = 4, 12.2
 """Factor of the time for a worker on a Raspberry Pi 5 (16 ms were measured), and the rate of its memory. Slower boards take longer in proportion."""
@@ -260,6 +260,10 @@ def worker_ms(link: Link, rate: Rate, visits: int = 1) -> float:
     return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * slower
 
 
+def wire_ms(link: Link, size: float) -> float:
+    return 8 * size / link.gbit / 1e6
+
+
 class Work(NamedTuple):
     """The part of the model that one device has."""
 
@@ -296,9 +300,9 @@ class Work(NamedTuple):
     """Bytes of the result that cross it for each generated token."""
 
 
-VECTOR_TOKENS, VECTOR_COST = 8, 6.0
+VECTOR_TOKENS, VECTOR_COST = 8, 5.0
 """Kernels for single tokens compute up to so many tokens in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long there as so many tokens of a
-prompt: 5.6 on an H200, 6.3 on an M2 Ultra."""
+prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
 def further_tokens(tokens: float) -> float:
@@ -324,7 +328,7 @@ def link_ms(work: Work, users: int = 1) -> float:
     """Return the milliseconds of such a step for this worker; 0 if llama-server drives the device itself."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(work.link, work.rate, work.visits) + users * 8 * (work.wire + work.output) / work.link.gbit / 1e6
+    return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.wire + work.output))
 
 
 def token_ms(works: Sequence[Work], users: int = 1) -> float:
@@ -342,7 +346,7 @@ ATTENTION_FACTOR = 2.2
 """By which that may be larger or smaller besides, as in these reports."""
 LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
 """By which the time for a worker, besides what its device computes, may be shorter or longer, and data on a link whose rate is assumed."""
-PROMPT_SURE = 1.25
+PROMPT_SURE = 1.1
 """Prompts are less sure: the factor of a device to this power."""
 
 
@@ -364,28 +368,31 @@ def token_factor(works: Sequence[Work], users: int = 1) -> float:
     power = PROMPT_SURE if users > 1 else 1.0
     costs = [(device_ms(work, users), work.rate.factor**power) for work in works]
     for work in works:
-        wire_ms = link_ms(work, users) - link_ms(work._replace(wire=0.0, output=0.0))
-        costs += [(link_ms(work, users) - wire_ms, LINK_FACTOR), (wire_ms, _link_factor(work))]
+        visits_ms = link_ms(work._replace(wire=0.0, output=0.0))
+        costs += [(visits_ms, LINK_FACTOR), (link_ms(work, users) - visits_ms, _link_factor(work))]
     return _factor(costs)
 
 
 LEAST_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
-HOP_GAIN = 0.05
+HOP_GAIN = 0.1
 """Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
+LIKELY = 0.66
+"""Part of the uncertainty, which covers four of five measurements, by which something has to be faster to be so in four of five cases."""
 
 
-def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
-    """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
-    takes part in both is wrong in both alike."""
+def is_likely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
+    """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
+    takes part in both is wrong in both alike; others are wrong independently of each other."""
     unsure: dict[Rate | None, float] = {}
     for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works, users)
         for work in works:
             for rate, ms in ((work.rate, device_ms(work, users)), (None, link_ms(work, users))):
                 unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
-    parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
-    return math.log(token_ms(slower, users) / token_ms(faster, users)) > max(math.log(LEAST_GAIN), sum(parts))
+    parts = [share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items()]
+    gain = math.log(token_ms(slower, users) / token_ms(faster, users))
+    return gain > max(math.log(LEAST_GAIN), LIKELY * math.hypot(*parts))
 
 
 LINK = "link to"

@@ -194,6 +194,8 @@ def _options(workload: Workload, site: Site, load: device_load.Load, first: int)
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
         fixed, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
+        if link := links[buffer]:
+            costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.moved.items():
             for target in buffers - {buffer}:
                 move = solver.MOVE if target != device_load.CPU else 0

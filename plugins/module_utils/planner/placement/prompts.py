@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """Sizes that are compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 WORTH = 0.9
-"""llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
+"""llama-server's defaults stay unless prompts take less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
 """Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
 
@@ -104,7 +104,7 @@ def _best_micro_batch(candidate: Candidate) -> int:
     middle = at_depth(candidate, workload.prompt_tokens // 2)
     lengths = cost_model.PROMPT, workload.prompt_tokens
     seconds = {
-        size: math.sqrt(math.prod(_seconds(middle, tokens, size) for tokens in lengths))
+        size: math.prod(_seconds(middle, tokens, size) for tokens in lengths)
         for size in {*MICRO_BATCHES, default}
         if size == default
         or (size <= workload.cache.batch and _fits(candidate, workload.cache._replace(micro_batch=size)))

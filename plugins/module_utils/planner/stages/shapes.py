@@ -75,7 +75,7 @@ def compare(
     for single in singles:
         own = candidate if head in single.names and not candidate.layout.workers() else None
         settings = [] if head in single.names else [f"put {single.names[0]} into llama_head"]
-        settings += ["leave llama_workers empty"] if candidate.layout.workers() else []
+        settings += ["leave llama_workers empty"] if any(host.is_worker for host in hosts.values()) else []
         settings += [f"set llama_server_gpu_layers to {single.gpu_layers}"] if single.gpu_layers is not None else []
         override = single.override_tensor
         settings += [f"set llama_server_override_tensor to ['{override}']"] if override else []
@@ -182,19 +182,19 @@ def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Mapping[s
         gpu_layers=best.gpu_layers,
         **generation_figures(best.candidate),
         **prompt_figures(best.candidate),
-        faster=bool(candidate.parts) and _is_surely_faster(best.candidate, candidate),
+        faster=bool(candidate.parts) and _is_likely_faster(best.candidate, candidate),
         override_tensor=best.override_tensor,
     )
 
 
-def _is_surely_faster(single: Candidate, candidate: Candidate) -> bool:
+def _is_likely_faster(single: Candidate, candidate: Candidate) -> bool:
     workload = candidate.workload
     if not workload.generates:
         return speeds_of(single).prompt_range.low > speeds_of(candidate).prompt_range.high
     count = max(1, min(workload.users, workload.cache.parallel))
     depth = workload.prompt_tokens if count > 1 else 0
     pair = [prompts.at_depth(item, depth).parts if depth else item.parts for item in (single, candidate)]
-    return cost_model.is_surely_faster(pair[0], pair[1], count)
+    return cost_model.is_likely_faster(pair[0], pair[1], count)
 
 
 def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> Iterator[Single]:
@@ -255,8 +255,8 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
 def _numbers_below(count: int) -> str:
     """Return the expression for the numbers below this one."""
     tens, ones = divmod(count - 1, 10)
-    last = f"{tens or ''}[0-{ones}]"
-    return last if not tens else f"{'[1-%d]?' % (tens - 1) if tens > 1 else ''}[0-9]|{last}"
+    last, full_tens = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
+    return f"{full_tens}[0-9]|{last}" if tens else last
 
 
 def _fewest(with_number: Callable[[int], Candidate], most: int) -> Candidate:
