@@ -174,11 +174,7 @@ class ActionModule(Action):
         for load in loads:
             if {device.device for device in load.plan.estimate.devices} == served_devices:
                 cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
-                speeds = [
-                    cell.measured.mean
-                    for cell in cells
-                    if cell.measured and cell.test.startswith("tg") and int(cell.test[2:]) >= speed_record.LEAST_TOKENS
-                ]
+                speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.new_record(load.plan, next(iter(speeds), None))
                 self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 

@@ -200,6 +200,15 @@ def test_pieces_suit_the_memory(pair):
         assert entry["total_mib"] <= entry["capacity_mib"]
 
 
+@pytest.mark.parametrize("gbit, micro_batch", [(10, 256), (0.1, 512)])
+def test_a_short_prompt_counts_for_its_pieces(gbit, micro_batch):
+    """On two H200 behind 10 Gbit/s 256 reads 512 tokens 1.24 times as fast as 512 does; a slow link carries both alike."""
+    cluster = cards_of(30, 2)
+    link = {"round_trip_ms": 0.28, "mbit_per_second": 1000 * gbit}
+    cluster.hosts["head"]["facts"]["measured"] = {"gpu1": link, "gpu2": link}
+    assert cluster.plan()["estimate"]["prompt"]["micro_batch"] == micro_batch
+
+
 @pytest.mark.parametrize(
     "variables", [{"llama_server_override_tensor": ["blk.0.nothing=CPU"]}, {"llama_server_extra_args": ["-nkvo"]}]
 )
@@ -271,7 +280,7 @@ def test_a_fallback_has_pieces_of_prompts_for_which_its_devices_have_room():
     for name in ("gpu1", "gpu2", "gpu3", "gpu4"):
         device = dict(zip(("name", "architecture", "memory_mib"), large if name == "gpu1" else small))
         cluster.hosts[name]["facts"]["accelerators"] = [{**CARD["accelerators"][0], **device}]
-        link = {name: {"round_trip_ms": 0.1, "mbit_per_second": 100000}}
+        link = {name: {"round_trip_ms": 9.0, "mbit_per_second": 100000}}
         cluster.hosts["head"]["facts"].setdefault("measured", {}).update(link)
     plan = cluster.plan()
     assert plan["estimate"]["prompt"]["micro_batch"] > 512

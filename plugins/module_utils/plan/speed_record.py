@@ -15,8 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 MAX_FACTOR = 5.0
 """Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
-LEAST_TOKENS = 128
-"""Fewest generated tokens of a measurement that counts: fewer begin before devices have woken up."""
 SAME_RELEASE, OTHER_RELEASE = 1.12, 1.2
 """Uncertainty of a corrected speed of the measured model, with the measured release and with another.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""

@@ -34,6 +34,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
+LEAST_SHARE = 0.5
+"""Part of the fastest host's speed that a host needs to serve beside it: clients would wait for a slower one."""
 HOST, REPLICAS, SPLIT = "host", "replicas", "split"
 """Kinds of shapes."""
 
@@ -82,6 +84,8 @@ def compare(
         shape = _shape(HOST, single.names, own or single.candidate, settings)
         shapes.append(shape._replace(chosen=bool(own)))
     replicas = [single for single in singles if single.candidate.fits]
+    speeds = [_speed(single.candidate) for single in replicas]
+    replicas = [single for single, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
     if sum(len(single.names) for single in replicas) > 1:
         shapes.append(_replicas(replicas, users))
     shapes += _splits(candidate)
@@ -254,9 +258,9 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
 
 def _numbers_below(count: int) -> str:
     """Return the expression for the numbers below this one."""
-    tens, ones = divmod(count - 1, 10)
+    tens, ones = divmod(min(count, 100) - 1, 10)
     last, full_tens = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
-    return f"{full_tens}[0-9]|{last}" if tens else last
+    return "|".join([f"{full_tens}[0-9]"] * bool(tens) + [last, *map(str, range(100, count))])
 
 
 def _fewest(with_number: Callable[[int], Candidate], most: int) -> Candidate:
