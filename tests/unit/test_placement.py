@@ -243,7 +243,7 @@ def test_a_faster_worker_is_used_where_it_saves_more_than_it_costs(pair):
     assert reasons_of(plan) == ["faster devices would add more overhead than they save"]
 
 
-@pytest.mark.parametrize("card, worker", [("RTX 3080 Ti", False), ("RTX 4090", True)])
+@pytest.mark.parametrize("card, worker", [("RTX 5070 Ti", False), ("RTX 5090", True)])
 def test_a_worker_takes_the_place_of_the_own_card_only_for_a_gain_worth_the_network(pair, card, worker):
     own, other = ({**GPU, "name": f"NVIDIA GeForce {name}"} for name in ("RTX 3080", card))
     plan = serve(with_cards(pair, head=[own], worker1=[other]), 10)

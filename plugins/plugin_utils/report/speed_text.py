@@ -150,14 +150,6 @@ def _shape_name(shape: ShapeEstimate) -> str:
     return f"{alone}, {helps} on its processor" if helps else alone
 
 
-def _shape_speed(shape: ShapeEstimate) -> str:
-    """Return the speed of all users."""
-    users = shape.users
-    if not users:
-        return ""
-    return str(users.generation_range) if users.generation_range else f"{users.prompt_range} in prompts"
-
-
 def shape_rows(plan: Plan) -> list[list[str]]:
     """Return a row of titles, and for each shape its memory and speeds. The plan's own shape is marked."""
     estimate, users = plan.estimate, plan.estimate.users
@@ -165,7 +157,8 @@ def shape_rows(plan: Plan) -> list[list[str]]:
     prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
     rows = [["shape", "fits", "memory left", "tokens/s", *several, prompt]]
     for shape in estimate.shapes:
-        speeds = [str(shape.generation_range or ""), *([_shape_speed(shape)] if several else [])]
+        users_range = shape.users and shape.users.generation_range
+        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(several)]]
         left = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
         name = f"{_shape_name(shape)}{' (this plan)' if shape.chosen else ''}"
         rows.append([name, "yes" if shape.fits else "no", left, *speeds, f"{shape.prompt_s:g} s" if shape.fits else ""])

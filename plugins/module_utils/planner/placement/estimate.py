@@ -143,7 +143,7 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
         users=users,
         at_once=count,
         generation_tokens_per_s=speed and rounded(speed),
-        generation_range=speed and range_of(speed, cost_model.token_factor(filled.parts, count)),
+        generation_range=range_of(speed, cost_model.token_factor(filled.parts, count)) if speed else None,
         prompt_tokens_per_s=rounded(prompt),
         prompt_range=range_of(prompt, cost_model.prompt_factor(candidate.parts, _short_prompt(candidate))),
     )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -46,17 +46,10 @@ class Single(NamedTuple):
     names: tuple[str, ...]
     candidate: Candidate
     """One that does not fit if there is no way."""
-
-    @property
-    def gpu_layers(self) -> int | None:
-        """Return llama_server_gpu_layers if its processor has to hold layers."""
-        layout, has_devices = self.candidate.layout, bool(self.candidate.site.devices)
-        return layout.gpu_layers if has_devices and layout.gpu_layers < layout.load.units else None
-
-    @property
-    def override_tensor(self) -> str | None:
-        """Return the entry of llama_server_override_tensor if its processor has to hold experts."""
-        return next(iter(self.candidate.workload.server.override_tensor), None)
+    gpu_layers: int | None
+    """llama_server_gpu_layers if its processor has to hold layers."""
+    override_tensor: str | None
+    """Entry of llama_server_override_tensor if its processor has to hold experts."""
 
 
 def compare(
@@ -67,42 +60,43 @@ def compare(
     :param hosts: hosts that might serve alone.
     :param backends: host → the backend by which it would serve.
     """
-    users = candidate.workload.users
     singles = list(_singles(candidate, hosts, backends))
     best = _best_host(candidate, singles, hosts)
     if candidate.workload.model.known_answer is not None or not candidate.fits:
         return best, ()
-    head = candidate.site.head
+    head, has_workers = candidate.site.head, any(host.is_worker for host in hosts.values())
     shapes = []
     for single in singles:
         own = candidate if head in single.names and not candidate.layout.workers() else None
-        settings = [] if head in single.names else [f"put {single.names[0]} into llama_head"]
-        settings += ["leave llama_workers empty"] if any(host.is_worker for host in hosts.values()) else []
-        settings += [f"set llama_server_gpu_layers to {single.gpu_layers}"] if single.gpu_layers is not None else []
-        override = single.override_tensor
-        settings += [f"set llama_server_override_tensor to ['{override}']"] if override else []
-        shape = _shape(HOST, single.names, own or single.candidate, settings)
+        settings = {
+            f"put {single.names[0]} into llama_head": head not in single.names,
+            "leave llama_workers empty": has_workers,
+            f"set llama_server_gpu_layers to {single.gpu_layers}": single.gpu_layers is not None,
+            f"set llama_server_override_tensor to ['{single.override_tensor}']": single.override_tensor,
+        }
+        shape = _shape(
+            HOST, single.names, own or single.candidate, [text for text, needed in settings.items() if needed]
+        )
         shapes.append(shape._replace(chosen=bool(own)))
     replicas = [single for single in singles if single.candidate.fits]
     speeds = [_speed(single.candidate) for single in replicas]
     replicas = [single for single, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
     if sum(len(single.names) for single in replicas) > 1:
-        shapes.append(_replicas(replicas, users))
+        shapes.append(_replicas(replicas, candidate.workload.users))
     shapes += _splits(candidate)
     return best, tuple(shapes)
 
 
 def _shape(kind: str, names: Sequence[str], candidate: Candidate, settings: Sequence[str] = ()) -> ShapeEstimate:
     tokens, fits = candidate.workload.prompt_tokens, bool(candidate.parts)
-    together = users_estimate(candidate, candidate.workload.users) if fits else None
     return ShapeEstimate(
-        kind=kind,
-        hosts=tuple(names),
-        fits=fits,
+        kind,
+        tuple(names),
+        fits,
         chosen=False,
         free_mib=_free_mib(candidate) if fits else -candidate.layout.missing_mib,
         **generation_figures(candidate),
-        users=together,
+        users=users_estimate(candidate, candidate.workload.users) if fits else None,
         prompt_s=rounded(prompts.seconds_of(candidate, tokens, tokens // 2)) if fits else None,
         settings=tuple(settings),
     )
@@ -124,30 +118,20 @@ def _replicas(singles: Sequence[Single], users: int) -> ShapeEstimate:
     counts = [users // len(ways) + (index < users % len(ways)) for index in range(len(ways))]
     loads = [users_estimate(way[1], count) for way, count in zip(ways, counts) if count]
     shape = _shape(REPLICAS, [name for name, _candidate in ways], ways[0][1], ["set llama_replicas to true"])
-    return shape._replace(free_mib=min(_free_mib(candidate) for _name, candidate in ways), users=_sum(loads, users))
+    return shape._replace(free_mib=min(_free_mib(candidate) for _name, candidate in ways), users=_sum(loads))
 
 
-def _sum(loads: Sequence[UsersEstimate], users: int) -> UsersEstimate:
+def _sum(loads: Sequence[UsersEstimate]) -> UsersEstimate:
     """Return the sum of the speeds of several servers."""
 
-    def total(name: str) -> float | None:
-        values = [getattr(load, name) for load in loads]
-        return None if None in values else rounded(sum(values))
+    def total(values: Sequence[Any]) -> Any:
+        if values[0] is None or isinstance(values[0], int):
+            return values[0] and sum(values)
+        if isinstance(values[0], SpeedRange):
+            return SpeedRange(*(float(f"{sum(bounds):.2g}") for bounds in zip(*values)))
+        return rounded(sum(values))
 
-    def total_range(name: str) -> SpeedRange | None:
-        ranges = [getattr(load, name) for load in loads]
-        if None in ranges:
-            return None
-        return SpeedRange(*(float(f"{sum(getattr(item, end) for item in ranges):.2g}") for end in ("low", "high")))
-
-    return UsersEstimate(
-        users=users,
-        at_once=sum(load.at_once for load in loads),
-        generation_tokens_per_s=total("generation_tokens_per_s"),
-        generation_range=total_range("generation_range"),
-        prompt_tokens_per_s=total("prompt_tokens_per_s") or 0.0,
-        prompt_range=total_range("prompt_range") or loads[0].prompt_range,
-    )
+    return UsersEstimate(*map(total, zip(*loads)))
 
 
 def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
@@ -211,7 +195,7 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
         share.weights + share.kv > (device.capacity_mib - bound) * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
-    kinds: dict[tuple, list[str]] = {}
+    kinds: dict[tuple[Any, ...], list[str]] = {}
     for name, host in hosts.items():
         kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
         kinds.setdefault(kind, []).append(name)
@@ -230,7 +214,8 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
             )
         fitting = [item for item in attempts if item.fits]
         best = max(fitting, key=_speed) if fitting else min(attempts, key=lambda item: item.layout.missing_mib)
-        yield Single(tuple(names), best)
+        layers = best.layout.gpu_layers if host_devices and best.layout.gpu_layers <= workload.summary.layers else None
+        yield Single(tuple(names), best, layers, next(iter(best.workload.server.override_tensor), None))
 
 
 def _with_most_layers(workload: Workload, site: Site) -> Candidate:
