@@ -178,7 +178,8 @@ def shape_notes(plan: Plan) -> list[str]:
     best, now = max(others, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
     count = "one user" if users.users == 1 else f"{users.users} users"
     gain = f"{speed(best) / now:.2f} times the tokens per second of this plan for {count}"
-    return [f"The best other shape is {_shape_name(best)}: {gain}. To select it, {' and '.join(best.settings)}."]
+    changes = " and ".join(filter(None, [", ".join(best.settings[:-1]), *best.settings[-1:]]))
+    return [f"The best other shape is {_shape_name(best)}: {gain}. To select it, {changes}."]
 
 
 def shape_lines(plan: Plan) -> list[str]:
