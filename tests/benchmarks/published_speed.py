@@ -133,7 +133,7 @@ def _known(name: str, backend: str) -> device_rates.RateRow:
 
 def _link(name: str, kind: str) -> cost_model.Link:
     kind, _colon, gbit = kind.partition(":")
-    link = cost_model.LINKS[kind]
+    link = cost_model.ASSUMED_LINKS[kind]
     if gbit:
         link = link._replace(gbit=float(gbit), sure=True)
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
@@ -167,7 +167,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
 
 def _speed(test: str, works: list[cost_model.Work]) -> float:
     if test == "pp":
-        return cost_model.PROMPT / prompts.prompt_s(works, cost_model.PROMPT, cost_model.PROMPT, overlapped=False)
+        return cost_model.PROMPT_TOKENS / prompts.prompt_s(works, cost_model.PROMPT_TOKENS, cost_model.PROMPT_TOKENS, overlapped=False)
     return 1000 / cost_model.token_ms(works)
 
 

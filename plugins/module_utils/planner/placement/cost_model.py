@@ -51,10 +51,10 @@ def rate_of_row(
 ) -> Rate:
     """Return the rate that llama.cpp reaches with a row's figures."""
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
-    reached = 1000 * row.tflops * family.prompt_share
+    prompt_rate = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
     gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
-    return Rate(gb_per_s, round(reached, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
+    return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
 
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
@@ -65,7 +65,7 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
     row = device_rates.accelerator_row(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     source = TABLE if row else ASSUMED
     if not row and accelerator.unified:
-        row = device_rates.ASSUMED["unified"]
+        row = device_rates.ASSUMED_RATES["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
     return rate_of_row(row, source, accelerator.backend, architecture)
 
@@ -73,12 +73,12 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
 def processor_rate(facts: Facts) -> Rate:
     """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     model, cores = facts.cpu.model, facts.cpu.cores
-    shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.processor_row, (model, *shared))), None)
+    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(device_rates.processor_row, (model, *unified_names))), None)
     rate = (
         rate_of_row(row, TABLE)
         if row
-        else rate_of_row(device_rates.ASSUMED["board" if is_board(facts) else "processor"], ASSUMED)
+        else rate_of_row(device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"], ASSUMED)
     )
     cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
@@ -111,11 +111,11 @@ def active_share(summary: ModelSummary) -> float:
 ASSUMED_BITS = 4.85
 """Bits of a weight, if the summary has no number of weights: those of Q4_K_M."""
 LAYER = re.compile(r"^blk\.\d+\.")
-LATENT, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
+LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 """Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
 
 
-PROMPT = 512
+PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
 EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
 """So many times as long takes a multiplication with an expert in prompts, and twice that where an expert gets so many tokens."""
@@ -162,9 +162,9 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
+    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active))
     prompt_weights = 8 * cost.prompt_factor / bits
-    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
+    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
         read=(size - experts * (1 - active)) * cost.generation_factor * latent,
         multiplied=(size - experts + experts * active * experts_cost) * prompt_weights,
@@ -174,7 +174,7 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     )
 
 
-def units_read(load: device_load.Load) -> list[float]:
+def read_units(load: device_load.Load) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
     unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
@@ -183,7 +183,7 @@ def units_read(load: device_load.Load) -> list[float]:
     return unit_bytes
 
 
-NODES = {"layer": 31, "experts": 19, "recurrent": 33}
+LAYER_NODES = {"layer": 31, "experts": 19, "recurrent": 33}
 """Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, or with
 a state in place of attention, take besides reading: backends compute many of them together."""
 
@@ -192,8 +192,8 @@ a state in place of attention, take besides reading: backends compute many of th
 def nodes_per_layer(summary: ModelSummary) -> float:
     """Return about how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
-    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
-    return nodes + (NODES["experts"] if active_share(summary) < 1 else 0)
+    nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * sum(recurrent) / summary.layers
+    return nodes + (LAYER_NODES["experts"] if active_share(summary) < 1 else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float, weights: float = 0.0) -> float:
@@ -207,7 +207,7 @@ def generation_ms(rate: Rate, read_bytes: float, nodes: float, weights: float = 
 
 VISIT_MS = 0.9
 """Each visit to a worker, besides the round trip: 0.57 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
-BOARD, BOARD_GB_PER_S = 4, 12.2
+BOARD_FACTOR, BOARD_GB_PER_S = 4, 12.2
 """Factor of the time for a worker on a Raspberry Pi 5 (16 ms were measured), and the rate of its memory. Slower boards take longer in proportion."""
 
 
@@ -226,7 +226,7 @@ class Link(NamedTuple):
     """Whether ``gbit`` was measured or declared."""
 
 
-LINKS = {
+ASSUMED_LINKS = {
     kind: Link(kind, round_trip_ms, gbit, measured=False)
     for kind, round_trip_ms, gbit in (
         ("loopback", 0.04, 11.0),
@@ -256,7 +256,7 @@ def worker_ms(link: Link, rate: Rate, visits: int = 1) -> float:
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
-    slower = BOARD * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.board else 1.0
+    slower = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.board else 1.0
     return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * slower
 
 
@@ -346,7 +346,7 @@ ATTENTION_FACTOR = 2.2
 """By which that may be larger or smaller besides, as in these reports."""
 LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
 """By which the time for a worker, besides what its device computes, may be shorter or longer, and data on a link whose rate is assumed."""
-PROMPT_SURE = 1.1
+PROMPT_POWER = 1.1
 """Prompts are less sure: the factor of a device to this power."""
 
 
@@ -365,7 +365,7 @@ def _link_factor(work: Work) -> float:
 
 def token_factor(works: Sequence[Work], users: int = 1) -> float:
     """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less sure, as prompts are."""
-    power = PROMPT_SURE if users > 1 else 1.0
+    power = PROMPT_POWER if users > 1 else 1.0
     costs = [(device_ms(work, users), work.rate.factor**power) for work in works]
     for work in works:
         visits_ms = link_ms(work._replace(wire=0.0, output=0.0))
@@ -373,7 +373,7 @@ def token_factor(works: Sequence[Work], users: int = 1) -> float:
     return _factor(costs)
 
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
 HOP_GAIN = 0.1
 """Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
@@ -384,24 +384,24 @@ LIKELY = 0.66
 def is_likely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
     """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
     takes part in both is wrong in both alike; others are wrong independently of each other."""
-    unsure: dict[Rate | None, float] = {}
+    uncertainty_by_rate: dict[Rate | None, float] = {}
     for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works, users)
         for work in works:
             for rate, ms in ((work.rate, device_ms(work, users)), (None, link_ms(work, users))):
-                unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
-    parts = [share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items()]
+                uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + sign * ms / total
+    parts = [share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()]
     gain = math.log(token_ms(slower, users) / token_ms(faster, users))
-    return gain > max(math.log(LEAST_GAIN), LIKELY * math.hypot(*parts))
+    return gain > max(math.log(MIN_GAIN), LIKELY * math.hypot(*parts))
 
 
-LINK = "link to"
+LINK_KIND = "link to"
 """Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
 
-def prompt_costs(work: Work, tokens: int = PROMPT) -> dict[str, float]:
+def prompt_costs(work: Work, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses."""
     rate = work.rate
@@ -411,17 +411,17 @@ def prompt_costs(work: Work, tokens: int = PROMPT) -> dict[str, float]:
         + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        costs[LINK] = link_ms(work._replace(output=0.0), tokens)
+        costs[LINK_KIND] = link_ms(work._replace(output=0.0), tokens)
     return costs
 
 
-def prompt_factor(works: Sequence[Work], tokens: int = PROMPT) -> float:
+def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for work in works:
-        device_factor, costs_of_part = work.rate.factor**PROMPT_SURE, prompt_costs(work, tokens)
+        device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, _link_factor(work) if kind == LINK else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
         costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

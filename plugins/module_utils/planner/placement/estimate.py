@@ -82,15 +82,15 @@ def range_of(speed: float, factor: float) -> SpeedRange:
 
 def _short_prompt(candidate: Candidate) -> int:
     """Return how many tokens of a short prompt are computed together."""
-    return min(cost_model.PROMPT, candidate.workload.micro_batch)
+    return min(cost_model.PROMPT_TOKENS, candidate.workload.micro_batch)
 
 
 def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """Return the milliseconds that checkpoints add to a prompt of so many tokens; 0 if none are made."""
-    return _checkpoint_ms(candidate, tokens) if pays_checkpoints(candidate) else 0.0
+    return _checkpoint_ms(candidate, tokens) if checkpoints_pay(candidate) else 0.0
 
 
-def pays_checkpoints(candidate: Candidate) -> bool:
+def checkpoints_pay(candidate: Candidate) -> bool:
     """Return whether they take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
     return not candidate.parts or _checkpoint_ms(candidate, tokens) <= 500 * prompts.seconds_of(candidate, tokens)
@@ -115,8 +115,8 @@ def speeds_of(candidate: Candidate) -> Speeds:
     """Return the speeds for one user, with the context that the parts of the candidate have."""
     parts = candidate.parts
     generation = 1000 / cost_model.token_ms(parts)
-    prompt_s = prompts.seconds_of(candidate, cost_model.PROMPT) + checkpoint_ms(candidate, cost_model.PROMPT) / 1000
-    prompt = cost_model.PROMPT / prompt_s if prompt_s else 0.0
+    prompt_s = prompts.seconds_of(candidate, cost_model.PROMPT_TOKENS) + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
+    prompt = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
     return Speeds(
         rounded(generation),
         rounded(prompt),
@@ -136,8 +136,8 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
     filled = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
     sampling_ms = count * workload.summary.vocabulary * SAMPLING_NS / 1e6 if count > 1 else 0.0
     speed = 1000 * count / (cost_model.token_ms(filled.parts, count) + sampling_ms) if workload.generates else None
-    tokens = count * cost_model.PROMPT
-    prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT) / 1000
+    tokens = count * cost_model.PROMPT_TOKENS
+    prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
     prompt = tokens / (prompt_s or math.inf)
     return UsersEstimate(
         users=users,
