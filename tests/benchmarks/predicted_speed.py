@@ -76,13 +76,17 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
     read, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(model)
+    costs = cost_model.part_costs(load)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
         via = cost_model.ASSUMED_LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
-        works.append(cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via))
+        weights = sum(part.dense + part.experts for part in costs) * sum(read[start:end]) / sum(read)
+        work = cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via)
+        wire = 8.0 * model.width if link else 0.0
+        works.append(work._replace(dense=weights, wire=wire))
         start += layers
     assert start == load.layers, figure
     return works

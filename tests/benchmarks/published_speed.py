@@ -1,9 +1,9 @@
 """Predicted beside published tokens per second, by machine: the second table of docs/performance.md, and every figure.
 
-published_speeds.csv: `tg` is generation with an empty context, `pp` a prompt of 512 tokens. A device is NAME/BACKEND/LAYERS/LINK; those without
-link are llama-server's own. Prompts are of builds from 8000 on, generation from
-7183 on: older ones computed and sent otherwise. published_models.csv: tensors are PLACE TYPE BYTES WEIGHTS, those of all layers together; `graph` is
-an architecture whose layers take as many steps.
+published_checks.csv has figures that no fit used, in the same form. published_speeds.csv: `tg` is generation with an empty context, `pp` a prompt of
+512 tokens. A device is NAME/BACKEND/LAYERS/LINK; those without link are llama-server's own. Prompts are of builds from 8000 on, generation from 7183
+on: older ones computed and sent otherwise. published_models.csv: tensors are PLACE TYPE BYTES WEIGHTS, those of all layers together; `graph` is an
+architecture whose layers take as many steps.
 
 «Held out» is what a fit predicts that sees no figure of this owner: from one generic family for all devices it moves what each family reaches by
 the figures of the others. So it says how well the form of the model holds, and not the table's constants.
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, prompts
 
 NAMES = {
     "layer": "blk.*.attn_q.{}",
@@ -54,11 +54,10 @@ class Row(NamedTuple):
     measured: float
     works: list[cost_model.Work]
     families: list[str]
-    width: int
 
     def predict(self, fitted: Fitted) -> float:
         """Tokens per second of devices that reach what was fitted of their families."""
-        return _speed(self.test, [_moved(*one, fitted) for one in zip(self.works, self.families)], self.width)
+        return _speed(self.test, [_moved(*one, fitted) for one in zip(self.works, self.families)])
 
 
 Fitted = dict[str, list[float]]
@@ -133,7 +132,10 @@ def _known(name: str, backend: str) -> device_rates.RateRow:
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
+    kind, _colon, gbit = kind.partition(":")
     link = cost_model.ASSUMED_LINKS[kind]
+    if gbit:
+        link = link._replace(gbit=float(gbit), sure=True)
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
     return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
 
@@ -151,9 +153,10 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
                 name,
                 name,
                 cost_model.rate_of_row(_known(name, backend), cost_model.TABLE, backend, model.architecture),
-                read=sum(cost.read for _part, cost in own),
                 weights=sum(part.bytes for part, _cost in own),
-                multiplied=sum(cost.multiplied for _part, cost in own),
+                **{field: sum(getattr(cost, field) for _part, cost in own) for field in cost_model.PartCost._fields},
+                active=cost_model.active_share(model),
+                wire=8.0 * model.width if link else 0.0,
                 nodes=int(layers) * cost_model.nodes_per_layer(model),
                 link=_link(name, link[0]) if link else None,
             )
@@ -162,9 +165,9 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
     return works
 
 
-def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
+def _speed(test: str, works: list[cost_model.Work]) -> float:
     if test == "pp":
-        return 1000 * cost_model.PROMPT_TOKENS / cost_model.prompt_ms(works, width)
+        return cost_model.PROMPT_TOKENS / prompts.prompt_s(works, cost_model.PROMPT_TOKENS, cost_model.PROMPT_TOKENS, overlapped=False)
     return 1000 / cost_model.token_ms(works)
 
 
@@ -178,7 +181,7 @@ def published(name: str = "published_speeds.csv") -> list[Row]:
         model = _models()[row["model"]]
         families = [_family(*device.split("/")[:2], model.architecture) for device in row["devices"].split(";")]
         figure = row["source"].split("@")[0], row["test"], float(row["tokens_per_s"])
-        rows.append(Row(*figure, _works(row), families, model.width))
+        rows.append(Row(*figure, _works(row), families))
     return rows
 
 
@@ -188,10 +191,10 @@ def figures(rows: list[Row]) -> list[Figure]:
     for row in rows:
         factor = cost_model.token_factor(row.works)
         if row.test == "pp":
-            factor = cost_model.prompt_factor(row.works, row.width)
+            factor = cost_model.prompt_factor(row.works)
         name = " and ".join(dict.fromkeys(work.host for work in row.works))
         machine = f"{name}, {len(row.works)} devices" if len(row.works) > 1 else name
-        found.append(Figure(machine, row.test, row.measured, _speed(row.test, row.works, row.width), factor))
+        found.append(Figure(machine, row.test, row.measured, _speed(row.test, row.works), factor))
     return found
 
 
@@ -201,7 +204,7 @@ def held_out(rows: list[Row]) -> list[Figure]:
     found = []
     for figure, row in zip(figures(rows), rows):
         known = fits[row.owner].keys() >= set(row.families)
-        factor = figure.factor if known else max(figure.factor, cost_model.UNKNOWN)
+        factor = figure.factor if known else max(figure.factor, cost_model.UNKNOWN_FACTOR)
         found.append(figure._replace(predicted=row.predict(fits[row.owner]), factor=factor))
     return found
 
@@ -228,9 +231,14 @@ def table() -> str:
     for row in sorted(rows, key=lambda row: -counts[row.machine]):
         few = counts[row.machine] < FEW
         groups.setdefault("machines with fewer figures" if few else row.machine, []).append(row)
+    groups["checks, in no fit"] = figures(published("published_checks.csv"))
     head = [
         "machine",
-        *(f"{test}: {cell}" for test in ("generation", "prompts") for cell in ("figures", "fitted", "in range")),
+        *(
+            f"{test}: {cell}"
+            for test in ("generation", "prompts")
+            for cell in ("figures", "within 20, 35 %", "in range")
+        ),
     ]
     lines = [head, ["---"] * len(head)]
     for name, group in groups.items():

@@ -84,7 +84,41 @@ def test_published_figures_are_predicted_and_in_ranges_that_say_something():
     assert statistics.mean(error <= 0.2 for error in errors) >= 0.95
     inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
     assert statistics.mean(inside) >= 0.98
-    assert statistics.median(figure.factor**2 for figure in figures) <= 1.8
+    assert statistics.median(figure.factor**2 for figure in figures) <= 2.35
+
+
+def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
+    figures = published_speed.figures(published_speed.published("published_checks.csv"))
+    inside = [1 / figure.factor <= figure.predicted / figure.measured <= figure.factor for figure in figures]
+    assert statistics.mean(inside) >= 0.8
+    fitted = {(row.owner, row.test, row.measured) for row in published_speed.published()}
+    assert not fitted & {
+        (row.owner, row.test, row.measured) for row in published_speed.published("published_checks.csv")
+    }
+
+
+def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
+    rate = cost_model.Rate(100, 1e9, cost_model.TABLE, node_us=1)
+    work = cost_model.Work("a", "", rate, read=1e9, weights=8e9, multiplied=0, nodes=1000)
+    assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
+    cached = work._replace(cache=1e8)
+    assert [cost_model.device_ms(cached, users) for users in (1, 8)] == pytest.approx([12, 19])
+    experts = work._replace(expert_read=5e8, active=0.1)
+    all_experts = cost_model.device_ms(experts, 1000)
+    assert cost_model.device_ms(experts, 2) == pytest.approx(11 + 5 * 0.9)
+    assert all_experts == pytest.approx(11 + 5 * 9)
+    slow = work._replace(rate=rate._replace(prompt_gflops=1000), dense=1e9)
+    assert cost_model.device_ms(slow, 2) == pytest.approx(11 + 2 * cost_model.VECTOR_COST)
+    growth = [cost_model.device_ms(slow, users) for users in (8, 9, 10)]
+    assert growth[2] - growth[1] == pytest.approx(growth[1] - growth[0]) == pytest.approx(2)
+    slowest = slow._replace(rate=rate._replace(prompt_gflops=1))
+    assert cost_model.device_ms(slowest, 3) == 33, "no more than so many steps"
+    limited = work._replace(rate=rate._replace(weights_per_s=50), dense=1e9)
+    assert cost_model.device_ms(limited) == 21, "kernels for single tokens are the limit"
+    link = ETHERNET._replace(gbit=8.0)
+    lent = work._replace(link=link, wire=1e6, output=1e6)
+    assert cost_model.link_ms(lent, 4) - cost_model.link_ms(lent) == pytest.approx(3 * 2)
+    assert cost_model.token_factor([cached], 8) > cost_model.token_factor([cached])
 
 
 def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
@@ -186,10 +220,17 @@ ETHERNET = cost_model.ASSUMED_LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind]) for kind in ("loopback", "ethernet"))
-    assert here < 2 < there < 8
-    assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
-    assert 8 < cost_model.worker_ms(ETHERNET._replace(board=True)) < 20
+    card = cost_model.Rate(800, 1000, cost_model.TABLE)
+    here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind], card) for kind in ("loopback", "ethernet"))
+    assert here < there < 2
+    assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
+    assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6), card) == pytest.approx(there + 0.3)
+    pi_5, pi_4 = (
+        cost_model.worker_ms(ETHERNET._replace(board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
+        for rate in (12.2, 2.6)
+    )
+    assert 8 < pi_5 < 20
+    assert pi_4 > 4 * pi_5, "a slower board takes longer"
 
 
 def test_the_page_has_the_tables_of_the_scripts():
@@ -229,13 +270,14 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = cost_model.Rate(100, 1000, cost_model.TABLE)
     work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
-    costs = cost_model.prompt_costs(work, 4096)
+    costs = cost_model.prompt_costs(work)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
-    costs = cost_model.prompt_costs(work._replace(link=link), 4096)
+    lent = {"link": link, "wire": 2 * 4096 * 4, "output": 4 * 32000}
+    costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
-    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)], 4096) for share in (0, 1, 100)]
+    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)]) for share in (0, 1, 100)]
     assert (
         factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
     )

@@ -497,6 +497,7 @@ def record_of(planned):
         *parts["Open ports"],
         *advisories,
         *speeds,
+        *parts["Shapes"],
     ]
     return "\n".join(shown)
 

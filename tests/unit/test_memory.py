@@ -5,7 +5,7 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import server
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text, speed_text
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import typed
 from support.clusters import TREE, advisories_of, cards_of, head_with_cards, strix_halo_head
 
@@ -34,20 +34,6 @@ def test_what_makes_compute_buffers_smaller_is_a_remedy(variables, change, remed
     cluster.hosts["head"]["variables"].update(change)
     cluster.accepted()
     assert not advisories_of(cluster, "compute-over-capacity")
-
-
-def test_a_host_that_the_plan_uses_alone_is_not_said_not_to_hold_the_model():
-    cluster = cards_of(1)
-    plan = typed(cluster.accepted())
-    best = plan.estimate.best_single_host._replace(host=plan.placement[0].host, fits=False)
-    placement = tuple(entry for entry in plan.placement if entry.host == best.host)
-    notes = speed_text.speed_notes
-    alone = plan._replace(estimate=plan.estimate._replace(best_single_host=best), placement=placement)
-    assert "does not hold the model" not in " ".join(notes(alone))
-    other = best._replace(host="another")
-    assert "another alone: does not hold" in " ".join(
-        notes(alone._replace(estimate=plan.estimate._replace(best_single_host=other)))
-    )
 
 
 def test_a_smaller_prompt_cache_is_a_remedy():

@@ -243,6 +243,13 @@ def test_a_faster_worker_is_used_where_it_saves_more_than_it_costs(pair):
     assert reasons_of(plan) == ["faster devices would add more overhead than they save"]
 
 
+@pytest.mark.parametrize("card, worker", [("RTX 5070 Ti", False), ("RTX 5090", True)])
+def test_a_worker_takes_the_place_of_the_own_card_only_for_a_gain_worth_the_network(pair, card, worker):
+    own, other = ({**GPU, "name": f"NVIDIA GeForce {name}"} for name in ("RTX 3080", card))
+    plan = serve(with_cards(pair, head=[own], worker1=[other]), 10)
+    assert layers_of(plan) == ({ONE: 10} if worker else {"CUDA0": 10})
+
+
 @pytest.mark.parametrize("name", ["fewest", "fastest", None])
 def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
     cluster = with_cards(pair, worker1=[GPU])

@@ -120,26 +120,21 @@ MINIMAX = {"layers": 62, "heads": 48, "kv_heads": 8, "key_dimension": 128, "valu
 
 def test_a_filled_context_slows_down_as_owners_measured():
     """MiniMax-M2 on two Strix Halo with 32768 tokens (kyuz0): a token took 100 ms more, one of a prompt 10.9 ms."""
-    cluster = strix_halos(2, 180, llama_server_context=65536)
+    cluster = strix_halos(2, 180, llama_server_context=65536, llama_server_micro_batch=512)
     cluster.model["summary"] = model(180, **{**MINIMAX, "context": 65536})
     plan = cluster.plan()
-    empty, (half, whole) = plan["estimate"], plan["estimate"]["at_context"]
-    assert (half["context"], whole["context"]) == (32768, 65536)
+    empty, (whole,) = plan["estimate"], plan["estimate"]["at_context"]
+    assert whole["context"] == 65536
     for figure, measured, within in (("generation_tokens_per_s", 100, 0.2), ("prompt_tokens_per_s", 10.9, 0.5)):
-        more = [1000 / one[figure] - 1000 / empty[figure] for one in (half, whole)]
-        assert more[0] == pytest.approx(measured, rel=within)
-        assert more[1] == pytest.approx(2 * more[0], rel=0.1)
-    fastest, slowest = (whole[f"{what}_range"] for what in ("generation", "prompt"))
-    shown = "after 65536 tokens {low:g} to {high:g} tokens per second prompts: ".format(**fastest)
-    assert f"{shown}{slowest['low']:g} to {slowest['high']:g}" in pages(plan)
+        assert 1000 / whole[figure] - 1000 / empty[figure] == pytest.approx(2 * measured, rel=within)
 
 
 def test_windows_do_not_slow_down():
     plan = head_with_cards(
         4, summary={**WINDOWS, "keys": {**WINDOWS["keys"], "attention.sliding_window_pattern": 40}}
     ).plan()
-    half, whole = plan["estimate"]["at_context"]
-    assert whole["generation_tokens_per_s"] > 0.95 * half["generation_tokens_per_s"]
+    (whole,) = plan["estimate"]["at_context"]
+    assert whole["generation_tokens_per_s"] > 0.9 * plan["estimate"]["generation_tokens_per_s"]
 
 
 @pytest.fixture
@@ -170,13 +165,12 @@ def works(seconds, links):
     ],
 )
 def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_batches, expected):
-    width = models.model("llama").width
-    found = prompts.prompt_s(works(seconds, links), width, 256 * micro_batches, 256, len(seconds) > 1)
+    found = prompts.prompt_s(works(seconds, links), 256 * micro_batches, 256, len(seconds) > 1)
     assert found == pytest.approx(expected, rel=0.01)
     further = (expected - sum(seconds)) / (micro_batches - 1)
-    longer = prompts.prompt_s(works(seconds, links), width, 512 * micro_batches, 256, len(seconds) > 1)
+    longer = prompts.prompt_s(works(seconds, links), 512 * micro_batches, 256, len(seconds) > 1)
     assert longer == pytest.approx(expected + micro_batches * further, rel=0.01)
-    alone = prompts.prompt_s(works(seconds, links), width, 256 * micro_batches, 256, False)
+    alone = prompts.prompt_s(works(seconds, links), 256 * micro_batches, 256, False)
     assert alone == pytest.approx(micro_batches * sum(seconds), rel=0.01)
 
 
@@ -185,10 +179,11 @@ def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_bat
 def test_the_head_computes_nothing_beside_what_it_carries(devices, measured):
     """phi3 on A100 behind workers, one of which reads 7099 tokens per second (ggml-org/llama.cpp#18626)."""
     link = cost_model.ASSUMED_LINKS["loopback"]
-    carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(link=link), 3072).values()) / 1000
+    lent = {"link": link, "wire": 2 * 4 * 3072}
+    carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(**lent)).values()) / 1000
     parts = works([(512 / 7099 - carried) / 2 / devices] * devices, [True] * devices)
     tokens = 64 * 512
-    found = prompts.prompt_s([part._replace(link=link) for part in parts], 3072, tokens, 512, True)
+    found = prompts.prompt_s([part._replace(**lent) for part in parts], tokens, 512, True)
     assert tokens / found == pytest.approx(measured, rel=0.1)
 
 
@@ -203,6 +198,15 @@ def test_pieces_suit_the_memory(pair):
     assert (argument(given, "--ubatch-size"), given["estimate"]["prompt"]["micro_batch"]) == ("128", 128)
     for entry in plan["placement"]:
         assert entry["total_mib"] <= entry["capacity_mib"]
+
+
+@pytest.mark.parametrize("gbit, micro_batch", [(10, 256), (0.1, 512)])
+def test_a_short_prompt_counts_for_its_pieces(gbit, micro_batch):
+    """On two H200 behind 10 Gbit/s 256 reads 512 tokens 1.24 times as fast as 512 does; a slow link carries both alike."""
+    cluster = cards_of(30, 2)
+    link = {"round_trip_ms": 0.28, "mbit_per_second": 1000 * gbit}
+    cluster.hosts["head"]["facts"]["measured"] = {"gpu1": link, "gpu2": link}
+    assert cluster.plan()["estimate"]["prompt"]["micro_batch"] == micro_batch
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_a_fallback_has_pieces_of_prompts_for_which_its_devices_have_room():
     for name in ("gpu1", "gpu2", "gpu3", "gpu4"):
         device = dict(zip(("name", "architecture", "memory_mib"), large if name == "gpu1" else small))
         cluster.hosts[name]["facts"]["accelerators"] = [{**CARD["accelerators"][0], **device}]
-        link = {name: {"round_trip_ms": 0.1, "mbit_per_second": 100000}}
+        link = {name: {"round_trip_ms": 9.0, "mbit_per_second": 100000}}
         cluster.hosts["head"]["facts"].setdefault("measured", {}).update(link)
     plan = cluster.plan()
     assert plan["estimate"]["prompt"]["micro_batch"] > 512

@@ -37,14 +37,22 @@ def width(bounds):
     return bounds.high / bounds.low
 
 
-def test_speeds_of_generation_are_corrected_and_nothing_else(plan):
+def test_speeds_of_generation_are_corrected_those_of_alternatives_too_and_nothing_else(plan):
     after = speed_record.correct_plan(plan, measured(plan, 0.8))
     before, now = plan.estimate, after.estimate
-    assert after._replace(estimate=before) == plan
-    assert now.generation_tokens_per_s == pytest.approx(0.8 * before.generation_tokens_per_s, rel=0.01)
-    assert [one.generation_tokens_per_s for one in now.at_context] == pytest.approx(
-        [0.8 * one.generation_tokens_per_s for one in before.at_context], rel=0.01
-    )
+    assert after._replace(estimate=before, fallbacks=plan.fallbacks) == plan
+    for one, other in [
+        (before, now),
+        (before.users, now.users),
+        (before.best_single_host, now.best_single_host),
+        (before.at_context[0], now.at_context[0]),
+        *zip(before.shapes, now.shapes),
+        *zip(plan.fallbacks, after.fallbacks),
+    ]:
+        expected = one.generation_tokens_per_s and pytest.approx(0.8 * one.generation_tokens_per_s, rel=0.01)
+        assert other.generation_tokens_per_s == expected
+    assert before.shapes
+    assert plan.fallbacks
     assert (now.prompt_tokens_per_s, now.prompt_range, now.prompt) == (
         before.prompt_tokens_per_s,
         before.prompt_range,
@@ -148,4 +156,4 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     answers = {"head": {"facts": {"measured_speed": typed_json.dump(measured(plan, 0.8))}}}
     first, again = (plan_action.make_plan(str, {}, facts, cluster.model) for facts in ({}, answers))
     assert (first.estimate.correction, again.estimate.correction.factor) == (None, 0.8)
-    assert again._replace(estimate=first.estimate) == first
+    assert again._replace(estimate=first.estimate, fallbacks=first.fallbacks) == first

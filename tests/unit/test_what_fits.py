@@ -98,6 +98,14 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     assert "2 devices of 2 hosts" in what_fits_text.text_of(shared, what_fits.Question())
 
 
+def test_speed_is_that_of_each_user():
+    users = {**NEW, "llama_users": 4, "llama_server_parallel": 4}
+    (alone,), (row,) = (rows_of(head_with_cards(1, **given).hosts, [SMALL]) for given in (NEW, users))
+    assert alone.speed_of_user == alone.generation_tokens_per_s == row.generation_tokens_per_s
+    assert row.speed_of_user == row.users.generation_tokens_per_s / 4 < alone.speed_of_user
+    assert f"{row.users.generation_range} for 4" in what_fits_text.text_of([row], what_fits.Question())
+
+
 def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():
     cluster = head_with_cards(1, **NEW)
     largest = rows_of(cluster.hosts, [SMALL], speed=1.0)[0].generation_tokens_per_s

@@ -11,6 +11,7 @@ docs/performance.md compares predictions with measurements.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import NamedTuple
 
@@ -25,40 +26,46 @@ class Family(NamedTuple):
     prompt_share: float
     """Share of the 16-bit rate that prompts reach."""
     source: str
-    factor: float = 1.3
-    """Uncertainty factor of the speed. 89 % of the measurements that no fit had used lie within it."""
+    factor: float = 1.5
+    """Uncertainty factor of the speed. Four of five measurements that no fit had used lie within it."""
+    weights_per_s: float = math.inf
+    """Weights (1e9) that kernels for single tokens multiply per second, where that is a limit besides the bandwidth."""
+    wake_ms: float = 0.0
+    """Milliseconds in which a worker with this device wakes up for a token."""
 
 
 FITTED_SOURCE = "fitted with docs/performance.md"
 FAMILIES = {
-    "apple": Family(0.88, 3.0, 0.8, FITTED_SOURCE + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
-    "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED_SOURCE + ": M5 Max"),
+    "apple": Family(0.88, 3.0, 0.8, FITTED_SOURCE + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)", wake_ms=1.8),
+    "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED_SOURCE + ": M5 Max", wake_ms=1.8),
     "nvidia": Family(0.86, 1.2, 1.2, FITTED_SOURCE),
-    "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.34),
+    "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.55),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED_SOURCE),
-    "datacenter": Family(0.82, 1.9, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.36),
-    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.4),
-    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.34),
-    "spark": Family(0.83, 1.6, 0.75, FITTED_SOURCE + ": GB10"),
-    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.6),
+    "datacenter": Family(
+        0.82, 1.65, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", weights_per_s=3600
+    ),
+    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=2.05),
+    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.55),
+    "spark": Family(0.83, 1.6, 0.75, FITTED_SOURCE + ": GB10", wake_ms=1.8),
+    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=2.0, wake_ms=1.8),
     "rdna": Family(0.82, 1.1, 0.42, FITTED_SOURCE + ": cards with matrix units"),
     "rdna-hip": Family(0.62, 2.3, 0.4, FITTED_SOURCE),
-    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.4),
-    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.4),
-    "gcn": Family(0.62, 1.8, 0.33, FITTED_SOURCE + ": BC-250, RX 580", factor=1.4),
-    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED_SOURCE + ": MI50", factor=1.4),
-    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
-    "strix": Family(0.86, 1.1, 0.3, FITTED_SOURCE),
-    "strix-hip": Family(0.88, 2.1, 0.32, FITTED_SOURCE),
-    "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED_SOURCE),
-    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=1.6),
-    "igpu": Family(0.8, 2.5, 0.24, FITTED_SOURCE + ": 780M", factor=1.34),
-    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED_SOURCE + ": 780M", factor=1.34),
-    "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", factor=1.5),
-    "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, factor=1.34),
-    "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, factor=1.5),
+    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=2.05),
+    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=2.05),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED_SOURCE + ": BC-250, RX 580", factor=2.05),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED_SOURCE + ": MI50", factor=2.05),
+    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=2.0),
+    "strix": Family(0.86, 1.1, 0.3, FITTED_SOURCE, wake_ms=1.8),
+    "strix-hip": Family(0.88, 2.1, 0.32, FITTED_SOURCE, wake_ms=1.8),
+    "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED_SOURCE, wake_ms=1.8),
+    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=2.0, wake_ms=1.8),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED_SOURCE + ": 780M", factor=1.55, wake_ms=1.8),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED_SOURCE + ": 780M", factor=1.55, wake_ms=1.8),
+    "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", factor=1.8),
+    "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, factor=1.55),
+    "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, factor=1.8),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
-    "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.34),
+    "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.55),
 }
 """Family, or family with a backend or the architecture of a model, which has precedence."""
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record of the cluster's last measured speed, and the plan that it corrects.
+"""Record of the cluster's last measured speed, and the plan that it corrects, with its fallbacks and other shapes.
 
 Only predicted speeds of generation change, after the plan is complete: neither layers nor command lines depend on a measurement.
 """
@@ -81,7 +81,21 @@ def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
         if plan.model.known_answer
         else _corrected(plan.estimate, plan.release.ref, plan.model.name, record)
     )
-    return plan._replace(head=head, estimate=estimate)
+    fallbacks = plan.fallbacks
+    if estimate.correction:
+        fallbacks = tuple(_scaled(fallback, estimate.correction.factor) for fallback in fallbacks)
+    return plan._replace(head=head, estimate=estimate, fallbacks=fallbacks)
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """Return the value with its speed of generation times a factor; a range stays as wide."""
+    if value is None or value.generation_tokens_per_s is None:
+        return value
+    changes = {"generation_tokens_per_s": float(f"{value.generation_tokens_per_s * factor:.3g}")}
+    bounds = getattr(value, "generation_range", None)
+    if bounds:
+        changes["generation_range"] = SpeedRange(*(float(f"{bound * factor:.2g}") for bound in bounds))
+    return value._replace(**changes)
 
 
 def _devices(estimate: Estimate) -> tuple[str, ...]:
@@ -95,9 +109,6 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
     factor = record.measured / record.planned
     uncertainty = SAME_RELEASE_FACTOR if record.release == release else OTHER_RELEASE_FACTOR
 
-    def speed_of(speed: float) -> float:
-        return float(f"{speed * factor:.3g}")
-
     def range_of(bounds: SpeedRange) -> SpeedRange:
         """Around the same middle, and no wider than before."""
         middle = (bounds.low * bounds.high) ** 0.5
@@ -106,15 +117,11 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
             float(f"{middle * factor / factor_of_range:.2g}"), float(f"{middle * factor * factor_of_range:.2g}")
         )
 
-    return estimate._replace(
-        generation_tokens_per_s=speed_of(estimate.generation_tokens_per_s),
+    return _scaled(estimate, factor)._replace(
         generation_range=estimate.generation_range and range_of(estimate.generation_range),
-        at_context=tuple(
-            speed._replace(
-                generation_tokens_per_s=speed_of(speed.generation_tokens_per_s),
-                generation_range=range_of(speed.generation_range),
-            )
-            for speed in estimate.at_context
-        ),
+        at_context=tuple(_scaled(speed, factor) for speed in estimate.at_context),
+        best_single_host=_scaled(estimate.best_single_host, factor),
+        users=_scaled(estimate.users, factor),
+        shapes=tuple(_scaled(shape._replace(users=_scaled(shape.users, factor)), factor) for shape in estimate.shapes),
         correction=Correction(round(factor, 3), record.date, record.model, record.release),
     )

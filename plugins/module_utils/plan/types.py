@@ -298,7 +298,9 @@ class SingleHostEstimate(NamedTuple):
     prompt_range: Optional[SpeedRange]
     """predicted range of prompts"""
     faster: bool
-    """whether its predicted generation is faster than the plan's by more than the uncertainty"""
+    """whether its predicted generation for all users is faster than the plan's by more than the uncertainty"""
+    override_tensor: Absent[str] = None
+    """entry of `llama_server_override_tensor` that it would need; missing unless its processor has to hold experts"""
 
 
 class LinkEstimate(NamedTuple):
@@ -323,18 +325,56 @@ class LinkEstimate(NamedTuple):
 
 
 class ContextSpeed(NamedTuple):
-    """Speed of a request whose context is partly or completely filled."""
+    """Speed of a request whose context is full."""
 
     context: int
     """number of tokens in the context"""
     generation_tokens_per_s: float
     """predicted tokens per second of generation"""
-    generation_range: SpeedRange
-    """predicted range of generation"""
     prompt_tokens_per_s: float
     """predicted tokens per second for the next 512 tokens of a prompt"""
+
+
+class UsersEstimate(NamedTuple):
+    """Speed of users who ask at the same time, all of them together."""
+
+    users: int
+    """number of users: `llama_users`"""
+    at_once: int
+    """requests that are computed at the same time, at most `llama_server_parallel` of each server; others wait"""
+    generation_tokens_per_s: Optional[float]
+    """predicted tokens per second of generation, after the planned prompts; null if the model generates no text"""
+    generation_range: Optional[SpeedRange]
+    """predicted range of generation"""
+    prompt_tokens_per_s: float
+    """predicted tokens per second of prompts with 512 tokens"""
     prompt_range: SpeedRange
     """predicted range of prompts"""
+
+
+class ShapeEstimate(NamedTuple):
+    """A way in which the cluster could serve the model."""
+
+    kind: Annotated[str, ("host", "replicas", "split")]
+    """`host`: one of these hosts alone. `replicas`: one server on each. `split`: the model split over them"""
+    hosts: tuple[str, ...]
+    """names of the hosts; alone they are alike"""
+    fits: bool
+    """whether they hold the model"""
+    chosen: bool
+    """whether the plan has this shape"""
+    free_mib: int
+    """free memory of the devices with layers in MiB, the least of several servers; below 0 what is missing"""
+    generation_tokens_per_s: Optional[float]
+    """predicted tokens per second of generation for one user with an empty context, or null"""
+    generation_range: Optional[SpeedRange]
+    """predicted range of generation"""
+    users: Optional[UsersEstimate]
+    """speed of all users together; null unless it fits"""
+    prompt_s: Optional[float]
+    """predicted seconds for a prompt of a quarter of the context; null unless it fits"""
+    settings: tuple[str, ...]
+    """changes of variables that select it"""
 
 
 class PromptEstimate(NamedTuple):
@@ -397,9 +437,13 @@ class Estimate(NamedTuple):
     links: tuple[LinkEstimate, ...]
     """cost of each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()
-    """speeds with half and all of a request's context filled; empty if the model does not fit"""
+    """speeds with all of a request's context filled; empty if the model does not fit"""
     prompt: Optional[PromptEstimate] = None
     """speed of a prompt of a quarter of the context; null if the model does not fit"""
+    users: Optional[UsersEstimate] = None
+    """speed of all users together; null if the model does not fit"""
+    shapes: tuple[ShapeEstimate, ...] = ()
+    """ways in which the cluster could serve the model; empty if it does not fit"""
     correction: Absent[Correction] = None
     """factor from the cluster's last measurement; missing if these devices were never measured"""
 

@@ -291,6 +291,8 @@ class Cluster(NamedTuple):
     """Hosts whose devices may hold layers; None for all of them."""
     proof_seconds: int = 60
     """``llama_proof_seconds``."""
+    users: int | None = None
+    """``llama_users``."""
     measures: bool = False
     """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
     turns: tuple[Turn, ...] = ()

@@ -16,7 +16,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused, SpeedRange
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    Plan,
+    Refused,
+    SpeedRange,
+    UsersEstimate,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
@@ -47,7 +52,7 @@ class Question(NamedTuple):
     context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
     """Tokens; a model gets at most those for which it was trained."""
     speed: Annotated[float, Number(real=True)] = 10.0
-    """Tokens of generation per second that are fast enough."""
+    """Tokens of generation per second that are fast enough for each user."""
     models: tuple[Mapping[str, Any], ...] = ()
     """For offers_of, besides published ones."""
 
@@ -91,8 +96,17 @@ class Row(NamedTuple):
     generation_range: SpeedRange | None = None
     prompt_tokens_per_s: float = 0.0
     prompt_range: SpeedRange | None = None
+    users: UsersEstimate | None = None
     devices: int = 0
     hosts: tuple[str, ...] = ()
+
+    @property
+    def speed_of_user(self) -> float:
+        """Return tokens of generation per second for each of the users."""
+        users = self.users
+        if users is None or users.users == 1:
+            return self.generation_tokens_per_s
+        return (users.generation_tokens_per_s or 0.0) / users.users
 
 
 def question_of(place: str, value: Any) -> Question:
@@ -152,8 +166,8 @@ ORDER_TEXT = (
 def _sort_key(row: Row, tokens_per_s: float) -> tuple[float, ...]:
     if row.why_not:
         return (2, row.bytes)
-    fast = row.generation_tokens_per_s >= tokens_per_s
-    return (0, -row.parameters) if fast else (1, -row.generation_tokens_per_s)
+    fast = row.speed_of_user >= tokens_per_s
+    return (0, -row.parameters) if fast else (1, -row.speed_of_user)
 
 
 def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Question) -> Row:
@@ -161,10 +175,10 @@ def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Questio
     for name, summary in offer.files():
         row = _result(cluster, offer, name, summary, catalogue, question.context)
         attempts.append((row, summary))
-        if not row.why_not and (row.generation_tokens_per_s >= question.speed or name in SMALL_QUANTISATIONS):
+        if not row.why_not and (row.speed_of_user >= question.speed or name in SMALL_QUANTISATIONS):
             break
     best, summary = attempts[-1]
-    if best.why_not or best.generation_tokens_per_s < question.speed:
+    if best.why_not or best.speed_of_user < question.speed:
         best, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
     longest = summary.context * cluster.server.parallel
     steps = sorted({min(step, longest) for step in CONTEXTS if step > best.context}, reverse=True)
@@ -187,6 +201,7 @@ def _result(
         generation_range=plan.estimate.generation_range,
         prompt_tokens_per_s=plan.estimate.prompt_tokens_per_s or 0.0,
         prompt_range=plan.estimate.prompt_range,
+        users=plan.estimate.users,
         devices=len(plan.placement),
         hosts=tuple(dict.fromkeys(entry.host for entry in plan.placement)) or (cluster.head,),
     )

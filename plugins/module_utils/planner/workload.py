@@ -38,6 +38,8 @@ class Workload(NamedTuple):
     server: Server
     placement: str | None
     """``llama_placement``."""
+    users: int
+    """``llama_users``: number of users who ask at the same time."""
     model: Model
     release: ReleasePlan
     cache: kv_cache.CacheSettings
@@ -84,11 +86,13 @@ class Workload(NamedTuple):
         return self._replace(server=server, cache=cache)
 
 
-def work_out(server: Server, placement: str | None, model: Model, release: ReleasePlan) -> Workload:
+def work_out(server: Server, placement: str | None, users: int | None, model: Model, release: ReleasePlan) -> Workload:
     """Work out what these variables mean for this model and release.
 
     :raises Refusal: they contradict each other.
     """
+    if users is not None and users < 1:
+        raise Refusal(f"llama_users is {users}: use 1 or more, or leave it out")
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
@@ -98,6 +102,7 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
     return Workload(
         server=server,
         placement=placement,
+        users=users or server.parallel,
         model=model,
         release=release,
         cache=cache,

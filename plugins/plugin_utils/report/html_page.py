@@ -153,13 +153,16 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     """Return the plan's values for the template, the names of its parts in ``parts``."""
     parts = plan_text.plan_parts(plan, changes)
     refused = "Refused" in parts
-    view: dict[str, Any] = {"memories": {}, "other": parts, "refused": plan.reasons if refused else []}
+    view: dict[str, Any] = {"memories": {}, "tables": {}, "other": parts, "refused": plan.reasons if refused else []}
     names = [name for name in parts if name != "Refused"]
     if isinstance(plan, Plan):
         view.update(
             topology=_topology(plan),
-            models=speed_text.model_rows(plan),
-            notes=[plan_text.ROUTER_NOTE, plan_text.first_model_note(plan)],
+            tables={"Models": speed_text.model_rows(plan), "Shapes": speed_text.shape_rows(plan)},
+            notes={
+                "Models": [plan_text.ROUTER_NOTE, plan_text.first_model_note(plan)],
+                "Shapes": speed_text.shape_notes(plan),
+            },
             memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
@@ -177,7 +180,7 @@ def page(
     benchmark: Benchmark | None = None,
 ) -> str:
     """Return the HTML of a plan, also a refused one, with its verification and measurements."""
-    view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}}
+    view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}, "tables": {}}
     refused_parts = [name for name in view["parts"] if name == "Refused"]
     first_parts = [
         name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])

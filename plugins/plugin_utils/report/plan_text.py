@@ -133,6 +133,7 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
         "Open ports": _ports(plan),
         "Advisories": _advisories(plan),
         "Predicted speed": speed_text.speed_lines(plan),
+        "Shapes": speed_text.shape_lines(plan),
         "Network overhead": speed_text.network_lines(plan),
         "While a worker is away": speed_text.served_without_worker(plan)
         if plan.head.models

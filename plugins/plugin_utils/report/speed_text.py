@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan, ShapeEstimate
 
 
 def model_rows(plan: Plan) -> list[list[str]]:
@@ -56,17 +56,10 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     return [
         ["generation", *(generation if makes_text(plan) else ["none: this model generates no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
+        *_users_row(estimate),
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *_proof_row(plan),
         ["restart", f"about {outage:.0f} seconds", "without an answer if site.yml restarts the head"],
-        *(
-            [
-                f"after {speed.context} tokens",
-                f"{speed.generation_range} tokens per second",
-                f"prompts: {speed.prompt_range}",
-            ]
-            for speed in estimate.at_context
-        ),
         *(
             [
                 f"a prompt of {prompt.tokens}",
@@ -78,6 +71,15 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     ]
 
 
+def _users_row(estimate: Estimate) -> list[list[str]]:
+    users = estimate.users
+    if not users or users.users == 1:
+        return []
+    waiting = "" if users.at_once == users.users else f", {users.at_once} at once"
+    speed = f"{users.generation_range} tokens per second together" if users.generation_range else ""
+    return [[f"{users.users} users{waiting}", speed, f"prompts: {users.prompt_range}"]]
+
+
 def _proof_row(plan: Plan) -> list[list[str]]:
     proof = plan.head.proof
     if not proof or not proof.layers:
@@ -87,19 +89,10 @@ def _proof_row(plan: Plan) -> list[list[str]]:
 
 
 def speed_notes(plan: Plan) -> list[str]:
-    """Return the speed of the best single host, and the assumptions of the prediction."""
-    estimate, best = plan.estimate, plan.estimate.best_single_host
-    speed = "does not hold the model"
-    if best.fits and estimate.load_s is not None and not makes_text(plan):
-        speed = f"{best.prompt_range} tokens per second in prompts"
-    elif best.fits:
-        speed = f"{best.generation_range} tokens per second in generation, {best.prompt_range} in prompts"
-    hosts = {entry.host for entry in plan.placement}
-    hosts |= {plan.head.host} if plan.head.cpu.layers or not plan.placement else set()
-    proof = plan.head.proof
+    """Return the assumptions of the prediction."""
+    estimate, proof = plan.estimate, plan.head.proof
     return [
         *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
-        *([f"{best.host} alone: {speed}"] if best.fits or hosts != {best.host} else []),
         "About four in five measurements fell within the predicted range. "
         f"Device rates {RATE_TEXTS[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
@@ -116,7 +109,7 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     source = f"measured on {correction.date} with {correction.model} and {correction.release}"
     return [
-        f"Generation is corrected by {correction.factor:.2g}, {source}; prompts, single hosts and fallbacks are not corrected."
+        f"Generation is corrected by {correction.factor:.2g}, {source}, for other shapes and fallbacks too; prompts are not corrected."
     ]
 
 
@@ -143,6 +136,56 @@ def speed_lines(plan: Plan) -> list[str]:
     rows = speed_rows(plan)
     notes = [line for note in speed_notes(plan) for line in tables.wrap("  ", note)] if rows else []
     return [*tables.table(rows).splitlines(), *notes] if rows else []
+
+
+def _shape_name(shape: ShapeEstimate) -> str:
+    hosts = ", ".join(shape.hosts) if len(shape.hosts) < 4 else f"{len(shape.hosts)} hosts"
+    if shape.kind == "split" and len(shape.hosts) == 1:
+        return f"workers of {hosts}"
+    if shape.kind != "host":
+        return f"{'one server on each of' if shape.kind == 'replicas' else 'split over'} {hosts}"
+    changed = " ".join(shape.settings if shape.fits else ())
+    helps = "experts" if "override_tensor" in changed else "some layers" if "gpu_layers" in changed else ""
+    alone = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
+    return f"{alone}, {helps} on its processor" if helps else alone
+
+
+def shape_rows(plan: Plan) -> list[list[str]]:
+    """Return a row of titles, and for each shape its memory and speeds. The plan's own shape is marked."""
+    estimate, users = plan.estimate, plan.estimate.users
+    several = [f"{users.users} users"] if users and users.users > 1 else []
+    prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
+    rows = [["shape", "fits", "memory left", "tokens/s", *several, prompt]]
+    for shape in estimate.shapes:
+        users_range = shape.users and shape.users.generation_range
+        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(several)]]
+        left = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
+        name = f"{_shape_name(shape)}{' (this plan)' if shape.chosen else ''}"
+        rows.append([name, "yes" if shape.fits else "no", left, *speeds, f"{shape.prompt_s:g} s" if shape.fits else ""])
+    return rows
+
+
+def shape_notes(plan: Plan) -> list[str]:
+    """Return what the fastest other shape would bring, and how to select it; nothing if no other shape fits."""
+
+    def speed(shape: ShapeEstimate) -> float:
+        return (shape.users.generation_tokens_per_s or shape.users.prompt_tokens_per_s) if shape.users else 0.0
+
+    users = plan.estimate.users
+    others = [shape for shape in plan.estimate.shapes if shape.fits and not shape.chosen]
+    if not others or not users:
+        return []
+    best, now = max(others, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
+    count = "one user" if users.users == 1 else f"{users.users} users"
+    gain = f"{speed(best) / now:.2f} times the tokens per second of this plan for {count}"
+    changes = " and ".join(filter(None, [", ".join(best.settings[:-1]), *best.settings[-1:]]))
+    return [f"The best other shape is {_shape_name(best)}: {gain}. To select it, {changes}."]
+
+
+def shape_lines(plan: Plan) -> list[str]:
+    rows = shape_rows(plan)
+    notes = [line for note in shape_notes(plan) for line in tables.wrap("  ", note)]
+    return [*tables.table(rows).splitlines(), *notes] if rows[1:] else []
 
 
 def network_lines(plan: Plan) -> list[str]:

@@ -42,4 +42,7 @@ def _cells(row: Row) -> list[str]:
     longer_contexts = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
     place = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
-    return [*cells, longer_contexts, str(row.generation_range or ""), str(row.prompt_range or ""), place]
+    speed = str(row.generation_range or "")
+    if row.users and row.users.users > 1:
+        speed += f", {row.users.generation_range} for {row.users.users}"
+    return [*cells, longer_contexts, speed, str(row.prompt_range or ""), place]

@@ -76,7 +76,7 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
 
     without_cache = with_size(0)
     moved_layers = head_units(without_cache) - head_units(now)
-    if moved_layers <= 0 or not cost_model.is_surely_faster(without_cache.parts, now.parts):
+    if moved_layers <= 0 or not cost_model.is_likely_faster(without_cache.parts, now.parts):
         return []
     steps = remedies.largest_fitting(
         size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without_cache)

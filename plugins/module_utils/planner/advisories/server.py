@@ -49,27 +49,32 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 
 
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
-    """Return the faster host, unless the model only tries the workers (known answer) or the operator asks for all workers."""
+    """Return the host that is faster for all users, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
-    best_host = estimate.best_single_host
-    cluster_speed = estimate.generation_range or estimate.prompt_range
+    best_host, together = estimate.best_single_host, estimate.users
     is_intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
-    if is_intended or not cluster_speed or not estimate.links or not best_host.faster:
+    if is_intended or not together or not estimate.links or not best_host.faster:
         return []
+    alone = next(shape.users for shape in estimate.shapes if shape.kind == "host" and best_host.host in shape.hosts)
     host, head = best_host.host, context.cluster.head
     steps = [f"put {host} with the model's files into llama_head instead of {head}"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     sizes = () if host == head else ("memory_mib", "reserve_mib")
     stale = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
+    if best_host.override_tensor:
+        steps.append(f"set llama_server_override_tensor to ['{best_host.override_tensor}']")
+        stale = [name for name in stale if name != "llama_server_override_tensor"]
     if best_host.gpu_layers is not None:
         steps.append(f"set llama_server_gpu_layers to {best_host.gpu_layers}")
     elif server.gpu_layers is not None:
         stale.append("llama_server_gpu_layers")
     stale += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in stale]
-    speeds = {"together": str(cluster_speed), "alone": str(best_host.generation_range or best_host.prompt_range)}
-    return [(host, {**speeds, "steps": remedies.join_names(steps)})]
+    pair = {"together": together, "alone": alone}
+    speeds = {name: str(value.generation_range or value.prompt_range) for name, value in pair.items() if value}
+    users = f" for {together.users} users" if together.users > 1 else ""
+    return [(host, {**speeds, "users": users, "steps": remedies.join_names(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:

@@ -298,7 +298,7 @@ ADVISORIES = (
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
-        "Predicted without measurements: {together} tokens/s for the cluster, {alone} for {host} alone.",
+        "Predicted without measurements{users}: {together} tokens/s for the cluster, {alone} for {host} alone.",
         ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),

@@ -127,6 +127,7 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
         external=_external(variables["llama_external_workers"] or (), hosts),
         measures=variables["llama_benchmark_programs"],
         proof_seconds=variables["llama_proof_seconds"],
+        users=variables["llama_users"],
         hosts={host: _host(host, entry, hosts) for host, entry in hosts.items()},
     )
 

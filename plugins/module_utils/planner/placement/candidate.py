@@ -116,6 +116,9 @@ class _Share(NamedTuple):
     read: float = 0
     weights: int = 0
     multiplied: float = 0
+    expert_read: float = 0
+    dense: float = 0
+    experts: float = 0
     nodes: float = 0
     visits: int = 0
 
@@ -136,9 +139,8 @@ def _shares(
         owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
         share = shares[owner]
         shares[owner] = share._replace(
-            read=share.read + cost.read,
             weights=share.weights + part.bytes,
-            multiplied=share.multiplied + cost.multiplied,
+            **{name: getattr(share, name) + number for name, number in cost._asdict().items()},
         )
         if layer and part.unit is None:
             overridden[int(layer[1])].append(owner)
@@ -169,14 +171,21 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
     buffers = tuple(device.buffer for device in solution.devices)
     shares = _shares(solution.load, solution.gpu_layers, solution.split, buffers)
     processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    return [
-        cost_model.Work(
+    holders = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
+    summary, parts = workload.summary, []
+    for index, device in holders:
+        link, last = site.link_to(device), index == holders[-1][0]
+        visits = shares[index].visits
+        part = cost_model.Work(
             host=device.host,
             device=device.buffer,
-            rate=cost_model.rate_of(device, site.facts_of(device), workload.summary.architecture),
-            link=site.link_to(device),
+            rate=cost_model.rate_of(device, site.facts_of(device), summary.architecture),
+            link=link,
+            active=cost_model.active_share(summary),
+            # Only the last token's result comes back from the device with the output.
+            wire=4.0 * summary.width * (2 * visits - last) if link else 0.0,
+            output=4.0 * summary.vocabulary if link and last else 0.0,
             **shares[index]._asdict(),
         )
-        for index, device in ((None, processor), *enumerate(solution.devices))
-        if shares[index].visits
-    ]
+        parts.append(part)
+    return parts

@@ -36,9 +36,13 @@ class Rate(NamedTuple):
     """Microseconds that each node of the graph takes besides reading."""
     factor: float = 1.3
     """By which generation may be faster or slower; see device_rates.Family."""
+    weights_per_s: float = math.inf
+    """Weights (1e9) that its kernels for single tokens multiply per second; see device_rates.Family."""
+    wake_ms: float = 0.0
+    """Milliseconds that a worker with this device takes to wake up for a token."""
 
 
-UNKNOWN_FACTOR = 1.6
+UNKNOWN_FACTOR = 2.0
 """The factor of a device that no table has."""
 
 
@@ -49,7 +53,8 @@ def rate_of_row(
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     prompt_rate = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
-    return Rate(round(row.gb_per_s * family.share, 1), round(prompt_rate, 1), source, round(family.node_us, 2), factor)
+    gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
+    return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
 
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
@@ -123,6 +128,12 @@ class PartCost(NamedTuple):
     """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
     multiplied: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
+    expert_read: float
+    """Part of ``read`` that is of experts."""
+    dense: float
+    """Weights that each token is multiplied with, without those of experts."""
+    experts: float
+    """Weights of its experts."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -152,10 +163,14 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
     experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active))
-    active_bytes = size - experts + experts * active * experts_cost
+    prompt_weights = 8 * cost.prompt_factor / bits
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
-        (size - experts * (1 - active)) * cost.generation_factor * latent, 8 * active_bytes / bits * cost.prompt_factor
+        read=(size - experts * (1 - active)) * cost.generation_factor * latent,
+        multiplied=(size - experts + experts * active * experts_cost) * prompt_weights,
+        expert_read=experts * active * cost.generation_factor,
+        dense=(size - experts) * prompt_weights,
+        experts=experts * active * prompt_weights,
     )
 
 
@@ -181,20 +196,19 @@ def nodes_per_layer(summary: ModelSummary) -> float:
     return nodes + (LAYER_NODES["experts"] if active_share(summary) < 1 else 0)
 
 
-def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
+def generation_ms(rate: Rate, read_bytes: float, nodes: float, weights: float = 0.0) -> float:
     """Return the milliseconds that a device takes for its part of a token.
 
     :param nodes: nodes of its part of the graph: its layers times nodes_per_layer.
+    :param weights: number of weights that the token is multiplied with.
     """
-    return read_bytes / rate.gb_per_s / 1e6 + nodes * rate.node_us / 1e3
+    return max(read_bytes / rate.gb_per_s, weights / rate.weights_per_s) / 1e6 + nodes * rate.node_us / 1e3
 
 
-VISIT_MS = 1.1
-"""Each visit to a worker, besides the round trip: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
-WAKE_MS = 1.5
-"""So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
-BOARD_FACTOR = 4
-"""So many times as long takes a small board: 16 ms were seen for each worker."""
+VISIT_MS = 0.9
+"""Each visit to a worker, besides the round trip: 0.57 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
+BOARD_FACTOR, BOARD_GB_PER_S = 4, 12.2
+"""Factor of the time for a worker on a Raspberry Pi 5 (16 ms were measured), and the rate of its memory. Slower boards take longer in proportion."""
 
 
 class Link(NamedTuple):
@@ -208,6 +222,8 @@ class Link(NamedTuple):
     """Whether the round trip was; ``gbit`` may still be assumed."""
     board: bool = False
     """Whether the worker's host is a small board."""
+    sure: bool = False
+    """Whether ``gbit`` was measured or declared."""
 
 
 ASSUMED_LINKS = {
@@ -232,14 +248,20 @@ STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
 
 
-def worker_ms(link: Link, visits: int = 1) -> float:
-    """Return the milliseconds of a token for a worker, besides its device.
+def worker_ms(link: Link, rate: Rate, visits: int = 1) -> float:
+    """Return the milliseconds of a token for a worker, besides its device and what its data take on the wire.
 
+    :param rate: rate of its device.
     :param visits: number of visits of a token: one, unless tensors are on other devices than their layers.
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
-    return (WAKE_MS + visits * (VISIT_MS + link.round_trip_ms)) * (BOARD_FACTOR if link.board else 1)
+    slower = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.board else 1.0
+    return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * slower
+
+
+def wire_ms(link: Link, size: float) -> float:
+    return 8 * size / link.gbit / 1e6
 
 
 class Work(NamedTuple):
@@ -262,22 +284,56 @@ class Work(NamedTuple):
     """How often a token comes to it."""
     attended: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
+    cache: float = 0.0
+    """Bytes of weights that take as long to read as the KV cache and states of one conversation."""
+    expert_read: float = 0.0
+    """Part of ``read`` that is of experts."""
+    dense: float = 0.0
+    """Weights that each token is multiplied with, without those of experts."""
+    experts: float = 0.0
+    """Weights of its experts."""
+    active: float = 1.0
+    """Part of the experts that a token uses."""
+    wire: float = 0.0
+    """Bytes that cross the network for each token, there and back."""
+    output: float = 0.0
+    """Bytes of the result that cross it for each generated token."""
 
 
-def device_ms(work: Work) -> float:
-    return generation_ms(work.rate, work.read, work.nodes)
+VECTOR_TOKENS, VECTOR_COST = 8, 5.0
+"""Kernels for single tokens compute up to so many tokens in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long there as so many tokens of a
+prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
-def link_ms(work: Work) -> float:
-    """Return the milliseconds of a token for this worker; 0 if llama-server drives the device itself."""
+def further_tokens(tokens: float) -> float:
+    """Return the time of all tokens of a step but the first, in tokens of a prompt."""
+    return VECTOR_COST * (min(tokens, VECTOR_TOKENS) - 1) + max(0.0, tokens - VECTOR_TOKENS)
+
+
+def device_ms(work: Work, users: int = 1) -> float:
+    """Return the milliseconds of a step with a token of each user. Weights are read once, but as many experts as all tokens use together, and the KV cache
+    of each user. So many steps with one token take no less."""
+    rate, single_read = work.rate, work.read + work.cache
+    single_ms = generation_ms(rate, single_read, work.nodes, work.dense + work.experts)
+    if users == 1:
+        return single_ms
+    used = (1 - (1 - work.active) ** users) / work.active
+    read = single_read + (used - 1) * work.expert_read + (users - 1) * work.cache
+    further = work.dense * further_tokens(users) + used * work.experts * further_tokens(max(1.0, users / used))
+    computing_ms = 2 * further / rate.prompt_gflops / 1e6
+    return min(users * single_ms, generation_ms(rate, read, work.nodes, work.dense + work.experts) + computing_ms)
+
+
+def link_ms(work: Work, users: int = 1) -> float:
+    """Return the milliseconds of such a step for this worker; 0 if llama-server drives the device itself."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(work.link, work.visits)
+    return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.wire + work.output))
 
 
-def token_ms(works: Sequence[Work]) -> float:
-    """Return the milliseconds for a token, with an empty context: one device computes after the other."""
-    return sum(device_ms(work) + link_ms(work) for work in works)
+def token_ms(works: Sequence[Work], users: int = 1) -> float:
+    """Return the milliseconds for a token of each user: one device computes after the other."""
+    return sum(device_ms(work, users) + link_ms(work, users) for work in works)
 
 
 CACHE_SHARE = 0.45
@@ -288,9 +344,9 @@ ATTENTION_COST = 2.5
 by the same reports."""
 ATTENTION_FACTOR = 2.2
 """By which that may be larger or smaller besides, as in these reports."""
-LINK_FACTOR = 1.4
-"""By which the time for a worker, besides what its device computes, may be shorter or longer."""
-PROMPT_POWER = 1.25
+LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
+"""By which the time for a worker, besides what its device computes, may be shorter or longer, and data on a link whose rate is assumed."""
+PROMPT_POWER = 1.1
 """Prompts are less sure: the factor of a device to this power."""
 
 
@@ -303,28 +359,40 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(ms * math.log(factor) for ms, factor in costs) / total) if total else 1.0
 
 
-def token_factor(works: Sequence[Work]) -> float:
-    """Return the factor by which generation may be faster or slower than token_ms says."""
-    return _factor(
-        [cost for work in works for cost in ((link_ms(work), LINK_FACTOR), (device_ms(work), work.rate.factor))]
-    )
+def _link_factor(work: Work) -> float:
+    return LINK_FACTOR if not work.link or work.link.sure else WIRE_FACTOR
+
+
+def token_factor(works: Sequence[Work], users: int = 1) -> float:
+    """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less sure, as prompts are."""
+    power = PROMPT_POWER if users > 1 else 1.0
+    costs = [(device_ms(work, users), work.rate.factor**power) for work in works]
+    for work in works:
+        visits_ms = link_ms(work._replace(wire=0.0, output=0.0))
+        costs += [(visits_ms, LINK_FACTOR), (link_ms(work, users) - visits_ms, _link_factor(work))]
+    return _factor(costs)
 
 
 MIN_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
+HOP_GAIN = 0.1
+"""Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
+LIKELY = 0.66
+"""Part of the uncertainty, which covers four of five measurements, by which something has to be faster to be so in four of five cases."""
 
 
-def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work]) -> bool:
-    """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
-    takes part in both is wrong in both alike."""
+def is_likely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
+    """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
+    takes part in both is wrong in both alike; others are wrong independently of each other."""
     uncertainty_by_rate: dict[Rate | None, float] = {}
     for works, sign in ((faster, 1), (slower, -1)):
-        total = token_ms(works)
+        total = token_ms(works, users)
         for work in works:
-            for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(work))):
+            for rate, ms in ((work.rate, device_ms(work, users)), (None, link_ms(work, users))):
                 uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + sign * ms / total
-    parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items())
-    return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(MIN_GAIN), sum(parts))
+    parts = [share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()]
+    gain = math.log(token_ms(slower, users) / token_ms(faster, users))
+    return gain > max(math.log(MIN_GAIN), LIKELY * math.hypot(*parts))
 
 
 LINK_KIND = "link to"
@@ -333,12 +401,9 @@ PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
 
-def prompt_costs(work: Work, width: int, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
+def prompt_costs(work: Work, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
-    with those that it uses.
-
-    :param width: of the model, of which each token crosses the network as 32-bit numbers.
-    """
+    with those that it uses."""
     rate = work.rate
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
@@ -346,23 +411,17 @@ def prompt_costs(work: Work, width: int, tokens: int = PROMPT_TOKENS) -> dict[st
         + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
-        wire = work.visits * 8 * tokens * 2 * 4 * width / work.link.gbit / 1e6
-        costs[LINK_KIND] = link_ms(work) + wire
+        costs[LINK_KIND] = link_ms(work._replace(output=0.0), tokens)
     return costs
 
 
-def prompt_ms(works: Sequence[Work], width: int, tokens: int = PROMPT_TOKENS) -> float:
-    """Milliseconds for a prompt of PROMPT tokens, of which so many are computed together; see prompt_costs."""
-    return PROMPT_TOKENS / tokens * sum(sum(prompt_costs(work, width, tokens).values()) for work in works)
-
-
-def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT_TOKENS) -> float:
-    """Return the factor by which prompts may be faster or slower than prompt_ms says."""
+def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
+    """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for work in works:
-        device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, width, tokens)
+        device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, LINK_FACTOR if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
         costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

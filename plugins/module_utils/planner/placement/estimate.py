@@ -1,28 +1,28 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast a candidate is: tokens per second, seconds to load, what limits them, and the best of its hosts single."""
+"""How fast a candidate is: tokens per second for one user and for several, seconds to load, and what limits them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
+    ContextSpeed,
     DeviceEstimate,
     Estimate,
     LinkEstimate,
+    PromptEstimate,
+    ShapeEstimate,
     SingleHostEstimate,
     SpeedRange,
+    UsersEstimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import FASTEST
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 
 
 def rounded(number: float) -> float:
@@ -54,7 +54,7 @@ def _limit_of_generation(parts: Sequence[cost_model.Work]) -> str:
 def _limit_of_prompts(candidate: Candidate) -> str:
     costs = []
     for part in candidate.parts:
-        cost = cost_model.prompt_costs(part, candidate.summary.width, _short_prompt(candidate))
+        cost = cost_model.prompt_costs(part, _short_prompt(candidate))
         costs += [(f"{kind} {{}}", part.host, ms) for kind, ms in cost.items()]
     return _largest_cause(costs)
 
@@ -93,9 +93,7 @@ def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
 def checkpoints_pay(candidate: Candidate) -> bool:
     """Return whether they take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
-    prompt_ms = cost_model.prompt_ms(candidate.parts, candidate.summary.width, _short_prompt(candidate))
-    recomputing_ms = prompt_ms * tokens / cost_model.PROMPT_TOKENS
-    return not candidate.parts or _checkpoint_ms(candidate, tokens) <= recomputing_ms / 2
+    return not candidate.parts or _checkpoint_ms(candidate, tokens) <= 500 * prompts.seconds_of(candidate, tokens)
 
 
 def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
@@ -114,15 +112,40 @@ def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
 
 
 def speeds_of(candidate: Candidate) -> Speeds:
-    parts, width, tokens = candidate.parts, candidate.summary.width, _short_prompt(candidate)
+    """Return the speeds for one user, with the context that the parts of the candidate have."""
+    parts = candidate.parts
     generation = 1000 / cost_model.token_ms(parts)
-    prompt_ms = cost_model.prompt_ms(parts, width, tokens) + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS)
-    prompt = 1000 * cost_model.PROMPT_TOKENS / prompt_ms if prompt_ms else 0.0
+    prompt_s = prompts.seconds_of(candidate, cost_model.PROMPT_TOKENS) + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
+    prompt = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
     return Speeds(
         rounded(generation),
         rounded(prompt),
         range_of(generation, cost_model.token_factor(parts)),
-        range_of(prompt, cost_model.prompt_factor(parts, width, tokens)),
+        range_of(prompt, cost_model.prompt_factor(parts, _short_prompt(candidate))),
+    )
+
+
+SAMPLING_NS = 5.0
+"""Nanoseconds for each token of the vocabulary in which llama-server chooses a user's next token and sends it: 0.8 ms for 152064 beside two H200."""
+
+
+def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
+    """Return the speeds of users who ask at the same time, all together. Each has read the planned prompt; who finds no free slot waits."""
+    workload = candidate.workload
+    count = max(1, min(users, workload.cache.parallel))
+    filled = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
+    sampling_ms = count * workload.summary.vocabulary * SAMPLING_NS / 1e6 if count > 1 else 0.0
+    speed = 1000 * count / (cost_model.token_ms(filled.parts, count) + sampling_ms) if workload.generates else None
+    tokens = count * cost_model.PROMPT_TOKENS
+    prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
+    prompt = tokens / (prompt_s or math.inf)
+    return UsersEstimate(
+        users=users,
+        at_once=count,
+        generation_tokens_per_s=speed and rounded(speed),
+        generation_range=range_of(speed, cost_model.token_factor(filled.parts, count)) if speed else None,
+        prompt_tokens_per_s=rounded(prompt),
+        prompt_range=range_of(prompt, cost_model.prompt_factor(candidate.parts, _short_prompt(candidate))),
     )
 
 
@@ -135,18 +158,32 @@ def generation_figures(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _prompt_figures(candidate: Candidate) -> dict[str, Any]:
+def prompt_figures(candidate: Candidate) -> dict[str, Any]:
+    """Return the same for prompts."""
     speeds = speeds_of(candidate) if candidate.parts else None
     return {"prompt_tokens_per_s": speeds and speeds.prompt, "prompt_range": speeds and speeds.prompt_range}
 
 
-def estimate(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> Estimate:
-    """Return the plan's ``estimate``.
+def prompt_estimate(candidate: Candidate) -> PromptEstimate:
+    """Return the estimate for a prompt in the planned micro-batches."""
+    workload, cache, tokens = candidate.workload, candidate.workload.cache, candidate.workload.prompt_tokens
+    seconds = prompts.seconds_of(candidate, tokens, tokens // 2) + checkpoint_ms(candidate, tokens) / 1000
+    speed = rounded(tokens / (seconds or math.inf))
+    factor = cost_model.prompt_factor(prompts.at_depth(candidate, tokens // 2).parts, workload.micro_batch)
+    pipelined = prompts.is_pipelined(candidate)
+    return PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, pipelined)
 
-    :param hosts: hosts that might serve single.
-    :param backends: host → the backend by which it would serve.
-    """
-    parts = candidate.parts
+
+def _full_context(candidate: Candidate) -> tuple[ContextSpeed, ...]:
+    """Return the speeds of one request with all of its context filled."""
+    whole = candidate.workload.context_per_request
+    speeds = speeds_of(prompts.at_depth(candidate, whole))
+    return (ContextSpeed(whole, speeds.generation, speeds.prompt),)
+
+
+def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[ShapeEstimate, ...]) -> Estimate:
+    """Return the plan's ``estimate``."""
+    parts, generates = candidate.parts, candidate.workload.generates
     sources = [part.rate.source for part in parts]
     part_of = {part.device: part for part in parts}
     worker_parts = [
@@ -154,16 +191,20 @@ def estimate(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
     ]
     return Estimate(
         **generation_figures(candidate),
-        **_prompt_figures(candidate),
+        **prompt_figures(candidate),
         load_s=rounded(cost_model.load_s(candidate.release, parts)) if parts else None,
-        limited_by=_limit_of_generation(parts) if parts and candidate.workload.generates else None,
+        limited_by=_limit_of_generation(parts) if parts and generates else None,
         prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
         load_limited_by=_limit_of_load(candidate) if parts else None,
         rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED).index, default=None),
         devices=tuple(_device(part) for part in parts),
-        best_single_host=_best_host(candidate, hosts, backends),
+        best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),
         links=tuple(_links(candidate, part_of)),
+        at_context=_full_context(candidate) if parts and generates else (),
+        prompt=prompt_estimate(candidate) if parts else None,
+        users=users_estimate(candidate, candidate.workload.users) if parts else None,
+        shapes=shapes,
     )
 
 
@@ -195,75 +236,3 @@ def _links(candidate: Candidate, part_of: Mapping[str, cost_model.Work]) -> Iter
                 measured=link.measured,
                 ms_per_token=rounded(cost_model.link_ms(part)) if part else 0.0,
             )
-
-
-def _best_host(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> SingleHostEstimate:
-    """Return the host that alone would generate the fastest, or read prompts without generation; if none holds the model, the one with the most memory."""
-    fastest = [max(attempts, key=speeds_of) for attempts in _single_hosts(candidate, hosts, backends) if attempts]
-    if not fastest:
-        name = max(hosts, key=lambda host: hosts[host].facts.memory_mib)
-        return SingleHostEstimate(name, False, None, None, None, None, None, False)
-    generates = candidate.workload.generates
-    best = max(fastest, key=lambda item: speeds_of(item).generation if generates else speeds_of(item).prompt)
-    uses_processor = bool(best.site.devices) and best.layout.gpu_layers < best.layout.load.units
-    return SingleHostEstimate(
-        host=best.site.head,
-        fits=True,
-        gpu_layers=best.layout.gpu_layers if uses_processor else None,
-        **generation_figures(best),
-        **_prompt_figures(best),
-        faster=bool(candidate.parts) and _is_surely_faster(best, candidate),
-    )
-
-
-def _is_surely_faster(single: Candidate, candidate: Candidate) -> bool:
-    if candidate.workload.generates:
-        return cost_model.is_surely_faster(single.parts, candidate.parts)
-    return speeds_of(single).prompt_range.low > speeds_of(candidate).prompt_range.high
-
-
-def _single_hosts(
-    candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]
-) -> Iterator[list[Candidate]]:
-    """Yield for each host the ways in which it holds the model alone: with as many layers on its devices as they hold, and on its processor. The
-    first of several hosts that are alike stands for all. Devices leave room for the bound of the compute buffer, unless that is too large for
-    the plan's own devices."""
-    server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
-    workload, layout = candidate.workload._replace(server=server, placement=FASTEST), candidate.layout
-    bound = -(-layout.load.compute // MIB)
-    is_tight = any(
-        share.weights + share.kv > (device.capacity_mib - bound) * MIB
-        for device, share in zip(layout.devices, layout.shares())
-    )
-    kinds = []
-    for name, host in hosts.items():
-        kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
-        if kind in kinds:
-            continue
-        kinds.append(kind)
-        head_server = candidate.workload.server if host.is_head else None
-        host_devices = tuple(devices.single_host_devices(host, backends[name], head_server))
-        bounded = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
-        site = Site(name, {name: host}, ())
-        attempts = [attempt(workload, site)._replace(site=site._replace(devices=host_devices))]
-        if host_devices:
-            whole = attempt(workload, site._replace(devices=host_devices if is_tight else bounded))
-            uses_processor = not whole.fits
-            attempts.append(_with_most_layers(workload, site._replace(devices=bounded)) if uses_processor else whole)
-        yield [item for item in attempts if item.fits]
-
-
-def _with_most_layers(workload: Workload, site: Site) -> Candidate:
-    """Return the candidate with as many units on devices as they hold."""
-
-    def with_layers(number: int) -> Candidate:
-        return attempt(workload._replace(server=workload.server._replace(gpu_layers=number)), site)
-
-    best = with_layers(0)
-    low, high = 0, best.layout.load.units
-    while high - low > 1:
-        middle_units = (low + high) // 2
-        candidate = with_layers(middle_units)
-        low, high = (middle_units, high) if candidate.fits else (low, middle_units)
-        best = candidate if candidate.fits else best
-    return best

@@ -169,27 +169,39 @@ def _options(workload: Workload, site: Site, load: device_load.Load, first: int)
     architecture = workload.summary.architecture
     rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
     unit_bytes, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(load.summary)
-    token_ms = [cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers) for rate in rates]
+    weights = sum(cost.dense + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
+    token_ms = [
+        cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers, weights * sum(unit_bytes))
+        for rate in rates
+    ]
     groups = solver.groups_of([1 / ms for ms in token_ms])
     unit_costs: dict[int, list[int]] = {}
     for group in set(groups):
         fastest = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
-        ms = [cost_model.generation_ms(rates[fastest], size, nodes) for size in unit_bytes[: load.layers]]
-        ms += [cost_model.generation_ms(rates[fastest], size, 0) for size in unit_bytes[load.layers :]]
+        ms = [
+            cost_model.generation_ms(rates[fastest], size, nodes * (unit < load.layers), weights * size)
+            for unit, size in enumerate(unit_bytes)
+        ]
         unit_costs[group] = [solver.cost_of(time) for time in ms]
     links = {device.buffer: site.link_to(device) for device in site.devices}
     visits = {
-        buffer: [cost_model.worker_ms(link, count) if link else 0 for count in (1, 2)] for buffer, link in links.items()
+        device.buffer: [cost_model.worker_ms(link, rate, count) if link else 0 for count in (1, 2)]
+        for device, rate in zip(site.devices, rates)
+        for link in (links[device.buffer],)
     }
+    least_gain = cost_model.HOP_GAIN * min(token_ms)
     moves = {buffer: solver.cost_of(twice - once) for buffer, (once, twice) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
         fixed, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
+        if link := links[buffer]:
+            costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.moved.items():
             for target in buffers - {buffer}:
                 move = solver.MOVE if target != device_load.CPU else 0
                 costs[unit] += moves[buffer] + moves.get(target, 0) + move
-        base = solver.cost_of(visits[buffer][0]) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+        hop = least_gain if device.host != site.head else 0.0
+        base = solver.cost_of(visits[buffer][0] + hop) + solver.DEVICE + (solver.WORKER if device.worker else 0)
         place = solver.Place(
             capacity=device.capacity_mib * MIB,
             fixed=fixed,

@@ -18,19 +18,17 @@ from collections.abc import Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ContextSpeed, PromptEstimate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     cost_model,
     device_load,
-    estimate,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
 
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """Sizes that are compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 MAX_SHARE = 0.9
-"""llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
+"""llama-server's defaults stay unless prompts take less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
 """Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
 
@@ -46,7 +44,7 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
         attended[buffer] = attended.get(buffer, 0.0) + multiplications
     parts = [
         part._replace(
-            read=part.read + cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
+            cache=cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
             attended=attended.get(part.device, 0.0) * cost_model.ATTENTION_COST,
         )
         for part in candidate.parts
@@ -58,25 +56,26 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
 def _attention(
     summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
-    """Return for each layer the bytes of cache that a token reads, and the multiplications of its attention."""
+    """Return for each layer the bytes of cache that a token reads, and of states that it writes too, and the multiplications of its attention."""
     filled = settings._replace(context=depth, parallel=1)
     full, short = kv_cache.cells(summary, filled)
     heads = summary.by_layer("attention.head_count", summary.heads)
     head_size = summary.key_dimension + summary.value_dimension
     layers = kv_cache.layers_of(summary, True)
-    return kv_cache.sizes(summary, filled, build)[0], [
+    sizes, states = kv_cache.sizes(summary, filled, build)[0], kv_cache.recurrent_layers(summary)
+    return [size * (1 + state) for size, state in zip(sizes, states)], [
         float(head * head_size * (short if layer.windowed else full)) if layer.key else 0.0
         for head, layer in zip(heads, layers)
     ]
 
 
-def prompt_s(parts: Sequence[cost_model.Work], width: int, tokens: int, micro_batch: int, overlapped: bool) -> float:
+def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, overlapped: bool) -> float:
     """Return the seconds for a prompt in micro-batches.
 
     :param parts: parts of the model, at the depth that the prompt has in the middle.
     """
     size = min(micro_batch, tokens)
-    costs = [cost_model.prompt_costs(part, width, size) for part in parts]
+    costs = [cost_model.prompt_costs(part, size) for part in parts]
     stages, count = [sum(cost.values()) for cost in costs], tokens / size
     if not overlapped:
         return count * sum(stages) / 1000
@@ -98,17 +97,18 @@ def best_batches(candidate: Candidate) -> Candidate:
 
 
 def _best_micro_batch(candidate: Candidate) -> int:
-    """Return the micro-batch with which a prompt of a part of the context takes the fewest predicted seconds, of those that fit on the devices."""
+    """Return the micro-batch with which a short prompt and one of a part of the context take the fewest predicted seconds, of those that fit."""
     workload, default = candidate.workload, candidate.workload.micro_batch
     if not candidate.layout.devices or workload.server.override_tensor or workload.server.micro_batch:
         return default
     middle = at_depth(candidate, workload.prompt_tokens // 2)
+    lengths = cost_model.PROMPT_TOKENS, workload.prompt_tokens
     seconds = {
-        size: _seconds(middle, workload.prompt_tokens, size)
-        for size in MICRO_BATCHES
-        if size <= workload.cache.batch and _fits(candidate, workload.cache._replace(micro_batch=size))
+        size: math.prod(_seconds(middle, tokens, size) for tokens in lengths)
+        for size in {*MICRO_BATCHES, default}
+        if size == default
+        or (size <= workload.cache.batch and _fits(candidate, workload.cache._replace(micro_batch=size)))
     }
-    seconds[default] = _seconds(middle, workload.prompt_tokens, default)
     shortest = min(seconds.values())
     if shortest > MAX_SHARE * seconds[default]:
         return default
@@ -143,33 +143,13 @@ def is_overlapped(candidate: Candidate) -> bool:
 
 
 def _seconds(candidate: Candidate, tokens: int, micro_batch: int) -> float:
-    width = candidate.summary.width
-    return prompt_s(candidate.parts, width, tokens, micro_batch, is_overlapped(candidate))
+    return prompt_s(candidate.parts, tokens, micro_batch, is_overlapped(candidate))
 
 
-def seconds_of(candidate: Candidate, tokens: int) -> float:
-    """Return the seconds for a prompt in the planned micro-batches."""
-    return _seconds(at_depth(candidate, tokens // 2), tokens, candidate.workload.micro_batch)
+def seconds_of(candidate: Candidate, tokens: int, depth: int = 0) -> float:
+    """Return the seconds for a prompt in the planned micro-batches.
 
-
-def prompt_estimate(candidate: Candidate) -> PromptEstimate:
-    """Return the estimate for a prompt in the planned micro-batches."""
-    workload = candidate.workload
-    tokens, middle = workload.prompt_tokens, at_depth(candidate, workload.prompt_tokens // 2)
-    seconds = _seconds(middle, tokens, workload.micro_batch) + estimate.checkpoint_ms(candidate, tokens) / 1000
-    speed = estimate.rounded(tokens / (seconds or math.inf))
-    factor = cost_model.prompt_factor(middle.parts, candidate.summary.width, workload.micro_batch)
-    cache = workload.cache
-    return PromptEstimate(
-        tokens, speed, estimate.range_of(speed, factor), cache.batch, cache.micro_batch, is_pipelined(candidate)
-    )
-
-
-def speeds_at_context(candidate: Candidate) -> tuple[ContextSpeed, ...]:
-    """Return the speeds of one request with half and all of its context filled."""
-    whole = candidate.workload.context_per_request
-    speeds = [(depth, estimate.speeds_of(at_depth(candidate, depth))) for depth in (whole // 2, whole)]
-    return tuple(
-        ContextSpeed(depth, speed.generation, speed.generation_range, speed.prompt, speed.prompt_range)
-        for depth, speed in speeds
-    )
+    :param depth: tokens that are in the context in the middle of the prompt; 0 ignores the attention to them.
+    """
+    filled = at_depth(candidate, depth) if depth else candidate
+    return _seconds(filled, tokens, candidate.workload.micro_batch)

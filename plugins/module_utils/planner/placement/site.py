@@ -57,8 +57,8 @@ class Site(NamedTuple):
         measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
         round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
         assumed = cost_model.ASSUMED_LINKS[kind]
-        gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
-        gbit = mbit / 1000 if mbit else gbit or assumed.gbit
+        declared = host.facts.link_gbit_per_s if kind != "loopback" else None
+        gbit = mbit / 1000 if mbit else declared or assumed.gbit
         encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
         return cost_model.Link(
             kind,
@@ -66,6 +66,7 @@ class Site(NamedTuple):
             min(gbit, cost_model.STUNNEL_GBIT) if encrypted else gbit,
             bool(round_trip),
             cost_model.is_board(host.facts),
+            bool(mbit or declared or kind == "loopback"),
         )
 
 

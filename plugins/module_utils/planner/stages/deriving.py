@@ -54,7 +54,7 @@ def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: mo
     model = speculation.with_predicting_layers(model, server)
     variable = releases.variable_of(programs.serves, cluster.releases)
     server_checks.check_types(request, model.summary, release, variable)
-    return workload.work_out(server, cluster.placement, model, release)
+    return workload.work_out(server, cluster.placement, cluster.users, model, release)
 
 
 def variants(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:

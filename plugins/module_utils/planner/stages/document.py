@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Estimate, Plan, UncountedModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, UncountedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import estimate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import head, hosts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import head, hosts, shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 
 
 def compose(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
-    predicted = _estimate(installation, candidate)
+    predicted = estimate(candidate, *shapes.compare(candidate, cluster.hosts, installation.programs.servers))
     head_plan = head.plan_of_head(installation, [candidate], predicted.load_s)
     return Plan(
         schema=SCHEMA,
@@ -50,14 +50,4 @@ def compose(installation: Installation, candidate: Candidate) -> Plan:
         no_fallback=(),
         estimate=predicted,
         advisories=(),
-    )
-
-
-def _estimate(installation: Installation, candidate: Candidate) -> Estimate:
-    predicted = estimate(candidate, installation.cluster.hosts, installation.programs.servers)
-    if not candidate.fits:
-        return predicted
-    return predicted._replace(
-        prompt=prompts.prompt_estimate(candidate),
-        at_context=prompts.speeds_at_context(candidate) if predicted.generation_range else (),
     )
