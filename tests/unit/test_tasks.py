@@ -291,7 +291,7 @@ def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, sa
     known = {
         **{name: trust_as_template(text) for name, text in task["vars"].items()},
         **{"hostvars": {name: {"inventory_hostname": name, **one} for name, one in hostvars.items()}},
-        **{"ansible_play_hosts_all": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
+        **{"__llama_batch_hosts": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
         **{"__llama_plan": {"id": "a", "release": {"ref": "x"}}, "__llama_rollback_serves": serves},
         **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing": []}}},
     }
