@@ -57,7 +57,7 @@ requests:
 import csv
 import socket
 import time
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -110,7 +110,9 @@ def read_server(path: str, name: str) -> Server:
 def change_server(path: str, name: str, state: str, number: str) -> str:
     """Let a server get requests, or none; return HAProxy's error. A drained server still gets those of its clients, so they are forgotten."""
     error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
-    return error or (state == "drained" and ask(path, f"clear table {BACKEND} data.server_id eq {number}").strip()) or ""
+    return (
+        error or (state == "drained" and ask(path, f"clear table {BACKEND} data.server_id eq {number}").strip()) or ""
+    )
 
 
 def reached(server: Server, state: str) -> bool:

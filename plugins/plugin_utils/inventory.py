@@ -248,7 +248,9 @@ def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
     if len(heads) < 2 or not {*hosts}.intersection(groups.get(BALANCER_GROUP, ())):
         return [list(dict.fromkeys([*heads, *workers]))]
     inner_groups = [names for group, names in groups.items() if group not in GROUPS.values() and {*names} <= {*hosts}]
-    candidates = ([names for names in inner_groups if [name for name in heads if name in names] == [head]] for head in heads)
+    candidates = (
+        [names for names in inner_groups if [name for name in heads if name in names] == [head]] for head in heads
+    )
     largest = [max(names, key=len, default=()) for names in candidates]
     owned = [name for name in workers if name not in heads and sum(name in names for names in largest) == 1]
     return [[head, *(name for name in owned if name in names)] for head, names in zip(heads, largest)]

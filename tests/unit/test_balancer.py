@@ -46,9 +46,11 @@ def configuration(servers, **variables):
 
 def run(path, capsys, check_mode=False, **arguments):
     """Result of the module."""
-    with patch_module_args({**arguments, "socket": str(path), "_ansible_check_mode": check_mode}):
-        with contextlib.suppress(SystemExit):
-            module.main()
+    with (
+        patch_module_args({**arguments, "socket": str(path), "_ansible_check_mode": check_mode}),
+        contextlib.suppress(SystemExit),
+    ):
+        module.main()
     return json.loads(capsys.readouterr().out)
 
 
@@ -119,7 +121,9 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
     while not run(path, capsys, server=own)["requests"]:
         time.sleep(0.05)
     failed = run(path, capsys, server=own, state="drained", seconds=1)
-    assert failed["msg"].startswith(f"{own} still has 1 requests after 1 s: wait for its requests or stop their clients")
+    assert failed["msg"].startswith(
+        f"{own} still has 1 requests after 1 s: wait for its requests or stop their clients"
+    )
     assert urlopen(url).read().decode() == other
     replicas[own].answers.set()
     drained = run(path, capsys, server=own, state="drained", seconds=60)

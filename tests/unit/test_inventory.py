@@ -212,6 +212,6 @@ def test_planning_sees_the_hosts_of_one_replica(capsys):
     _cluster, hosts = inventory.cluster_hosts(variables)
     assert {name: host["groups"] for name, host in hosts.items()} == {"c": ["head", "worker"], "d": ["worker"]}
     assert "neither" not in capsys.readouterr().err
+    cached = {"facts": {"cached": {"b": {}, "gone": {}}}}
     with pytest.raises(Refusal, match=re.escape("missing from the inventory: gone.")):
-        cached = {"facts": {"cached": {"b": {}, "gone": {}}}}
         inventory.cluster_hosts(variables, {"c": cached})
