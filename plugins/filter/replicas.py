@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -15,7 +16,7 @@ short_description: Divides a cluster into its replicas
 description:
   - Returns a list of the hosts of each replica, the head first. A cluster without a host in C(llama_balancer) is one replica.
   - A replica is the largest group within the cluster that holds exactly one host of C(llama_head), or such a host alone.
-positional: cluster
+positional: cluster, hosts
 options:
   _input:
     description: The groups of the inventory, V(groups).
@@ -25,6 +26,10 @@ options:
     description: Group of the cluster.
     type: str
     required: true
+  hosts:
+    description: Hosts of the run. Others are left out, and so are replicas without one.
+    type: list
+    elements: str
 author: the llamacpp.cluster contributors
 """
 
@@ -42,6 +47,13 @@ _value:
 """
 
 
+def replicas(groups: Mapping[str, Any], cluster: str, hosts: Collection[str] | None = None) -> list[list[str]]:
+    parts = inventory.replicas(groups, cluster)
+    if hosts is None:
+        return parts
+    return [own for own in ([name for name in part if name in hosts] for part in parts) if own]
+
+
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"replicas": inventory.replicas}
+        return {"replicas": replicas}

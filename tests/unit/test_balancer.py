@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from unittest import mock
@@ -17,6 +16,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.modules import balancer as module
+from model_server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "roles/llama_balancer/templates/haproxy.cfg.j2"
@@ -54,39 +54,15 @@ def run(path, capsys, check_mode=False, **arguments):
     return json.loads(capsys.readouterr().out)
 
 
-class Replica:
-    """A server that answers /health, and anything else when it is told to."""
-
-    def __init__(self, name):
-        self.answers = Event()
-        self.answers.set()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                if self.path != "/health":
-                    outer.answers.wait(60)
-                self.send_response(200)
-                self.end_headers()
-                with contextlib.suppress(OSError):  # HAProxy does not read the answer to its check
-                    self.wfile.write(name.encode())
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_port
-        Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-
 @pytest.fixture
 def balancer(tmp_path):
-    """Address of a HAProxy with two replicas, its socket, and the replicas."""
-    replicas = {name: Replica(name) for name in ("a", "b")}
+    """URL of a HAProxy with two replicas, its socket, and the replicas."""
+    replicas = {name: Server() for name in ("a", "b")}
+    for name, server in replicas.items():
+        server.files.update({"/health": b"ok", "/": name.encode()})
     port, path = free_port(), tmp_path / "admin.sock"
     text = configuration(
-        {name: replica.port for name, replica in replicas.items()},
+        {name: server.server.server_port for name, server in replicas.items()},
         llama_balancer_host="127.0.0.1",
         llama_balancer_port=port,
         llama_balancer_metrics_port=free_port(),
@@ -101,9 +77,8 @@ def balancer(tmp_path):
     yield f"http://127.0.0.1:{port}", path, replicas
     process.kill()
     process.wait()
-    for replica in replicas.values():
-        replica.server.shutdown()
-        replica.server.server_close()
+    for server in replicas.values():
+        server.stop()
 
 
 @pytest.mark.programs
@@ -114,7 +89,8 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
     names = [urlopen(url).read().decode() for _number in range(4)]
     assert len({*names}) == 1, "a client stays on its server"
     own, other = names[0], next(name for name in replicas if name != names[0])
-    replicas[own].answers.clear()
+    released = Event()
+    replicas[own].faults["/"] = lambda handler: (released.wait(60), replicas[own].send(handler, own.encode()))
     read = []
     thread = Thread(target=lambda: read.append(urlopen(url).read().decode()))
     thread.start()
@@ -125,7 +101,7 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
         f"{own} still has 1 requests after 1 s: wait for its requests or stop their clients"
     )
     assert urlopen(url).read().decode() == other
-    replicas[own].answers.set()
+    released.set()
     drained = run(path, capsys, server=own, state="drained", seconds=60)
     thread.join()
     assert (drained["changed"], drained["requests"], read) == (False, 0, [own])
@@ -145,8 +121,7 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
 def test_a_request_without_an_answer_goes_to_another_replica(balancer, capsys):
     url, path, replicas = balancer
     own = urlopen(url).read().decode()
-    replicas[own].server.shutdown()
-    replicas[own].server.server_close()
+    replicas[own].stop()
     assert urlopen(url).read().decode() != own
     while run(path, capsys, server=own)["status"] != "DOWN":
         time.sleep(0.2)
@@ -166,18 +141,13 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     assert run("x", capsys, server="a", state="drained")["msg"] == "HAProxy did not change the state of a: Denied."
 
 
-def test_https_is_passed_through():
-    text = configuration({"a": 1}, certificate="/etc/cert.pem", llama_balancer_allowed=["192.0.2.0/24"])
+@needs_haproxy
+def test_https_is_passed_through(tmp_path):
+    text = configuration({"a": 1, "b@x": 2}, certificate="/etc/cert.pem", llama_balancer_allowed=["192.0.2.0/24"])
     assert "mode http" in text.split("frontend llamacpp")[0]
     assert "mode http" not in text.split("frontend llamacpp")[1]
     assert "check-ssl" in text
     assert "retry-on" not in text
+    (tmp_path / "haproxy.cfg").write_text(text + "\n")
+    subprocess.run([HAPROXY, "-q", "-c", "-f", tmp_path / "haproxy.cfg"], check=True)
     assert text.count("reject unless { src 127.0.0.0/8 192.0.2.0/24 }") == 2
-
-
-@needs_haproxy
-@pytest.mark.parametrize("certificate", [None, "/etc/cert.pem"])
-def test_haproxy_accepts_the_configuration(tmp_path, certificate):
-    path = tmp_path / "haproxy.cfg"
-    path.write_text(configuration({"a": 8080, "b@x": 8081}, certificate=certificate) + "\n")
-    subprocess.run([HAPROXY, "-q", "-c", "-f", path], check=True)

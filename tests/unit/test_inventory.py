@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.filter.replicas import replicas
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
@@ -204,7 +205,11 @@ REPLICAS = {
     ],
 )
 def test_replicas_of_a_cluster(groups, parts):
-    assert inventory.replicas({**REPLICAS, **groups}, "llama_cluster") == parts
+    assert replicas({**REPLICAS, **groups}, "llama_cluster") == parts
+
+
+def test_replicas_of_a_run_with_limit():
+    assert replicas(REPLICAS, "llama_cluster", ["d", "e"]) == [["d"]]
 
 
 def test_planning_sees_the_hosts_of_one_replica(capsys):
