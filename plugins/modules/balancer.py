@@ -62,7 +62,8 @@ from typing import NamedTuple
 from ansible.module_utils.basic import AnsibleModule
 
 BACKEND, POLL_SECONDS = "replicas", 0.5
-COMMANDS = {"drained": "drain", "ready": "ready"}
+COMMANDS = {"drained": "maint", "ready": "ready"}
+"""HAProxy's own state drain still admits the clients that stay on the server. With maint running requests end as they would."""
 REMEDIES = {
     "drained": "wait for its requests or stop their clients, then run the playbook again",
     "ready": "check its service, and that llama_server_allowed admits the balancer",
@@ -78,8 +79,6 @@ class Server(NamedTuple):
     """running and waiting"""
     others: int = 0
     """other servers that are up"""
-    number: str = ""
-    """its id"""
 
     @property
     def drained(self) -> bool:
@@ -104,15 +103,7 @@ def read_server(path: str, name: str) -> Server:
     own = rows.pop(name, None)
     others = sum(row["status"].startswith("UP") for row in rows.values())
     requests = int(own["scur"] or 0) + int(own["qcur"] or 0) if own else 0
-    return Server(own["status"], requests, others, own["sid"]) if own else Server()
-
-
-def change_server(path: str, name: str, state: str, number: str) -> str:
-    """Let a server get requests, or none; return HAProxy's error. A drained server still gets those of its clients, so they are forgotten."""
-    error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
-    return (
-        error or (state == "drained" and ask(path, f"clear table {BACKEND} data.server_id eq {number}").strip()) or ""
-    )
+    return Server(own["status"], requests, others) if own else Server()
 
 
 def reached(server: Server, state: str) -> bool:
@@ -136,7 +127,7 @@ def main():
     if is_wanted and not module.check_mode:
         if state == "drained" and not server.others:
             module.warn(f"No replica but {name} is up: requests fail until it serves again.")
-        error = change_server(path, name, state, server.number)
+        error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
         if error:
             module.fail_json(msg=f"HAProxy did not change the state of {name}: {error}")
         deadline = time.monotonic() + module.params["seconds"]

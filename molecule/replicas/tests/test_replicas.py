@@ -91,10 +91,10 @@ def test_a_host_is_rebooted():
 def test_status_names_a_replica_that_gets_no_requests():
     socket = "/run/llamacpp-balancer/admin.sock"
     assert "balancer  UP" in succeeds("status.yml")
-    command = f'python3 -c \'import socket; s = socket.socket(1); s.connect("{socket}"); s.send(b"set server replicas/replica1 state drain\\n")\''
+    command = f'python3 -c \'import socket; s = socket.socket(1); s.connect("{socket}"); s.send(b"set server replicas/replica1 state maint\\n")\''
     on("balancer").check_output(command)
     failed = run("status.yml")
     assert failed.returncode != 0
-    assert "the balancer sends no requests to replica1: DRAIN" in " ".join(failed.stdout.split())
+    assert "the balancer sends no requests to replica1: MAINT" in " ".join(failed.stdout.split())
     assert "changed=1" in succeeds("site.yml")
     assert "balancer  UP" in succeeds("status.yml")
