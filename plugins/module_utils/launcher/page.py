@@ -151,7 +151,7 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
 def _verification(snapshot: Snapshot, clock: float) -> str:
     verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
     if verified_at is None:
-        return _tag("p", "The head knows of no verification.", "quiet")
+        return _tag("p", "The head has no record of a verification.", "quiet")
     result = "passed" if passed else "failed"
     return _tag(
         "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - verified_at))} ago"

@@ -30,7 +30,7 @@ MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
 """Suffixes of a host's name in its network. Nobody can register a name with one of them."""
 FOREIGN_NAME_TEXT = (
-    "The page is not served under this name, which may be a stranger's. Open it by an address of its host, by the host's own name, "
+    "The page is not served under this name, which may be a stranger's. Open it at an address of its host, by the host's own name, "
     "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
 HEADERS = (
