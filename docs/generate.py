@@ -83,7 +83,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
 }
 """Example values for the keys in an advisory's texts that are more than a name or a number."""
-ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server"]
+ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_balancer"]
 
 INTRODUCTION = """# Variables
 

@@ -52,6 +52,7 @@ class StatusArguments(NamedTuple):
     facts: Mapping[str, Any] = {}
     path: ControllerPath | None = None
     fail: bool = True
+    balancer: str | None = None
 
 
 class ActionModule(Action):
@@ -70,7 +71,7 @@ class ActionModule(Action):
             plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
         )
         status = cluster_status.make_status(
-            plan_json["cluster"], arguments.heads, plan, answers, refusal, other_plan or ""
+            plan_json["cluster"], arguments.heads, plan, answers, refusal, other_plan or "", arguments.balancer
         )
         status_json = typed_json.dump(status)
         if arguments.path:

@@ -121,8 +121,9 @@ class ActionModule(Action):
         return self._show(plan, subject, report, evidence, asleep)
 
     def _lost_hosts(self) -> set[str]:
-        """Return the hosts of the play that failed or froze before this task."""
-        return {*self.variables.get("ansible_play_hosts_all", ())} - {*self.variables.get("ansible_play_hosts", ())}
+        """Return the hosts of this replica that failed or froze in the play before this task."""
+        lost = {*self.variables.get("ansible_play_hosts_all", ())} - {*self.variables.get("ansible_play_hosts", ())}
+        return lost.intersection(inventory.replica_of(self.variables)) if lost else lost
 
     @staticmethod
     def _mark_away(away: Collection[str], subject: Subject) -> Subject:

@@ -39,6 +39,9 @@ options:
     description: Whether to fail if the cluster is not healthy.
     type: bool
     default: true
+  balancer:
+    description: Status of the replica at the balancer, as M(llamacpp.cluster.balancer) returns it. Without it there is no balancer.
+    type: str
 """
 
 EXAMPLES = r"""

@@ -29,6 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
+BALANCER_GROUP = "llama_balancer"
 RUN_VARIABLES = Path(__file__).with_name("variables.yml")
 MODELS = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
@@ -236,10 +237,37 @@ def cluster_group(task_vars: Mapping[str, Any]) -> str:
     return task_vars.get("llama_cluster_group") or names.CLUSTER_GROUP
 
 
+def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
+    """Return the hosts of each replica of a cluster, its head first. A cluster without a balancer is one replica.
+
+    A replica is the largest group within the cluster that holds exactly one head, or a head alone. A worker of none or of two of them is in no replica, and
+    check_inventory.yml refuses it.
+    """
+    hosts = groups.get(cluster, ())
+    heads, workers = ([name for name in groups.get(group, ()) if name in hosts] for group in GROUPS.values())
+    if len(heads) < 2 or not {*hosts}.intersection(groups.get(BALANCER_GROUP, ())):
+        return [list(dict.fromkeys([*heads, *workers]))]
+    inner_groups = [names for group, names in groups.items() if group not in GROUPS.values() and {*names} <= {*hosts}]
+    candidates = (
+        [names for names in inner_groups if [name for name in heads if name in names] == [head]] for head in heads
+    )
+    largest = [max(names, key=len, default=()) for names in candidates]
+    owned = [name for name in workers if name not in heads and sum(name in names for names in largest) == 1]
+    return [[head, *(name for name in owned if name in names)] for head, names in zip(heads, largest)]
+
+
+def replica_of(task_vars: Mapping[str, Any]) -> list[str]:
+    """Return the hosts of the replica that the host of a task belongs to, in the order of the cluster's group; all of them if it belongs to none."""
+    cluster_names = task_vars["groups"].get(cluster_group(task_vars), [])
+    parts = replicas(task_vars["groups"], cluster_group(task_vars))
+    own = next((part for part in parts if task_vars.get("inventory_hostname") in part), cluster_names)
+    return [name for name in cluster_names if name in own]
+
+
 def cluster_hosts(
     task_vars: dict, answers: Mapping[str, Any] | None = None, common_variables: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
-    """Return the name of the cluster, and its hosts as planning takes them.
+    """Return the name of the cluster, and its hosts as planning takes them: those of the replica that the host of this task belongs to.
 
     :param answers: host → result of host_info. Facts of any other host come from the last run's cache on the head.
     :param common_variables: names of variables that are set for all hosts at once, from play_variables.
@@ -252,7 +280,7 @@ def cluster_hosts(
             f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
         )
     members = {}
-    for name in groups[cluster]:
+    for name in replica_of(task_vars):
         roles = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
         if roles:
             host_variables = hostvars[name]
@@ -265,7 +293,8 @@ def cluster_hosts(
             }
     retired_group = changes.retired_group(cluster)
     retired = groups.get(retired_group, [])
-    unused_hosts = [name for name in groups[cluster] if name not in members and name not in retired]
+    used_hosts = {name for group in (*GROUPS.values(), BALANCER_GROUP) for name in groups.get(group, ())}
+    unused_hosts = [name for name in groups[cluster] if name not in used_hosts and name not in retired]
     for group, similar_groups in (
         (group, get_close_matches(group, GROUPS.values(), 1, SIMILAR_GROUP)) for group in groups
     ):
@@ -292,7 +321,7 @@ def cluster_hosts(
         raise Refusal(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
         )
-    _check_missing_hosts(cached, {*members, *retired}, retired_group)
+    _check_missing_hosts(cached, used_hosts.union(retired), retired_group)
     return cluster, cluster_inputs.checked_hosts(cluster, members)
 
 

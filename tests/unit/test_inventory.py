@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.filter.replicas import replicas
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
@@ -178,3 +179,44 @@ def test_a_host_that_left_without_llama_retired_is_refused(cluster, group, retir
     else:
         with pytest.raises(Refusal, match=f"{re.escape(refused)}.* the group {group}, "):
             inventory.cluster_hosts(task_vars, answers)
+
+
+REPLICAS = {
+    "llama_cluster": ["a", "b", "c", "d", "e"],
+    "llama_head": ["a", "c"],
+    "llama_workers": ["b", "c", "d"],
+    "llama_balancer": ["e"],
+    "first": ["a", "b"],
+    "cards": ["c", "d"],
+    "rack": ["b"],
+}
+
+
+@pytest.mark.parametrize(
+    "groups, parts",
+    [
+        ({}, [["a", "b"], ["c", "d"]]),
+        ({"cards": ["d"]}, [["a", "b"], ["c"]]),
+        ({"cards": ["c", "d", "b"]}, [["a"], ["c", "d"]]),
+        ({"first": ["a", "elsewhere"]}, [["a"], ["c", "d"]]),
+        ({"llama_balancer": ["elsewhere"]}, [["a", "c", "b", "d"]]),
+        ({"llama_head": ["a"]}, [["a", "b", "c", "d"]]),
+        ({"llama_cluster": []}, [[]]),
+    ],
+)
+def test_replicas_of_a_cluster(groups, parts):
+    assert replicas({**REPLICAS, **groups}, "llama_cluster") == parts
+
+
+def test_replicas_of_a_run_with_limit():
+    assert replicas(REPLICAS, "llama_cluster", ["d", "e"]) == [["d"]]
+
+
+def test_planning_sees_the_hosts_of_one_replica(capsys):
+    variables = {**task_vars(REPLICAS), "inventory_hostname": "d"}
+    _cluster, hosts = inventory.cluster_hosts(variables)
+    assert {name: host["groups"] for name, host in hosts.items()} == {"c": ["head", "worker"], "d": ["worker"]}
+    assert "neither" not in capsys.readouterr().err
+    cached = {"facts": {"cached": {"b": {}, "gone": {}}}}
+    with pytest.raises(Refusal, match=re.escape("missing from the inventory: gone.")):
+        inventory.cluster_hosts(variables, {"c": cached})

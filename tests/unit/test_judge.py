@@ -360,7 +360,11 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
     waits = unhealthy(waits_for=("the head waits for worker 192.0.2.11:50052: silent",))
     for left, away in ((all_hosts, []), (["head", "worker2"], ["worker1"])):
         for arguments in ({"answers": answers}, {"gate": True}):
-            play = {"ansible_play_hosts_all": all_hosts, "ansible_play_hosts": left}
+            play = {
+                "ansible_play_hosts_all": all_hosts,
+                "ansible_play_hosts": left,
+                "groups": {"llama_cluster": all_hosts},
+            }
             said = verify(described, *[waits] * 99, asked=told.append, play=play, **arguments)["msg"]
             assert told[-1]["plan"]["away"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)

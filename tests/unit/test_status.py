@@ -379,6 +379,15 @@ def test_an_answer_may_be_anything(plan, answers, tmp_path, odd, said):
     assert any(problem.startswith(f"head could not be examined: {said}") for problem in told["problems"])
 
 
+@pytest.mark.parametrize(
+    "state, problems", [("UP 1/3", []), ("DRAIN", ["the balancer sends no requests to head: DRAIN"])]
+)
+def test_a_replica_at_the_balancer(plan, answers, tmp_path, state, problems):
+    told, _error, shown = written(plan, answers, tmp_path, balancer=state, fail=False)
+    assert (told["problems"], told["cluster"]["balancer"]) == (problems, state)
+    assert f"balancer  {state}" in shown
+
+
 def test_durations():
     seconds = (None, 0, 59, 60, 3599, 3600, 90000, 86460)
     assert [*map(units.duration, seconds)] == ["", "0 s", "59 s", "1 min", "59 min", "1 h", "1 d 1 h", "1 d"]

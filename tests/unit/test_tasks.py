@@ -291,7 +291,7 @@ def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, sa
     known = {
         **{name: trust_as_template(text) for name, text in task["vars"].items()},
         **{"hostvars": {name: {"inventory_hostname": name, **one} for name, one in hostvars.items()}},
-        **{"ansible_play_hosts_all": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
+        **{"__llama_batch_hosts": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
         **{"__llama_plan": {"id": "a", "release": {"ref": "x"}}, "__llama_rollback_serves": serves},
         **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing": []}}},
     }
@@ -299,6 +299,12 @@ def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, sa
 
 
 USED = {"hosts": {"box": playbook_runs.LOCAL}}
+
+
+def members(*hosts):
+    """Groups of a cluster with these heads, workers and balancers."""
+    names = ("llama_head", "llama_workers", "llama_balancer")
+    return {"llama_cluster": {"children": {name: {"hosts": dict.fromkeys(own)} for name, own in zip(names, hosts)}}}
 
 
 @pytest.mark.programs
@@ -319,8 +325,16 @@ USED = {"hosts": {"box": playbook_runs.LOCAL}}
         ),
         ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
         ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
+        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w is a worker, but with several hosts in llama_head"),
+        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has one"),
+        (
+            "site.yml",
+            members(["a", "b"], [], ["b"]),
+            (),
+            "The balancer cannot reach a: set llama_server_host to 0.0.0.0",
+        ),
     ],
-    ids=["no host", "retired and used", "no tags", "unknown tag"],
+    ids=["no host", "retired and used", "no tags", "unknown tag", "no replica", "two balancers", "loopback"],
 )
 def test_a_run_that_cannot_be_meant_ends_before_any_host_is_asked(tmp_path, playbook, groups, arguments, said):
     status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks" / playbook, groups, *arguments)

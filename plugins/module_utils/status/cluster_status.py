@@ -201,6 +201,8 @@ def problems_of(
         problems.append("its head did not answer, so its state is unknown")
     elif cluster.state not in SERVING_STATES:
         problems.append(f"it is {cluster.state}{f': {cluster.detail}' * bool(cluster.detail)}")
+    if cluster.balancer is not None and not cluster.balancer.startswith("UP"):
+        problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")
     if refusal:
         problems.append(f"the inventory has no plan: {refusal}")
     if uninstalled and cluster.state != "not installed":
@@ -219,13 +221,15 @@ def make_status(
     answers: Mapping[str, StatusAnswer],
     refusal: str = "",
     other_plan: str = "",
+    balancer: str | None = None,
 ) -> types.Status:
     """Return the status of a cluster.
 
     :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
+    :param balancer: status of its server at the balancer; None without a balancer.
     """
     head = plan.head.host if plan else next(iter(heads), None)
     hosts = tuple(_host(host, host == head, plan, answer) for host, answer in answers.items())
-    cluster = _cluster(name, plan, hosts, answers)
+    cluster = _cluster(name, plan, hosts, answers)._replace(balancer=balancer)
     problems = problems_of(cluster, hosts, refusal, other_plan)
     return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, refusal, other_plan, problems)

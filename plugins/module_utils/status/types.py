@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift.serving_record import ServingRecord
@@ -176,6 +176,8 @@ class ClusterStatus(NamedTuple):
     """last verification; null if it was never verified"""
     models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
     """state of each of several models; missing with one model"""
+    balancer: Absent[str] = None
+    """status of this replica at the balancer, in HAProxy's words; missing without a balancer"""
 
 
 class Status(NamedTuple):

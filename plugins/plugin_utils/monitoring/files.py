@@ -63,6 +63,18 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     }
 
 
+def balancer_targets(cluster: str, balancers: Mapping[str, str]) -> dict[str, str]:
+    """Return name of a file → its text, for the metrics of HAProxy; nothing without a balancer.
+
+    :param balancers: host → address and port of its metrics.
+    """
+    targets = [
+        {"targets": [endpoint], "labels": {"cluster": cluster, "host": name, "role": "balancer"}}
+        for name, endpoint in balancers.items()
+    ]
+    return {f"targets-{cluster}-balancer.json": json.dumps(targets, indent=1) + "\n"} if targets else {}
+
+
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the address at which others reach a host; its own if Ansible runs on it."""
     address = str(variables.get("ansible_host") or name)

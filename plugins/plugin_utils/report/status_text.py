@@ -63,6 +63,8 @@ def _cluster_lines(status: types.Status) -> list[str]:
             *(_labelled_lines("models", models) if models else _labelled_lines("model", cluster.model or "")),
             *_labelled_lines("release", _release_text(cluster)),
         ]
+    if cluster.balancer is not None:
+        lines += _labelled_lines("balancer", cluster.balancer)
     if cluster.verified:
         verified = cluster.verified
         result = (

@@ -111,7 +111,8 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     if len(heads) != 1:
         names_of_heads = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one"
+            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one, or each is a replica behind "
+            "a host of the cluster in the group llama_balancer"
         )
     variables = hosts[heads[0]]["variables"]
     entries = () if model else tuple(map(_turn, turns.overlays(variables)))

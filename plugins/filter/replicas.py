@@ -1,0 +1,59 @@
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Divides a cluster into its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+
+DOCUMENTATION = r"""
+name: replicas
+short_description: Divides a cluster into its replicas
+description:
+  - Returns a list of the hosts of each replica, the head first. A cluster without a host in C(llama_balancer) is one replica.
+  - A replica is the largest group within the cluster that holds exactly one host of C(llama_head), or such a host alone.
+positional: cluster, hosts
+options:
+  _input:
+    description: The groups of the inventory, V(groups).
+    type: dict
+    required: true
+  cluster:
+    description: Group of the cluster.
+    type: str
+    required: true
+  hosts:
+    description: Hosts of the run. Others are left out, and so are replicas without one.
+    type: list
+    elements: str
+author: the llamacpp.cluster contributors
+"""
+
+EXAMPLES = r"""
+- name: Name the hosts of each replica
+  ansible.builtin.debug:
+    msg: "{{ groups | llamacpp.cluster.replicas('llama_cluster') }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Names of the hosts of each replica.
+  type: list
+  elements: list
+"""
+
+
+def replicas(groups: Mapping[str, Any], cluster: str, hosts: Collection[str] | None = None) -> list[list[str]]:
+    parts = inventory.replicas(groups, cluster)
+    if hosts is None:
+        return parts
+    return [own for own in ([name for name in part if name in hosts] for part in parts) if own]
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"replicas": replicas}

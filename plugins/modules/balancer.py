@@ -1,0 +1,145 @@
+#!/usr/bin/python
+# Copyright (c) 2026 the llamacpp.cluster contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: balancer
+short_description: Lets HAProxy send requests to a replica, or none
+description:
+  - Asks the HAProxy of C(llama_balancer) over its socket. If it does not run, or does not know the server, nothing happens.
+extends_documentation_fragment: llamacpp.cluster.attributes
+options:
+  server:
+    description: Name of the replica's server.
+    type: str
+    required: true
+  state:
+    description:
+      - With V(drained) it gets no new requests, and the module waits until the running ones have ended.
+      - With V(ready) it gets requests again, and the module waits until it passes its health check.
+      - With V(read) the module only reads its state.
+    type: str
+    choices: [drained, ready, read]
+    default: read
+  seconds:
+    description: Time to wait. The module fails when it is over; with V(0) it does not wait.
+    type: int
+    default: 0
+  socket:
+    description: HAProxy's socket.
+    type: path
+    default: /run/llamacpp-balancer/admin.sock
+"""
+
+EXAMPLES = r"""
+- name: Let the balancer send no requests to the replica
+  llamacpp.cluster.balancer:
+    server: strix0
+    state: drained
+    seconds: 3600
+"""
+
+RETURN = r"""
+status:
+  description: Status of the server in HAProxy's words. Empty if HAProxy does not run or does not know it.
+  returned: success
+  type: str
+  sample: UP
+requests:
+  description: Number of requests that the server computes or that wait for it.
+  returned: success
+  type: int
+"""
+
+import csv
+import socket
+import time
+from typing import NamedTuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+BACKEND, POLL_SECONDS = "replicas", 0.5
+COMMANDS = {"drained": "maint", "ready": "ready"}
+"""HAProxy's own state drain still admits the clients that stay on the server. With maint running requests end as they would."""
+REMEDIES = {
+    "drained": "wait for its requests or stop their clients, then run the playbook again",
+    "ready": "check its service, and that llama_server_allowed admits the balancer",
+}
+
+
+class Server(NamedTuple):
+    """A server as HAProxy sees it."""
+
+    status: str = ""
+    """empty if it is unknown"""
+    requests: int = 0
+    """running and waiting"""
+    others: int = 0
+    """other servers that are up"""
+
+    @property
+    def drained(self) -> bool:
+        return self.status.startswith(("DRAIN", "MAINT"))
+
+
+def ask(path: str, command: str) -> str:
+    """Return HAProxy's answer to a command; empty if it does not run."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return ""
+        connection.sendall(f"{command}\n".encode())
+        return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode(errors="replace")
+
+
+def read_server(path: str, name: str) -> Server:
+    table = csv.DictReader(ask(path, "show stat -1 4 -1").lstrip("# ").splitlines())
+    rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
+    own = rows.pop(name, None)
+    others = sum(row["status"].startswith("UP") for row in rows.values())
+    requests = int(own["scur"] or 0) + int(own["qcur"] or 0) if own else 0
+    return Server(own["status"], requests, others) if own else Server()
+
+
+def reached(server: Server, state: str) -> bool:
+    return not server.requests if state == "drained" else server.status.startswith("UP")
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "server": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["drained", "ready", "read"], "default": "read"},
+            "seconds": {"type": "int", "default": 0},
+            "socket": {"type": "path", "default": "/run/llamacpp-balancer/admin.sock"},
+        },
+        supports_check_mode=True,
+    )
+    name, state, path = (module.params[key] for key in ("server", "state", "socket"))
+    server = read_server(path, name)
+    is_wanted = bool(server.status) and state in COMMANDS
+    changed = is_wanted and server.drained != (state == "drained")
+    if is_wanted and not module.check_mode:
+        if state == "drained" and not server.others:
+            module.warn(f"No replica but {name} is up: requests fail until it serves again.")
+        error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
+        if error:
+            module.fail_json(msg=f"HAProxy did not change the state of {name}: {error}")
+        deadline = time.monotonic() + module.params["seconds"]
+        server = read_server(path, name)
+        while not reached(server, state) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            server = read_server(path, name)
+        if not reached(server, state) and module.params["seconds"]:
+            fact = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
+            module.fail_json(msg=f"{name} {fact} after {module.params['seconds']} s: {REMEDIES[state]}.")
+    module.exit_json(changed=changed, status=server.status, requests=server.requests)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""HAProxy in front of replicas: its configuration, and the module that drains its servers, on a real HAProxy where there is one."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from threading import Event, Thread
+from unittest import mock
+from urllib.request import urlopen
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.llamacpp.cluster.plugins.modules import balancer as module
+from model_server import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "roles/llama_balancer/templates/haproxy.cfg.j2"
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
+ROWS = "# pxname,svname,status,scur,qcur\n"
+needs_haproxy = pytest.mark.skipif(not HAPROXY, reason="there is no haproxy")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def configuration(servers, **variables):
+    """Text of the configuration for replicas: name → port."""
+    certificate = variables.pop("certificate", None)
+    plans = {
+        name: {"url": f"http://127.0.0.1:{port}", "tls_certificate_file": certificate} for name, port in servers.items()
+    }
+    known = {
+        "__llama_balancer_heads": [*servers],
+        "hostvars": {name: {"__llama_plan_result": {"plan": {"head": head}}} for name, head in plans.items()},
+        **variables,
+    }
+    return Templar(DataLoader(), known).template(trust_as_template(TEMPLATE.read_text()))
+
+
+def run(path, capsys, check_mode=False, **arguments):
+    """Result of the module."""
+    with (
+        patch_module_args({**arguments, "socket": str(path), "_ansible_check_mode": check_mode}),
+        contextlib.suppress(SystemExit),
+    ):
+        module.main()
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def balancer(tmp_path):
+    """URL of a HAProxy with two replicas, its socket, and the replicas."""
+    replicas = {name: Server() for name in ("a", "b")}
+    for name, server in replicas.items():
+        server.files.update({"/health": b"ok", "/": name.encode()})
+    port, path = free_port(), tmp_path / "admin.sock"
+    text = configuration(
+        {name: server.server.server_port for name, server in replicas.items()},
+        llama_balancer_host="127.0.0.1",
+        llama_balancer_port=port,
+        llama_balancer_metrics_port=free_port(),
+    )
+    lines = [line for line in text.splitlines() if line.split()[:1] not in (["user"], ["group"])]
+    written = tmp_path / "haproxy.cfg"
+    written.write_text("\n".join(lines).replace("/run/llamacpp-balancer/admin.sock", str(path)) + "\n")
+    process = subprocess.Popen([HAPROXY, "-db", "-f", written])
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}", path, replicas
+    process.kill()
+    process.wait()
+    for server in replicas.values():
+        server.stop()
+
+
+@pytest.mark.programs
+@needs_haproxy
+@pytest.mark.timeout(120)
+def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balancer, capsys):
+    url, path, replicas = balancer
+    names = [urlopen(url).read().decode() for _number in range(4)]
+    assert len({*names}) == 1, "a client stays on its server"
+    own, other = names[0], next(name for name in replicas if name != names[0])
+    released = Event()
+    replicas[own].faults["/"] = lambda handler: (released.wait(60), replicas[own].send(handler, own.encode()))
+    read = []
+    thread = Thread(target=lambda: read.append(urlopen(url).read().decode()))
+    thread.start()
+    while not run(path, capsys, server=own)["requests"]:
+        time.sleep(0.05)
+    failed = run(path, capsys, server=own, state="drained", seconds=1)
+    assert failed["msg"].startswith(
+        f"{own} still has 1 requests after 1 s: wait for its requests or stop their clients"
+    )
+    assert urlopen(url).read().decode() == other
+    released.set()
+    drained = run(path, capsys, server=own, state="drained", seconds=60)
+    thread.join()
+    assert (drained["changed"], drained["requests"], read) == (False, 0, [own])
+    with mock.patch.object(module.AnsibleModule, "warn") as warn:
+        run(path, capsys, server=other, state="drained", seconds=60)
+    assert warn.call_args.args[0].startswith(f"No replica but {other} is up")
+    for name in replicas:
+        assert run(path, capsys, check_mode=True, server=name, state="ready")["changed"]
+        ready = run(path, capsys, server=name, state="ready", seconds=60)
+        assert (ready["changed"], ready["status"][:2]) == (True, "UP")
+        assert not run(path, capsys, server=name, state="ready", seconds=60)["changed"]
+
+
+@pytest.mark.programs
+@needs_haproxy
+@pytest.mark.timeout(120)
+def test_a_request_without_an_answer_goes_to_another_replica(balancer, capsys):
+    url, path, replicas = balancer
+    own = urlopen(url).read().decode()
+    replicas[own].stop()
+    assert urlopen(url).read().decode() != own
+    while run(path, capsys, server=own)["status"] != "DOWN":
+        time.sleep(0.2)
+    failed = run(path, capsys, server=own, state="ready", seconds=1)
+    assert f"{own} is DOWN" in failed["msg"]
+    assert "llama_server_allowed" in failed["msg"]
+
+
+def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monkeypatch):
+    for state in ("drained", "ready", "read"):
+        result = run(tmp_path / "none", capsys, server="a", state=state, seconds=60)
+        assert (result["changed"], result["status"]) == (False, "")
+    monkeypatch.setattr(module, "ask", lambda _path, _command: ROWS + "replicas,b,UP,0,0\n")
+    assert run("x", capsys, server="a", state="drained")["status"] == ""
+    row = f"{ROWS}replicas,a,UP,,\n"
+    monkeypatch.setattr(module, "ask", lambda _path, command: "Denied.\n" if "set" in command else row)
+    assert run("x", capsys, server="a", state="drained")["msg"] == "HAProxy did not change the state of a: Denied."
+
+
+@needs_haproxy
+def test_https_is_passed_through(tmp_path):
+    text = configuration({"a": 1, "b@x": 2}, certificate="/etc/cert.pem", llama_balancer_allowed=["192.0.2.0/24"])
+    assert "mode http" in text.split("frontend llamacpp")[0]
+    assert "mode http" not in text.split("frontend llamacpp")[1]
+    assert "check-ssl" in text
+    assert "retry-on" not in text
+    (tmp_path / "haproxy.cfg").write_text(text + "\n")
+    subprocess.run([HAPROXY, "-q", "-c", "-f", tmp_path / "haproxy.cfg"], check=True)
+    assert text.count("reject unless { src 127.0.0.0/8 192.0.2.0/24 }") == 2
