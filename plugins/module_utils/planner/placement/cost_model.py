@@ -421,7 +421,9 @@ def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
     for work in works:
         device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [
+            (ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()
+        ]
         costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

@@ -115,7 +115,10 @@ def speeds_of(candidate: Candidate) -> Speeds:
     """Return the speeds for one user, with the context that the parts of the candidate have."""
     parts = candidate.parts
     generation = 1000 / cost_model.token_ms(parts)
-    prompt_s = prompts.seconds_of(candidate, cost_model.PROMPT_TOKENS) + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
+    prompt_s = (
+        prompts.seconds_of(candidate, cost_model.PROMPT_TOKENS)
+        + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
+    )
     prompt = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
     return Speeds(
         rounded(generation),
