@@ -60,6 +60,7 @@ import time
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 
 BACKEND, POLL_SECONDS = "replicas", 0.5
 COMMANDS = {"drained": "maint", "ready": "ready"}
@@ -120,25 +121,26 @@ def main():
         },
         supports_check_mode=True,
     )
-    name, state, path = (module.params[key] for key in ("server", "state", "socket"))
-    server = read_server(path, name)
-    is_wanted = bool(server.status) and state in COMMANDS
-    changed = is_wanted and server.drained != (state == "drained")
-    if is_wanted and not module.check_mode:
-        if state == "drained" and not server.others:
-            module.warn(f"No replica but {name} is up: requests fail until it serves again.")
-        error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
-        if error:
-            module.fail_json(msg=f"HAProxy did not change the state of {name}: {error}")
-        deadline = time.monotonic() + module.params["seconds"]
+    with errors.reported(module):
+        name, state, path = (module.params[key] for key in ("server", "state", "socket"))
         server = read_server(path, name)
-        while not reached(server, state) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        is_wanted = bool(server.status) and state in COMMANDS
+        changed = is_wanted and server.drained != (state == "drained")
+        if is_wanted and not module.check_mode:
+            if state == "drained" and not server.others:
+                module.warn(f"No replica but {name} is up: requests fail until it serves again.")
+            error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
+            if error:
+                module.fail_json(msg=f"HAProxy did not change the state of {name}: {error}")
+            deadline = time.monotonic() + module.params["seconds"]
             server = read_server(path, name)
-        if not reached(server, state) and module.params["seconds"]:
-            fact = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
-            module.fail_json(msg=f"{name} {fact} after {module.params['seconds']} s: {REMEDIES[state]}.")
-    module.exit_json(changed=changed, status=server.status, requests=server.requests)
+            while not reached(server, state) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                server = read_server(path, name)
+            if not reached(server, state) and module.params["seconds"]:
+                fact = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
+                module.fail_json(msg=f"{name} {fact} after {module.params['seconds']} s: {REMEDIES[state]}.")
+        module.exit_json(changed=changed, status=server.status, requests=server.requests)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     one, two = several(typed(local.plan()), "one", "a two").head.models
     (folder / f"a%20two.{journal.START_LOG}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
-    assert server.looked[-1] == "/props?model=a%20two"
+    assert server.looked[-2:] == ["/props?model=a%20two", "/"]
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1, "model": "a two"}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))

@@ -681,7 +681,7 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
         assert machine.state("llamacpp-proof") == [services.RUNNING if manager == "systemd" else services.STOPPED]
         raise Refusal("killed")
 
-    monkeypatch.setattr(proof_module.accounts, "work_as", prove)
+    monkeypatch.setattr(proof_module.accounts, "run_as", prove)
     arguments = {"host": machine.host, "definition": "llamacpp-proof 1\n"}
     assert call(work=typed_json.dump(work(launcher=("launcher",))), **arguments)["failed"]
     assert (seen, machine.state("llamacpp-proof"), definition.exists()) == (launchers, [services.STOPPED], False)

@@ -91,7 +91,7 @@ def _scaled(value: Any, factor: float) -> Any:
     """Return the value with its speed of generation times a factor; a range stays as wide."""
     if value is None or value.generation_tokens_per_s is None:
         return value
-    changes = {"generation_tokens_per_s": float(f"{value.generation_tokens_per_s * factor:.3g}")}
+    changes: dict[str, Any] = {"generation_tokens_per_s": float(f"{value.generation_tokens_per_s * factor:.3g}")}
     bounds = getattr(value, "generation_range", None)
     if bounds:
         changes["generation_range"] = SpeedRange(*(float(f"{bound * factor:.2g}") for bound in bounds))

@@ -117,7 +117,9 @@ def _replicas(singles: Sequence[Single], users: int) -> ShapeEstimate:
     ways.sort(key=lambda way: -speeds_of(way[1]).generation)
     counts = [users // len(ways) + (index < users % len(ways)) for index in range(len(ways))]
     loads = [users_estimate(way[1], count) for way, count in zip(ways, counts) if count]
-    shape = _shape(REPLICAS, [name for name, _candidate in ways], ways[0][1], ["set llama_replicas to true"])
+    names = [name for name, _candidate in ways]
+    groups = f"put {', '.join(names)} into the group llama_head and a host into llama_balancer"
+    shape = _shape(REPLICAS, names, ways[0][1], [groups])
     return shape._replace(free_mib=min(_free_mib(candidate) for _name, candidate in ways), users=_sum(loads))
 
 
