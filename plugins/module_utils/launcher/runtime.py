@@ -39,7 +39,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     exporter,
     journal,
     page,
-    page_server,
     progress,
     server,
     serving,
@@ -338,8 +337,8 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
     host = socket.gethostname()
     host_names = {host, host.partition(".")[0], exports.description.host if exports.description else host}
-    access = page_server.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
-    page_server.start(access, lambda: page.render(exports.snapshot, time.time()))
+    access = page.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
+    page.start_server(access, lambda: page.render(exports.snapshot, time.time()))
 
 
 def main() -> int:
