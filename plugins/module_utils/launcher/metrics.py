@@ -83,6 +83,11 @@ METRICS = (
     Metric("generation_seconds_total", COUNTER, "Time spent on generation", ("model",)),
     Metric("requests_processing", GAUGE, "Requests in progress", ("model",)),
     Metric("requests_deferred", GAUGE, "Requests waiting for a slot", ("model",)),
+    Metric("conversations_kept", GAUGE, "Conversations on the disk that llama-server can restore"),
+    Metric("conversation_tokens_restored_total", COUNTER, "Tokens of conversations that were restored"),
+    Metric(
+        "conversation_seconds_saved_total", COUNTER, "Predicted time to compute these, less the time to restore them"
+    ),
     Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),

@@ -18,7 +18,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -229,7 +229,7 @@ class WatchedServer:
             link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
         ]
 
-    def _listens(self, sample: progress.ProcessSample) -> bool:
+    def listens(self, sample: progress.ProcessSample) -> bool:
         """Return whether llama-server itself has its port: no other process may receive a key."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
@@ -242,7 +242,7 @@ class WatchedServer:
             present = connected(sample.links, self.endpoints)
             is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
             is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
-            if not (is_changed or is_due) or not self._listens(sample):
+            if not (is_changed or is_due) or not self.listens(sample):
                 return
             self.timers.seconds("unasked", False, clock)
             self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
@@ -255,7 +255,7 @@ class WatchedServer:
         client may want nothing, or only /health."""
         present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
         is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
-        if self.counts_request is None and present and is_due and self.last_sample and self._listens(self.last_sample):
+        if self.counts_request is None and present and is_due and self.last_sample and self.listens(self.last_sample):
             self.counts_asked_at = time.monotonic()
             self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
         if self.counts_request and not self.counts_request.is_alive():
@@ -316,7 +316,7 @@ class WatchedServer:
 
     def _answers(self, sample: progress.ProcessSample) -> bool:
         """Ask for one token, once, and return whether it answered: a client that keeps a connection open may want nothing."""
-        if self.token_request is None and self._listens(sample):
+        if self.token_request is None and self.listens(sample):
             self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
         if self.token_request is None or self.token_request.is_alive():
             return False
@@ -333,10 +333,20 @@ class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+        self,
+        argv: list[str],
+        endpoints: list[str],
+        url: str,
+        state: Path,
+        silence: float = SILENCE_SECONDS,
+        notice: Callable[[bytes], None] = lambda _output: None,
     ) -> None:
+        """:param notice: called with each part of the output as it comes."""
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
+        self.notice = notice
+        self.kept: Mapping[str, float] = {}
+        """Metrics of kept conversations."""
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -358,6 +368,7 @@ class Head(WatchedServer):
         with journal.StartLog(path) as start_log:
             while part := os.read(pipe, 65536):
                 self.note(start_log, part)
+                self.notice(part)
                 self.last = (self.last + part)[-LAST_BYTES:]
                 journal.write(part)
 
