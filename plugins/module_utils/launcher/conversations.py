@@ -4,8 +4,7 @@
 """Keeps conversations on the head's disk, so that they survive a restart: saves the slots of llama-server, and restores them after loading.
 
 The files are llama-server's own (``--slot-save-path``; read in build 11063, tried with 11669). It accepts those of the same build, model and settings
-only, so their names begin with a key of these. A file that is being restored has another name until that is done: if llama-server hangs or crashes, the
-next start deletes the file instead of trying it again.
+only, so their names begin with a key of these.
 """
 
 from __future__ import annotations
@@ -26,39 +25,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, metrics, progress, server
 
-METRICS = KEPT_FILES, RESTORED_TOKENS, SAVED_SECONDS = (
-    "conversations_kept",
-    "conversation_tokens_restored_total",
-    "conversation_seconds_saved_total",
-)
-PAUSED_UNTIL = "paused_until"
+KEPT_FILES, RESTORED_TOKENS, SAVED_SECONDS = metrics.CONVERSATIONS
+PAUSE = "paused_until"
 OPTION, FOLDER, RECORD = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record in the launcher's state."""
-KEPT, NEW, TRIED = ".slot", ".new", ".tried"
-"""Endings of files: saved, being saved, being restored."""
+NEW, KEPT, TRIED, AGAIN, LAST = ".new", ".slot", ".tried", ".again", ".last"
+"""Endings of files: being saved; saved; being restored; to be restored once more, because llama-server had ended meanwhile; being restored once more."""
 IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS, FOREIGN_SECONDS = 10.0, 15.0, 3600.0, 30 * 86400.0
-"""Idle time after which a slot is saved, time for all slots before a stop (service managers wait 20 s), pause after a save or restore that hung, and age
+"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung; age
 at which files with another key are deleted."""
 FEWEST_TOKENS = 256
 """Shorter conversations are soon computed again; a verification reads 200 tokens."""
-BUSY_SECONDS = 0.05
-"""Processor time of llama-server between two samples from which it was busy."""
-DISK_SHARE = 0.05
-"""Part of the disk that stays free."""
-SAME_SHARE = 0.9
-"""Part of an older file's tokens with which a newer file must begin to replace it."""
-WAKES = re.compile(rb"exiting sleeping state|model loaded")
-"""Lines that llama-server logs when it takes requests again. It restores before it computes a prompt, since it reads the shorter request first."""
+BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
+"""Processor time between two samples from which llama-server was busy; part of the disk that stays free; part of an older file's tokens with which a newer
+one must begin to replace it."""
+LOADED = re.compile(rb"exiting sleeping state|model loaded")
+"""Lines that llama-server logs before it takes requests. It restores before it computes a prompt that waits too, because it reads the short request
+sooner."""
 HEADER_BYTES, LIST_WORDS = 12, 4
-"""Magic, version and number of words before the tokens of a file; words before the first token in that list."""
+"""Bytes of a file before its list of tokens, which end with the number of words; words of the list before the first token."""
 HARMLESS = frozenset(
     "--rpc --device --override-tensor --tensor-split --host --port --n-gpu-layers --threads --cache-ram --ctx-checkpoints --sleep-idle-seconds --load-mode "
     "--api-key-file --ssl-cert-file --ssl-key-file --fit --log-verbosity --metrics --no-repack --batch-size --ubatch-size --alias --model --ctx-size "
     f"--parallel {OPTION}".split()
 )
-"""Options that do not change what a file contains. The model, and the context of a slot, are in the key in another way."""
+"""Options that do not change the content of a file, or stand in the key in another way."""
 
 
 class Limits(NamedTuple):
@@ -67,7 +60,7 @@ class Limits(NamedTuple):
     full_mib: int
     """Size of a file whose context is full."""
     seconds: int
-    """Time for one save or restore."""
+    """Time in which nothing moves, after which a save or restore hangs."""
     computing_seconds: int
     """Predicted time to compute a full context."""
 
@@ -83,15 +76,14 @@ def key_of(argv: Sequence[str]) -> str:
             pairs.append([])
         pairs[-1].append(word)
     values = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
-    model = os.stat(values["--model"])
-    context = int(values["--ctx-size"]) // int(values["--parallel"])
+    model, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
     rest = [pair for pair in pairs if pair[0] not in HARMLESS]
     identity = json.dumps([rest, values["--model"], model.st_size, model.st_mtime_ns, context])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def open_keeper(argv: list[str], state: Path, limits: Sequence[int], log: Callable[[str], None]) -> Keeper | None:
-    """Return the keeper of a command line; None if no conversations are kept. The folder goes too then, and without a folder the option goes."""
+    """Return the keeper for a command line; None if no conversations are kept. Then the folder is deleted; without a folder, the option is removed."""
     folder = state / FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,23 +100,29 @@ def open_keeper(argv: list[str], state: Path, limits: Sequence[int], log: Callab
         return None
 
 
-def _tokens_of(path: Path) -> array.array:
-    """Return the tokens of a file. They end with those of its pictures, if there are any."""
+def _tokens_of(path: Path) -> array.array[int]:
+    """Return the tokens of a file, and the data of its pictures behind them."""
     with path.open("rb") as file:
         count = int.from_bytes(file.read(HEADER_BYTES)[8:], "little")
         return array.array("i", file.read(4 * min(count, units.MIB)))[LIST_WORDS:]
 
 
-def _begins_with(tokens: array.array, older: array.array) -> bool:
-    """Return whether a conversation continues an older one."""
-    return tokens[: math.ceil(SAME_SHARE * len(older))] == older[: math.ceil(SAME_SHARE * len(older))]
+def _continues(tokens: array.array[int], older: array.array[int]) -> bool:
+    length = math.ceil(SAME_SHARE * len(older))
+    return tokens[:length] == older[:length]
+
+
+def _reason(answer: Any) -> str:
+    """Return the reason in an answer of llama-server."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else "llama-server did not answer")[:200]
 
 
 class Keeper:
     """Saves and restores the slots of one llama-server, in one thread at a time."""
 
     def __init__(self, argv: Sequence[str], state: Path, limits: Limits, log: Callable[[str], None]) -> None:
-        """:raises OSError: the folder or the model cannot be read."""
+        """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
         self.folder, self.record, self.limits, self.write_log = state / FOLDER, state / RECORD, limits, log
         self.key = key_of(argv)
         self.slots, self.context = (int(argv[argv.index(word) + 1]) for word in ("--parallel", "--ctx-size"))
@@ -132,78 +130,84 @@ class Keeper:
         self.pause = min(IDLE_SECONDS, sleep / 3)
         self.head: server.Head | None = None
         self.job: threading.Thread | None = None
-        self.deadline = math.inf
-        self.counts, self.paused_until = dict.fromkeys(METRICS, 0.0), 0.0
-        self.is_restored = False
+        self.timer = progress.IdleTimer(limits.seconds / 5, 0)
+        self.is_restored = self.is_pending = False
+        self.asked_at = self.processor_seconds = 0.0
         self.seen: dict[int, tuple[Any, ...]] = {}
+        """Slot → its last task and its number of tokens, when it was last looked at."""
         self.saved: dict[int, tuple[Any, ...]] = {}
-        self.tokens: dict[Path, array.array] = {}
+        self.tokens: dict[Path, array.array[int]] = {}
+        """Tokens of the files that were saved or restored since the start."""
         self.logged: set[str] = set()
-        self.asked_at, self.processor_seconds, self.is_pending = 0.0, 0.0, False
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        record = journal.read_back(
-            self.record, lambda record: {name: float(record[name]) for name in (*METRICS, PAUSED_UNTIL)}
+        self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
+        names = tuple(self.counts)
+        self.counts.update(
+            journal.read_back(self.record, lambda record: {name: float(record[name]) for name in names}) or {}
         )
-        self.paused_until = (record or {}).pop(PAUSED_UNTIL, 0.0)
-        self.counts.update(record or {})
-        for path in [*self.folder.glob(f"*{NEW}"), *self.folder.glob(f"*{TRIED}")]:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for path in self._paths(NEW, TRIED, LAST):
             if path.suffix == TRIED:
-                self.log("a conversation could not be restored before llama-server ended: its file was deleted")
+                path.replace(path.with_suffix(AGAIN))
+                continue
+            if path.suffix == LAST:
+                self.log("llama-server ended twice while it restored a conversation: its file was deleted")
             path.unlink()
 
     def log(self, text: str) -> None:
+        """Log a sentence once."""
         if text not in self.logged:
             self.logged.add(text)
             self.write_log(text)
 
     def notice(self, output: bytes) -> None:
-        """Restore as soon as llama-server says that it has loaded its model."""
-        if WAKES.search(output):
-            self._start(self._restore, self.slots)
+        """Restore as soon as llama-server logs that it has loaded its model."""
+        if LOADED.search(output):
+            self._start(self._restore)
 
     def fault(self) -> server.Fault | None:
-        """Start what is due; return a fault if a save or restore has taken too long."""
+        """Start what is due; return a fault if a save or restore hangs."""
         head, clock = self.head, time.monotonic()
+        if not head or not head.ready:
+            return None
         if self.job and self.job.is_alive():
-            if clock < self.deadline:
+            sample, limit = head.last_sample, self.limits.seconds
+            if not sample or self.timer.seconds(sample, head.endpoints, clock) < limit:
                 return None
-            self.paused_until = time.time() + PAUSE_SECONDS
-            self._write_record()
-            hung = f"saving or restoring a conversation took more than {self.limits.seconds} s"
-            return server.Fault(f"{hung}, so none are kept for {PAUSE_SECONDS / 60:.0f} minutes", silent=True)
-        if not head or not head.ready or head.asleep:
+            self.counts[PAUSE] = time.time() + PAUSE_SECONDS
+            journal.write_state(self.record, self.counts)
+            pause = f"so none are kept for {PAUSE_SECONDS / 60:.0f} minutes"
+            return server.Fault(f"saving or restoring a conversation has hung for {limit} s, {pause}", silent=True)
+        if head.asleep:
             return None
         if not self.is_restored:
-            self._start(self._restore, self.slots)
+            self._start(self._restore)
         elif clock - self.asked_at >= self.pause and (self._was_busy(head) or self.is_pending):
             self.asked_at, self.is_pending = clock, False
-            self._start(self._save, self.slots)
+            self._start(self._save)
         return None
 
     def save_now(self) -> None:
         """Save every changed slot, because llama-server is about to be stopped."""
-        if self.head and self.head.ready and not self.head.asleep:
+        for action in (None, partial(self._save, True)):
+            if action and self.head and self.head.ready and not self.head.asleep:
+                self._start(action)
             if self.job:
-                self.job.join(STOP_SECONDS)
-            self._start(partial(self._save, True), self.slots)
-        if self.job:
-            self.job.join(STOP_SECONDS)
+                self.job.join(STOP_SECONDS / 2)
 
     def _was_busy(self, head: server.Head) -> bool:
-        """Return whether llama-server may have computed something since the last call. Asking for slots keeps it awake, so this must not be always true."""
+        """Return whether llama-server may have computed since the last call. An idle one must not be asked for its slots, or it would never sleep."""
         sample = head.last_sample
         if sample is None:
             return server.SLEEP not in head.argv
         used, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
         return used >= BUSY_SECONDS or bool(head.clients(sample))
 
-    def _start(self, action: Callable[[], None], slots: int) -> None:
-        if self.paused_until > time.time() or (self.job and self.job.is_alive()):
-            return
-        self.is_restored = True
-        self.deadline = time.monotonic() + self.limits.seconds * slots
-        self.job = threading.Thread(target=journal.run_safely, args=("conversations are not kept", action), daemon=True)
-        self.job.start()
+    def _start(self, action: Callable[[], None]) -> None:
+        if self.counts[PAUSE] < time.time() and not (self.job and self.job.is_alive()):
+            self.is_restored, self.timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
+            failure = "conversations are not kept"
+            self.job = threading.Thread(target=journal.run_safely, args=(failure, action), daemon=True)
+            self.job.start()
 
     def _post(self, slot: int, action: str, path: Path) -> server.ServerRequest | None:
         return self._request(f"/slots/{slot}?action={action}", json.dumps({"filename": path.name}))
@@ -211,113 +215,103 @@ class Keeper:
     def _request(self, path: str, body: str = "") -> server.ServerRequest | None:
         """Send a request, unless another process has taken the port: it must not receive a key."""
         head = self.head
-        sample = head.take_sample() if head else None
-        if not head or (sample and not head.listens(sample)):
+        if not head or (head.last_sample and head.ready and not head.listens(head.last_sample)):
             return None
         return server.ServerRequest(head.url, path, head.headers, body=body)
 
-    def _answer(self, request: server.ServerRequest | None) -> Any:
-        """Return the answer; None without one."""
-        if not request:
-            return None
-        request.join(self.limits.seconds)
+    def _slots(self) -> list[dict[str, Any]]:
+        answer = self._answer(self._request("/slots"))
+        return answer if isinstance(answer, list) else []
+
+    def _answer(self, request: server.ServerRequest | None, slot: int | None = None) -> Any:
+        """Return the answer; None without one. A request for a slot that computes would wait for its end, and restore an older state then: cancel it."""
+        while request and request.is_alive():
+            request.join(None if slot is None else 1.0)
+            if request.is_alive() and any(entry["id"] == slot and entry["is_processing"] for entry in self._slots()):
+                request.cancel()
         with suppress(ValueError):
-            return json.loads(request.reply)
-        return None
+            return json.loads(request.reply) if request else None
 
     def _restore(self) -> None:
         """Restore the newest conversations, all at once: a request of a client that waits for the model comes after these."""
-        began, requests, tokens = time.monotonic(), [], 0
-        own_paths = [path for path in self._paths() if path.name.startswith(self.key)]
+        began, tokens, requests = time.monotonic(), 0, []
+        own_paths = [path for path in self._paths(KEPT, AGAIN) if path.name.startswith(self.key)]
         for slot, path in enumerate(reversed(own_paths[-self.slots :])):
-            tried = path.with_suffix(TRIED)
+            tried = path.with_suffix(TRIED if path.suffix == KEPT else LAST)
             path.replace(tried)
             requests.append((path, tried, self._post(slot, "restore", tried)))
-        for path, tried, request in requests:
-            answer = self._answer(request)
-            restored = answer.get("n_restored", 0) if isinstance(answer, dict) else 0
-            if restored:
-                tried.replace(path)
-                self.tokens[path] = _tokens_of(path)
-                tokens += restored
-            elif answer:
+        for slot, (path, tried, request) in enumerate(requests):
+            answer = self._answer(request, slot)
+            if answer and not answer.get("n_restored"):
                 tried.unlink()
                 self.log(f"a conversation was not restored, and its file deleted: {_reason(answer)}")
+            elif answer or (request and request.is_cancelled):
+                kept = path.with_suffix(KEPT)
+                tried.replace(kept)
+                self.tokens[kept] = _tokens_of(kept)
+                tokens += answer["n_restored"] if answer else 0
         if tokens:
+            seconds = time.monotonic() - began
             predicted = self.limits.computing_seconds * tokens * self.slots / self.context
             self.counts[RESTORED_TOKENS] += tokens
-            self.counts[SAVED_SECONDS] += max(0.0, predicted - (time.monotonic() - began))
-            self.write_log(f"{tokens} tokens of conversations were restored in {time.monotonic() - began:.1f} s")
-        self._write_record()
+            self.counts[SAVED_SECONDS] += max(0.0, predicted - seconds)
+            self.write_log(f"{tokens} tokens of conversations were restored in {seconds:.1f} s")
+        self._make_room(0)
 
     def _save(self, at_once: bool = False) -> None:
         """Save each slot that has changed and rests.
 
         :param at_once: save also slots that have only just changed.
         """
-        slots = self._answer(self._request("/slots"))
-        for slot in slots if isinstance(slots, list) else []:
+        for slot in self._slots():
             number, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
-            rests = at_once or self.seen.get(number) == state
-            self.seen[number] = state
+            rests, self.seen[number] = at_once or self.seen.get(number) == state, state
             if slot["is_processing"] or tokens < FEWEST_TOKENS or self.saved.get(number) == state:
                 continue
+            self.is_pending = self.is_pending or not rests
             if rests:
                 self.saved[number] = state
                 self._save_slot(number, tokens)
-            else:
-                self.is_pending = True
-        self._write_record()
 
     def _save_slot(self, slot: int, tokens: int) -> None:
         if not self._make_room(self.limits.full_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
             self.log(f"a conversation of {tokens} tokens is not kept: {self.folder} has no room for it")
             return
         new = self.folder / f"{self.key}-{slot}{NEW}"
-        answer = self._answer(self._post(slot, "save", new))
-        if not isinstance(answer, dict) or not answer.get("n_saved"):
-            self.log(f"a conversation was not saved to {self.folder}: {_reason(answer)}")
+        answer = self._answer(self._post(slot, "save", new), slot)
+        if not answer or not answer.get("n_saved"):
+            self.log(f"a conversation was not saved in {self.folder}: {_reason(answer)}")
             with suppress(OSError):
                 new.unlink()
             return
         new.chmod(0o600)
-        saved_tokens, path = _tokens_of(new), self.folder / f"{self.key}-{time.time_ns()}{KEPT}"
+        saved_tokens, path = _tokens_of(new), new.with_name(f"{self.key}-{time.time_ns()}{KEPT}")
         new.replace(path)
-        for other in [other for other, older in self.tokens.items() if _begins_with(saved_tokens, older)]:
+        for other in [other for other, older in self.tokens.items() if _continues(saved_tokens, older)]:
             del self.tokens[other]
             other.unlink(missing_ok=True)
         self.tokens[path] = saved_tokens
         self._make_room(0)
 
-    def _paths(self) -> list[Path]:
-        """Return the saved files in the order in which they may be deleted: with another key first, then the oldest."""
-        paths = self.folder.glob(f"*{KEPT}")
+    def _paths(self, *endings: str) -> list[Path]:
+        """Return the files with these endings in the order in which they may be deleted: first those with another key, then the oldest."""
+        paths = [path for path in self.folder.iterdir() if path.suffix in endings]
         return sorted(paths, key=lambda path: (path.name.startswith(self.key), path.stat().st_mtime))
 
     def _make_room(self, size: int) -> bool:
-        """Delete files until there is room for this many further bytes; return False and delete none if there cannot be."""
-        paths, disk = self._paths(), shutil.disk_usage(self.folder)
-        sizes = {path: path.stat().st_size for path in paths}
-        used = sum(sizes.values())
+        """Delete files until there is room for so many further bytes; delete none and return False if there cannot be."""
+        paths, disk = self._paths(KEPT, AGAIN), shutil.disk_usage(self.folder)
+        status = {path: path.stat() for path in paths}
+        used, oldest = sum(entry.st_size for entry in status.values()), time.time() - FOREIGN_SECONDS
         room = min(self.limits.mib * units.MIB, used + disk.free - int(DISK_SHARE * disk.total)) - size
-        if room < 0:
-            return not size
-        oldest = time.time() - FOREIGN_SECONDS
+        if room < 0 < size:
+            return False
         for path in paths:
-            is_stale = not path.name.startswith(self.key) and path.stat().st_mtime < oldest
-            if used > room or is_stale:
+            if used > room or (status[path].st_mtime < oldest and not path.name.startswith(self.key)):
                 path.unlink()
                 self.tokens.pop(path, None)
-                used -= sizes.pop(path)
+                used -= status.pop(path).st_size
+        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in status)
+        journal.write_state(self.record, self.counts)
         return True
-
-    def _write_record(self) -> None:
-        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in self.folder.glob(f"*{KEPT}"))
-        journal.write_state(self.record, {**self.counts, PAUSED_UNTIL: self.paused_until})
-
-
-def _reason(answer: Any) -> str:
-    """Return the reason in an answer of llama-server."""
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return str(error.get("message") if isinstance(error, dict) else "llama-server did not answer")[:200]

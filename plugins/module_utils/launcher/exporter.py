@@ -136,8 +136,8 @@ class Exporter:
         if head:
             _add_connections(figures, head, info.workers)
             _add_counts(figures, head, info)
-            for name, value in head.kept.items():
-                figures.add(name, value)
+            for name in metrics.CONVERSATIONS if head.kept else ():
+                figures.add(name, head.kept[name])
         verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _parse_verification)
         if verified and self.path:
             figures.add("verified_passed", verified[0])

@@ -25,6 +25,8 @@ MIN_SECONDS = 0.001
 """Shortest time for which a rate makes sense."""
 WORKER_LABELS = ("worker_host", "worker")
 """Labels of a head's metrics about a worker."""
+CONVERSATIONS = ("conversations_kept", "conversation_tokens_restored_total", "conversation_seconds_saved_total")
+"""Metrics of conversations.py."""
 LABEL_LENGTH = 128
 """Longest label value, in characters."""
 

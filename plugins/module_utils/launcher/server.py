@@ -14,6 +14,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -113,6 +114,8 @@ class ServerRequest(threading.Thread):
         """:param wait: seconds to wait for the answer."""
         super().__init__(daemon=True)
         self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
+        self.connection: http.client.HTTPConnection | None = None
+        self.is_cancelled = False
         self.start()
         self.join(wait)
 
@@ -121,9 +124,17 @@ class ServerRequest(threading.Thread):
             suppress(OSError, http.client.HTTPException),
             closing(_connection(self.url, LONGEST_LOAD_SECONDS)) as connection,
         ):
+            self.connection = connection
             headers = {"Content-Type": b"application/json", **self.headers}
             connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
             self.reply = connection.getresponse().read(ANSWER_BYTES)
+
+    def cancel(self) -> None:
+        """Close the connection: llama-server drops what it has not begun."""
+        self.is_cancelled = True
+        with suppress(OSError, AttributeError):
+            self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(1.0)
 
 
 class Fault(NamedTuple):
