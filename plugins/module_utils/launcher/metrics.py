@@ -25,8 +25,6 @@ MIN_SECONDS = 0.001
 """Shortest time for which a rate makes sense."""
 WORKER_LABELS = ("worker_host", "worker")
 """Labels of a head's metrics about a worker."""
-CONVERSATIONS = ("conversations_kept", "conversation_tokens_restored_total", "conversation_seconds_saved_total")
-"""Metrics of conversations.py."""
 LABEL_LENGTH = 128
 """Longest label value, in characters."""
 
@@ -95,6 +93,8 @@ METRICS = (
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
     Metric("device_memory_used_bytes", GAUGE, "Memory of the device used by any program", ("worker", "device")),
 )
+CONVERSATIONS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
+"""Metrics of conversations.py: files, restored tokens, saved seconds."""
 SERVER_COUNTERS = {
     "prompt_tokens_total": "prompt_tokens_total",
     "prompt_seconds_total": "prompt_seconds_total",

@@ -178,6 +178,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
     ),
+    Option("conversations", _both("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",

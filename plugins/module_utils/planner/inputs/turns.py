@@ -53,6 +53,8 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         )
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
+    if variables[f"{SERVER}keep_conversations"]:
+        raise Refusal(f"{SERVER}keep_conversations is true, but models of {VARIABLE} keep none: remove either")
     _check_names(entries)
     return tuple(
         Overlay(
