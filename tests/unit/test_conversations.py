@@ -63,7 +63,7 @@ class Stub:
             asleep=False,
             last_sample=None,
             listens=lambda _sample: True,
-            clients=lambda _sample: [],
+            idle_timer=SimpleNamespace(since=0.0),
         )
 
     def entry(self, slot):

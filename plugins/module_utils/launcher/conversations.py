@@ -200,7 +200,7 @@ class Keeper:
         if sample is None:
             return server.SLEEP not in head.argv
         used, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
-        return used >= BUSY_SECONDS or bool(head.clients(sample))
+        return used >= BUSY_SECONDS or head.idle_timer.since > self.asked_at
 
     def _start(self, action: Callable[[], None]) -> None:
         if self.counts[PAUSE] < time.time() and not (self.job and self.job.is_alive()):
@@ -267,9 +267,9 @@ class Keeper:
             number, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
             rests, self.seen[number] = at_once or self.seen.get(number) == state, state
+            self.is_pending = self.is_pending or slot["is_processing"] or not rests
             if slot["is_processing"] or tokens < FEWEST_TOKENS or self.saved.get(number) == state:
                 continue
-            self.is_pending = self.is_pending or not rests
             if rests:
                 self.saved[number] = state
                 self._save_slot(number, tokens)
