@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +41,9 @@ FEWEST_TOKENS = 256
 BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
 """Processor time between two samples from which llama-server was busy; part of the disk that stays free; part of an older file's tokens with which a newer
 one must begin to replace it."""
-LOADED = re.compile(rb"exiting sleeping state|model loaded")
-"""Lines that llama-server logs before it takes requests. It restores before it computes a prompt that waits too, because it reads the short request
-sooner."""
+STATE_LINE = re.compile(rb"(?m)^\S+ I srv .*: (?:server is (entering|exiting) sleeping state|model loaded)$")
+"""Lines that llama-server logs when it frees its model and before it takes requests again. A restore comes before a prompt that waits too, because
+llama-server reads the shorter request sooner."""
 HEADER_BYTES, LIST_WORDS = 12, 4
 """Bytes of a file before its list of tokens, which end with the number of words; words of the list before the first token."""
 HARMLESS = frozenset(
@@ -70,15 +70,12 @@ def key_of(argv: Sequence[str]) -> str:
 
     :raises OSError: the model's file cannot be read.
     """
-    pairs: list[list[str]] = []
+    values, words, counts = dict(zip(argv, argv[1:])), [], True
     for word in argv:
-        if not pairs or re.match("--?[A-Za-z]", word):
-            pairs.append([])
-        pairs[-1].append(word)
-    values = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
+        counts = word not in HARMLESS if re.match("--?[A-Za-z]", word) else counts
+        words += [word] * counts
     model, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
-    rest = [pair for pair in pairs if pair[0] not in HARMLESS]
-    identity = json.dumps([rest, values["--model"], model.st_size, model.st_mtime_ns, context])
+    identity = json.dumps([words, values["--model"], model.st_size, model.st_mtime_ns, context])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
@@ -123,7 +120,7 @@ class Keeper:
 
     def __init__(self, argv: Sequence[str], state: Path, limits: Limits, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
-        self.folder, self.record, self.limits, self.write_log = state / FOLDER, state / RECORD, limits, log
+        self.folder, self.record, self.limits, self.log = state / FOLDER, state / RECORD, limits, lru_cache(log)
         self.key = key_of(argv)
         self.slots, self.context = (int(argv[argv.index(word) + 1]) for word in ("--parallel", "--ctx-size"))
         sleep = float(argv[argv.index(server.SLEEP) + 1]) if server.SLEEP in argv else math.inf
@@ -138,7 +135,6 @@ class Keeper:
         self.saved: dict[int, tuple[Any, ...]] = {}
         self.tokens: dict[Path, array.array[int]] = {}
         """Tokens of the files that were saved or restored since the start."""
-        self.logged: set[str] = set()
         self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
         names = tuple(self.counts)
         self.counts.update(
@@ -153,16 +149,12 @@ class Keeper:
                 self.log("llama-server ended twice while it restored a conversation: its file was deleted")
             path.unlink()
 
-    def log(self, text: str) -> None:
-        """Log a sentence once."""
-        if text not in self.logged:
-            self.logged.add(text)
-            self.write_log(text)
-
     def notice(self, output: bytes) -> None:
-        """Restore as soon as llama-server logs that it has loaded its model."""
-        if LOADED.search(output):
-            self._start(self._restore)
+        """Restore as soon as llama-server logs that it has loaded its model, if nothing was restored since it freed it."""
+        for line in STATE_LINE.finditer(output):
+            self.is_restored = self.is_restored and line[1] != b"entering"
+            if line[1] != b"entering" and not self.is_restored:
+                self._start(self._restore)
 
     def fault(self) -> server.Fault | None:
         """Start what is due; return a fault if a save or restore hangs."""
@@ -209,18 +201,15 @@ class Keeper:
             self.job = threading.Thread(target=journal.run_safely, args=(failure, action), daemon=True)
             self.job.start()
 
-    def _post(self, slot: int, action: str, path: Path) -> server.ServerRequest | None:
-        return self._request(f"/slots/{slot}?action={action}", json.dumps({"filename": path.name}))
-
-    def _request(self, path: str, body: str = "") -> server.ServerRequest | None:
+    def _request(self, place: str, file: Path | None = None) -> server.ServerRequest | None:
         """Send a request, unless another process has taken the port: it must not receive a key."""
-        head = self.head
+        head, body = self.head, json.dumps({"filename": file.name}) if file else ""
         if not head or (head.last_sample and head.ready and not head.listens(head.last_sample)):
             return None
-        return server.ServerRequest(head.url, path, head.headers, body=body)
+        return server.ServerRequest(head.url, f"/slots{place}", head.headers, body=body)
 
     def _slots(self) -> list[dict[str, Any]]:
-        answer = self._answer(self._request("/slots"))
+        answer = self._answer(self._request(""))
         return answer if isinstance(answer, list) else []
 
     def _answer(self, request: server.ServerRequest | None, slot: int | None = None) -> Any:
@@ -239,7 +228,7 @@ class Keeper:
         for slot, path in enumerate(reversed(own_paths[-self.slots :])):
             tried = path.with_suffix(TRIED if path.suffix == KEPT else LAST)
             path.replace(tried)
-            requests.append((path, tried, self._post(slot, "restore", tried)))
+            requests.append((path, tried, self._request(f"/{slot}?action=restore", tried)))
         for slot, (path, tried, request) in enumerate(requests):
             answer = self._answer(request, slot)
             if answer and not answer.get("n_restored"):
@@ -251,11 +240,10 @@ class Keeper:
                 self.tokens[kept] = _tokens_of(kept)
                 tokens += answer["n_restored"] if answer else 0
         if tokens:
-            seconds = time.monotonic() - began
-            predicted = self.limits.computing_seconds * tokens * self.slots / self.context
+            seconds, full = time.monotonic() - began, self.context / self.slots
             self.counts[RESTORED_TOKENS] += tokens
-            self.counts[SAVED_SECONDS] += max(0.0, predicted - seconds)
-            self.write_log(f"{tokens} tokens of conversations were restored in {seconds:.1f} s")
+            self.counts[SAVED_SECONDS] += max(0.0, self.limits.computing_seconds * tokens / full - seconds)
+            self.log(f"{tokens} tokens of conversations were restored in {seconds:.1f} s")
         self._make_room(0)
 
     def _save(self, at_once: bool = False) -> None:
@@ -279,7 +267,7 @@ class Keeper:
             self.log(f"a conversation of {tokens} tokens is not kept: {self.folder} has no room for it")
             return
         new = self.folder / f"{self.key}-{slot}{NEW}"
-        answer = self._answer(self._post(slot, "save", new), slot)
+        answer = self._answer(self._request(f"/{slot}?action=save", new), slot)
         if not answer or not answer.get("n_saved"):
             self.log(f"a conversation was not saved in {self.folder}: {_reason(answer)}")
             with suppress(OSError):

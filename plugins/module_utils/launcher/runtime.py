@@ -207,13 +207,12 @@ class Start:
         record, settings = self.record, self.settings
         record.set(serving.LOADING, choice.without)
         argv = words.command_line_of_build(choice.argv)
-        self.keeper = keeper = conversations.open_keeper(argv, settings.state, settings.conversations, record.log)
-        notice = keeper.notice if keeper else lambda _output: None
+        keeper = self.keeper = conversations.open_keeper(argv, settings.state, settings.conversations, record.log)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)
             else:
-                head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence, notice)
+                head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
         except (OSError, ValueError) as error:
             record.log(f"llama-server could not be started: {error}")
             self._record_exit("start_failed", f"before it started: {error}", "")
@@ -221,7 +220,7 @@ class Start:
         self.exports.note_start()
         head.tunnels = self.tunnels
         if keeper:
-            keeper.head, head.kept = head, keeper.counts
+            keeper.head, head.kept, head.notice = head, keeper.counts, keeper.notice
         try:
             fault = self._watch(head, choice)
         except SystemExit:

@@ -344,18 +344,12 @@ class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self,
-        argv: list[str],
-        endpoints: list[str],
-        url: str,
-        state: Path,
-        silence: float = SILENCE_SECONDS,
-        notice: Callable[[bytes], None] = lambda _output: None,
+        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
     ) -> None:
-        """:param notice: called with each part of the output as it comes."""
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
-        self.notice = notice
+        self.notice: Callable[[bytes], None] = lambda _output: None
+        """Gets each part of the output as it comes."""
         self.kept: Mapping[str, float] = {}
         """Metrics of kept conversations."""
         self.process = subprocess.Popen(
