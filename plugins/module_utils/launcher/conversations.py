@@ -136,9 +136,8 @@ class Keeper:
         self.tokens: dict[Path, array.array[int]] = {}
         """Tokens of the files that were saved or restored since the start."""
         self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
-        names = tuple(self.counts)
         self.counts.update(
-            journal.read_back(self.record, lambda record: {name: float(record[name]) for name in names}) or {}
+            journal.read_back(self.record, lambda record: {name: float(record[name]) for name in [*self.counts]}) or {}
         )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths(NEW, TRIED, LAST):

@@ -132,8 +132,9 @@ class ServerRequest(threading.Thread):
     def cancel(self) -> None:
         """Close the connection: llama-server drops what it has not begun."""
         self.is_cancelled = True
-        with suppress(OSError, AttributeError):
-            self.connection.sock.shutdown(socket.SHUT_RDWR)
+        if self.connection and self.connection.sock:
+            with suppress(OSError):
+                self.connection.sock.shutdown(socket.SHUT_RDWR)
         self.join(1.0)
 
 
