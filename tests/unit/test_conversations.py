@@ -220,6 +220,15 @@ def test_a_file_that_llama_server_refuses_is_deleted(place):
     assert place.logged == ["a conversation was not restored, and its file deleted: invalid slot save file"]
 
 
+def test_a_truncated_file_is_never_offered(place):
+    saved(place, conversation(1))
+    (path,) = place.folder.iterdir()
+    os.truncate(path, 100)
+    step(place.start())
+    assert (names(place), place.stub.asked) == ([], [])
+    assert place.logged == ["a conversation was not restored, and its file deleted: it was truncated"]
+
+
 def test_a_file_with_which_llama_server_ends_is_tried_twice(place):
     saved(place, conversation(1))
     place.stub.broken = "ends"

@@ -223,7 +223,9 @@ class Keeper:
     def _restore(self) -> None:
         """Restore the newest conversations, all at once: a request of a client that waits for the model comes after these."""
         began, tokens, requests = time.monotonic(), 0, []
-        own_paths = [path for path in self._paths(KEPT, AGAIN) if path.name.startswith(self.key)]
+        own_paths = [
+            path for path in self._paths(KEPT, AGAIN) if path.name.startswith(self.key) and self._is_whole(path)
+        ]
         for slot, path in enumerate(reversed(own_paths[-self.slots :])):
             tried = path.with_suffix(TRIED if path.suffix == KEPT else LAST)
             path.replace(tried)
@@ -273,13 +275,21 @@ class Keeper:
                 new.unlink()
             return
         new.chmod(0o600)
-        saved_tokens, path = _tokens_of(new), new.with_name(f"{self.key}-{time.time_ns()}{KEPT}")
+        saved_tokens, path = _tokens_of(new), new.with_name(f"{self.key}-{time.time_ns()}-{new.stat().st_size}{KEPT}")
         new.replace(path)
         for other in [other for other, older in self.tokens.items() if _continues(saved_tokens, older)]:
             del self.tokens[other]
             other.unlink(missing_ok=True)
         self.tokens[path] = saved_tokens
         self._make_room(0)
+
+    def _is_whole(self, path: Path) -> bool:
+        """Return whether a file has the size in its name; delete it otherwise, since llama-server of build 11063 aborts with a truncated one."""
+        is_whole = path.stem.endswith(f"-{path.stat().st_size}")
+        if not is_whole:
+            path.unlink()
+            self.log("a conversation was not restored, and its file deleted: it was truncated")
+        return is_whole
 
     def _paths(self, *endings: str) -> list[Path]:
         """Return the files with these endings in the order in which they may be deleted: first those with another key, then the oldest."""
