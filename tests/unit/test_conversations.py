@@ -344,6 +344,16 @@ def test_an_idle_server_is_not_asked_so_that_it_can_sleep(place):
     assert names(place) == [conversations.KEPT]
 
 
+def test_a_server_that_falls_asleep_is_restored_only_when_it_wakes(place):
+    keeper = saved(place, conversation(1))
+    keeper.notice(b"0.42.560.052 I srv  handle_sleep: server is entering sleeping state\n")
+    step(keeper)
+    assert place.stub.asked == []
+    keeper.notice(b"0.42.692.925 I srv  handle_sleep: server is exiting sleeping state\n")
+    keeper.job.join(10)
+    assert [action for action, _slot, _name in place.stub.asked] == ["restore"]
+
+
 def test_another_process_on_the_port_gets_no_key(place):
     keeper = place.start()
     place.stub.head.last_sample, place.stub.head.listens = IDLE, lambda _sample: False

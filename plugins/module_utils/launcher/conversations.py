@@ -151,8 +151,9 @@ class Keeper:
     def notice(self, output: bytes) -> None:
         """Restore as soon as llama-server logs that it has loaded its model, if nothing was restored since it freed it."""
         for line in STATE_LINE.finditer(output):
-            self.is_restored = self.is_restored and line[1] != b"entering"
-            if line[1] != b"entering" and not self.is_restored:
+            if line[1] == b"entering" and self.head:
+                self.head.asleep, self.is_restored = True, False
+            elif not self.is_restored:
                 self._start(self._restore)
 
     def fault(self) -> server.Fault | None:
