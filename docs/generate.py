@@ -22,7 +22,7 @@ from typing import Annotated
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types as benchmark_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LARGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_INT, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
@@ -236,7 +236,7 @@ def described_type(hint: object, definitions: dict[str, dict]) -> dict:
         described["pattern"] = f"^{limits.expression}$"
     if isinstance(limits, Number):
         described["minimum"] = limits.minimum
-        described.update({"maximum": limits.maximum} if limits.maximum < LARGEST else {})
+        described.update({"maximum": limits.maximum} if limits.maximum < MAX_INT else {})
     return described
 
 

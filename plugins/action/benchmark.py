@@ -85,24 +85,24 @@ class ActionModule(Action):
         first_model = next(iter(turns.overlays(hosts[self._name]["variables"])), None)
         if first_model:
             hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
-        model = turns.found_of(arguments.model, first_model.name) if first_model else arguments.model
+        model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
-        if not any(options.MEASURING in build.targets for build in served_plan.hosts[self._name].builds):
-            remedy = "set llama_benchmark_programs to true, run site.yml, and then this playbook again"
+        if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
+            remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
                 remedy = f"only releases of llama.cpp can be measured, and {served_plan.release.ref} is one of {served_plan.release.fork}"
-            raise Refusal(f"the release on {self._name} has no {options.MEASURING}: {remedy}")
+            raise Refusal(f"the release on {self._name} has no {options.BENCH}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(
-                f"{self._name} runs its services by {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
+                f"{self._name} runs its services under {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
             )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
         for host_names in matrix.loads_of(request, served_plan):
             plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), model, catalogue)
-            obstacle = matrix.obstacle(plan, served_plan, host_names)
+            obstacle = matrix.skip_reason(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not obstacle:
                 loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
             cells += matrix.cells_of(host_names, request, plan, obstacle)
@@ -141,7 +141,7 @@ class ActionModule(Action):
         start, running = time.monotonic(), True
         while running:
             answer = self._call(programs=len(loads))
-            progress = typed_json.reported(self._name, "the benchmark", types.BenchmarkProgress, answer)
+            progress = typed_json.parse_report(self._name, "the benchmark", types.BenchmarkProgress, answer)
             running = progress.running
             for load, program in zip(loads, progress.programs):
                 self._update(load, program)
@@ -150,7 +150,7 @@ class ActionModule(Action):
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} stopped while llama-bench measured: somebody stopped it or started the server, or the host "
+                f"the benchmark on {self._name} stopped while llama-bench was running: somebody stopped it or started the server, or the host "
                 "restarted. Run this playbook again: it starts over."
             )
 
@@ -214,7 +214,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         name=job.NAME,
         temporary=True,
         description=f"benchmark of cluster {first_plan.cluster}",
-        argv=services.behind_tunnels(first_plan, ["/bin/sh", "-c", script]),
+        argv=services.tunnelled_endpoints(first_plan, ["/bin/sh", "-c", script]),
         environment={},
         reads=(),
         after=(),

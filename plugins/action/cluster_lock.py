@@ -32,7 +32,7 @@ class ActionModule(Action):
         try:
             result = self.module(**lock_arguments._asdict())
             holder = result.get("holder")
-            if holder and has_ended(typed_json.reported(self.host, "the lock of its cluster", Run, holder)):
+            if holder and has_ended(typed_json.parse_report(self.host, "the lock of its cluster", Run, holder)):
                 result = self.module(**lock_arguments._replace(ended=holder)._asdict())
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(

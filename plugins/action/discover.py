@@ -50,7 +50,7 @@ class ActionModule(Action):
         path = Path(arguments.path).expanduser().absolute()
         if path.exists():
             raise Refusal(
-                f"llama_discover_inventory is {str(path)!r}, which exists: move it away, or give another path"
+                f"llama_discover_inventory is {str(path)!r}, which already exists: move it, or choose another path"
             )
         machines, left_out, answers = self._machines(arguments)
 
@@ -67,8 +67,8 @@ class ActionModule(Action):
         subject = f"{path} {'would be' if self.check_mode else 'is'} written"
         if result.refused:
             return {"failed": True, "msg": f"{subject}, and its plan is refused: the page above shows why."}
-        remark = f" It leaves out {', '.join(left_out)}, and gives the reasons." if left_out else ""
-        Display().display(f"{subject}: check it, then run site.yml -i {path}.{remark}")
+        left_out_note = f" It leaves out {', '.join(left_out)}, and gives the reasons." if left_out else ""
+        Display().display(f"{subject}: check it, then run site.yml -i {path}.{left_out_note}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
     def _machines(
@@ -85,9 +85,9 @@ class ActionModule(Action):
                 "",
             )
             if (result.get("facts") and not problem) or "llama_hardware" in host_variables:
-                variables[inventory.without_origin(name)] = host_variables
+                variables[inventory.strip_origin(name)] = host_variables
             else:
-                left_out[inventory.without_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
+                left_out[inventory.strip_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
         if not variables:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise Refusal(f"no host answered, so there is no inventory ({reasons})")
@@ -114,17 +114,17 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     values["ansible_port"] = values["ansible_port"] or variables.get("ansible_ssh_port")  # add_host calls it so
     for name, option in COMMAND_LINE_OPTIONS.items() if values["ansible_connection"] != "local" else ():
         values[name] = values[name] or context.CLIARGS.get(option)
-    return inventory.without_origin({name: value for name, value in values.items() if value is not None})
+    return inventory.strip_origin({name: value for name, value in values.items() if value is not None})
 
 
 def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
     """Return a host's report on its links and models."""
-    discovered = typed_json.reported(name, "links and models", Discovered, (result or {}).get("discovered") or {})
+    discovered = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in discovered.models:
         try:
             header_summary.parse(model.summary)
         except typed_json.Mismatch as error:
-            raise typed_json.not_as_read(name, f"the model {model.name}", error) from None
+            raise typed_json.format_refusal(name, f"the model {model.name}", error) from None
     return discovered
 
 

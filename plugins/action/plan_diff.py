@@ -40,7 +40,7 @@ class ActionModule(Action):
         plan = arguments.plan
         answers = changes.read_answers(plan.hosts, arguments.answers)
         tools = {
-            name: typed_json.reported(name, "its tools", Tools, answer["facts"]).tools
+            name: typed_json.parse_report(name, "its tools", Tools, answer["facts"]).tools
             for name, answer in arguments.facts.items()
             if answer.get("facts")
         }

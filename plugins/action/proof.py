@@ -29,7 +29,7 @@ EXIT_SECONDS = 60
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
-FIX = (
+FAILURE_REMEDY = (
     "Run it again if the machine or the network was down. Otherwise set another llama_backend or llama_release, or remove that device; "
     "-e llama_proof=never serves without a proof"
 )
@@ -73,8 +73,8 @@ class ActionModule(Action):
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
             "wrong": "; ".join(failures),
-            "fix": f"The model was not loaded.{hint} {FIX}{places}",
-            "crashed": [{"host": name, "command": _telling(log)} for name, log in logs],
+            "fix": f"The model was not loaded.{hint} {FAILURE_REMEDY}{places}",
+            "crashed": [{"host": name, "command": _log_command(log)} for name, log in logs],
         }
 
     def _show(self, text: str) -> None:
@@ -85,24 +85,24 @@ class ActionModule(Action):
         seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * (
             1 + len(work.remedies) * len(work.devices)
         )
-        lost = "The head may have been restarted: run the playbook again."
+        restart_hint = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
-        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, lost)
+        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, restart_hint)
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
-                f"then each device does, about {prediction.outage_s} s without an answer"
+                f"then each device does, about {prediction.outage_s} s"
             )
         answer = self.background(
             job, work=typed_json.dump(work), prove=arguments.prove, prefix=prefix, stage=arguments.stage
         )
         if answer.get("failed"):
             raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")
-        proof = typed_json.reported(self.host, "the proof", Proof, answer.get("proof"))
+        proof = typed_json.parse_report(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
         if answer.get("unrecorded"):
-            display.warning(f"The next run proves again. {self.host}: {validation.printable(answer['unrecorded'])}")
+            display.warning(f"The next run repeats the proof. {self.host}: {validation.printable(answer['unrecorded'])}")
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
         elif not proof.failures():
@@ -111,7 +111,7 @@ class ActionModule(Action):
         return proof
 
 
-def _telling(log: str) -> str:
+def _log_command(log: str) -> str:
     """Return the command that shows the lines of a log that tell why its program crashed."""
-    words = shlex.quote(run.TELLING)
+    words = shlex.quote(run.REASON_LINE)
     return f"grep -aiE {words} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={words}"

@@ -25,11 +25,11 @@ class ActionModule(Action):
     ARGUMENTS = RebootArguments
 
     def perform(self, arguments: RebootArguments) -> dict:
-        returned = threading.Event()
+        has_returned = threading.Event()
 
         def show_progress() -> None:
             seconds = 0.0
-            while not returned.wait(PROGRESS_SECONDS):
+            while not has_returned.wait(PROGRESS_SECONDS):
                 seconds += PROGRESS_SECONDS
                 display.display(
                     f"  [{self.host}] reboot: waiting for the host, {seconds:.0f} of at most {LIMIT_SECONDS} s"
@@ -40,4 +40,4 @@ class ActionModule(Action):
             command = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
             return self.action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
         finally:
-            returned.set()
+            has_returned.set()

@@ -69,7 +69,7 @@ class ActionModule(Action):
                 result = self._build(arguments._replace(brought=self._transfer_source(arguments)))
             else:
                 raise AnsibleActionFail(
-                    f"{build.builder} should build {build.id} for this host too, but did not: see the error of that host, or run "
+                    f"{build.builder} should build {build.id} for this host too, but did not: see that host's error, or run "
                     "without --limit if that excludes it"
                 )
         if is_builder and arguments.share and not result.get("failed") and not cached.archive():
@@ -111,7 +111,7 @@ class ActionModule(Action):
             result = packed if packed.get("failed") else self.fetch(str(packed.get("path")), str(target))
             if result.get("failed"):
                 raise AnsibleActionFail(
-                    f"{target.name} could not be brought to the controller: {failure_reason(result)}"
+                    f"{target.name} could not be fetched to the controller: {failure_reason(result)}"
                 )
 
     def _build(self, arguments: ReleaseArguments) -> dict:
@@ -123,10 +123,10 @@ class ActionModule(Action):
                 f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
-            printed = str(result.get("stdout", ""))
-            step = builder.step(printed.partition("\n")[2].strip())
+            log_text = str(result.get("stdout", ""))
+            step = builder.step(log_text.partition("\n")[2].strip())
             display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
-            return printed
+            return log_text
 
         remedy = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)

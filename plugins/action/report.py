@@ -125,7 +125,7 @@ class ActionModule(Action):
             variables[host] = {}
             for name in sorted(names.intersection(hostvars)):
                 with suppress(AnsibleError):
-                    variables[host][name] = inventory.without_origin(hostvars[name])
+                    variables[host][name] = inventory.strip_origin(hostvars[name])
         return {
             **_versions(),
             "ansible_core": release.__version__,

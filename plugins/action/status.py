@@ -37,7 +37,7 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
         reason = validation.printable(message, changes.ERROR_LENGTH) or "it was not asked"
         return StatusAnswer(reason=reason, reachable=not result.get("unreachable"))
     try:
-        condition = typed_json.reported(name, "its condition", types.Condition, answer["condition"])
+        condition = typed_json.parse_report(name, "its condition", types.Condition, answer["condition"])
         return StatusAnswer(
             condition, changes.read_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
         )

@@ -37,9 +37,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import pla
 
 display = Display()
 
-MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
+STATUS_MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
 PROBE_SECONDS = 1.0
-NOT_REACHED = ""
+UNREACHABLE = ""
 FALLBACK_PAUSE_SECONDS = 10
 
 
@@ -74,7 +74,7 @@ class ActionModule(Action):
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Wait for the server and ask it a real question; with several models the first one."""
         first = self._mark_away(self._lost_hosts(), subject).per_model()[0]
-        problem = judge.gate(first, self._collect(first, first.head.start_timeout))
+        problem = judge.serving_failure(first, self._collect(first, first.head.start_timeout))
         return {"failed": True, "msg": problem} if problem else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
@@ -90,21 +90,21 @@ class ActionModule(Action):
         used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
         subject = self._mark_away(away & used_hosts if states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
-        ends = {
+        probe_ends = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
             for name, host in plan.hosts.items()
             for worker in host.workers
         }
-        with ThreadPoolExecutor(max(1, len(ends))) as threads:
-            probes = threads.map(_probe, ends.values(), ends)
-            first, *more_subjects = subject.per_model()
+        with ThreadPoolExecutor(max(1, len(probe_ends))) as threads:
+            probes = threads.map(_probe, probe_ends.values(), probe_ends)
+            first, *further_subjects = subject.per_model()
             evidence = self._collect(first, patience)
-            more_evidence = [self._collect(entry, patience) for entry in more_subjects if evidence.server]
-            probed = {end: source for end, source in zip(ends, probes) if source != NOT_REACHED}
+            further_evidence = [self._collect(entry, patience) for entry in further_subjects if evidence.server]
+            probed = {end: source for end, source in zip(probe_ends, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, more_evidence, self._arguments.unproven)
+        observed = judge.Observed(drifts, probed, self._arguments.changed, further_evidence, self._arguments.unproven)
         report = judge.judge(plan, evidence, observed)
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:
@@ -116,8 +116,8 @@ class ActionModule(Action):
         )
         if warning:
             display.warning(warning)
-        asleep = all(map(judge.left_asleep, (evidence, *more_evidence)))
-        self._record(plan, report, [evidence, *more_evidence], asleep)
+        asleep = all(map(judge.left_asleep, (evidence, *further_evidence)))
+        self._record(plan, report, [evidence, *further_evidence], asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
     def _lost_hosts(self) -> set[str]:
@@ -129,7 +129,7 @@ class ActionModule(Action):
         """Return the subject with hosts that do not answer, and show these."""
         if away:
             display.display(
-                f"  {', '.join(sorted(away))} did not answer: the server may wait for it, so its answer is limited to {collecting.SECONDS_WITHOUT_A_HOST} s"
+                f"  {', '.join(sorted(away))} did not answer: the server may be waiting, so its answer is limited to {collecting.SHORT_ANSWER_SECONDS} s"
             )
         return subject._replace(away=tuple(sorted(away)))
 
@@ -159,7 +159,7 @@ class ActionModule(Action):
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
-        self.write_record(prefix, names.VERIFIED, judge.outcome_of(plan, report, asleep))
+        self.write_record(prefix, names.VERIFICATION, judge.outcome_of(plan, report, asleep))
         readings = judge.readings_of(evidence) if report.passed else ()
         if readings:
             self.write_record(prefix, names.READING, ReadingRecord(readings))
@@ -171,18 +171,18 @@ class ActionModule(Action):
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
             output.write_report(page, plan, report, self._arguments.benchmark)
-        rows = [[MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
+        rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
             lock, this_run = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
-            if lock and not lock.is_same(this_run) and not cluster_lock.has_ended(lock):
+            if lock and not lock.is_same_run(this_run) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
         if asleep:
-            display.display(f"  Whether the server answers was not tested: {judge.LEFT_ASLEEP}.\n")
+            display.display(f"  Whether the server answers was not tested: {judge.ASLEEP_NOTE}.\n")
         else:
             display.display(
                 "\n".join([f"  The server answers. Ask it on {plan.head.host}:", *plan_text.request_lines(plan), ""])
@@ -199,8 +199,8 @@ def _probe(host: str, endpoint: str) -> str | None:
     address = endpoint.rsplit(":", 1)[0]
     try:
         if address not in [entry[4][0] for entry in socket.getaddrinfo(host, None, socket.AF_INET)]:
-            return NOT_REACHED
+            return UNREACHABLE
     except (OSError, UnicodeError):
-        return NOT_REACHED
-    probes = port_probes.probe([endpoint], [names.EVERY_ADDRESS], PROBE_SECONDS)
-    return (probes[0].source if probes[0].open else None) if probes else NOT_REACHED
+        return UNREACHABLE
+    probes = port_probes.probe([endpoint], [names.ANY_ADDRESS], PROBE_SECONDS)
+    return (probes[0].source if probes[0].open else None) if probes else UNREACHABLE

@@ -15,7 +15,7 @@ short_description: Returns the reason for a failed task, in one line
 description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - It ends without a full stop.
-  - Returns an empty text if nothing failed, or nothing new.
+  - Returns an empty string unless something new failed.
 positional: previous
 options:
   _input:

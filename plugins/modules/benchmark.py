@@ -20,7 +20,7 @@ attributes:
     support: none
 options:
   plan:
-    description: The plan that serves.
+    description: The serving plan.
     type: dict
   facts:
     description: Result of M(llamacpp.cluster.host_info) by host.
@@ -33,7 +33,7 @@ options:
     type: path
   state:
     description:
-      - V(absent) removes a benchmark that a killed run left, and starts the server.
+      - V(absent) removes a benchmark that a killed run left behind, and starts the server.
       - V(started) starts the service that measures. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not set.
     type: str
     choices: [started, absent]
@@ -45,7 +45,7 @@ options:
     description: Definition of the service.
     type: str
   programs:
-    description: Number of programs of the service, whose results are read.
+    description: Number of the service's programs whose results are read.
     type: int
     default: 0
 """

@@ -24,12 +24,12 @@ options:
     elements: dict
     required: true
   account:
-    description: Account that reads the model. Default is the account that runs the module.
+    description: Account that reads the model. Defaults to the account that runs the module.
     type: str
 """
 
 EXAMPLES = r"""
-- name: Fill the caches of workers from copies of the model
+- name: Fill the workers' caches from copies of the model
   llamacpp.cluster.cache_prefill:
     workers: "{{ plan.hosts.worker1.workers | selectattr('prefill') }}"
     account: llamacpp
@@ -73,7 +73,7 @@ def main():
         account = module.params["account"]
         if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):
             account = None  # the run would create it
-        size, warnings = accounts.work_as(account, fill_caches, workers, module.check_mode)
+        size, warnings = accounts.run_as(account, fill_caches, workers, module.check_mode)
     for sentence in warnings:
         module.warn(sentence)
     module.exit_json(changed=size > 0, bytes=size)

@@ -10,7 +10,7 @@ module: cluster_lock
 short_description: Lets one run at a time change a cluster
 description:
   - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and names that run.
-  - The lock of a run of the same controller that has ended is taken over, or released with O(state=absent), which also removes files of a killed proof.
+  - A lock left by an ended run of the same controller is taken over. O(state=absent) releases it, and removes files of a killed proof.
   - The lock of any other run is taken over only with O(take_over).
   - If the head cannot be reached, it warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
@@ -37,7 +37,7 @@ options:
     description: This run. The action plugin sets it.
     type: dict
   ended:
-    description: A run of this controller that has ended. The action plugin sets it.
+    description: An earlier run of this controller that has ended. The action plugin sets it.
     type: dict
 """
 
@@ -84,7 +84,7 @@ def main():
         ended = typed_json.parse(cluster_lock.Run, params["ended"]) if params["ended"] else None
         try:
             if params["state"] == "present":
-                with locks.unless_read_only():
+                with locks.ignore_read_only():
                     taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
             else:
                 holder = cluster_lock.release_lock(prefix, ended or run)

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models on the host
 description:
-  - Sends each of O(addresses) that is in a network of the host one empty datagram, and reads which neighbours answer where. Linux only.
+  - Sends one empty datagram to each of O(addresses) in a network of the host, and reads which neighbours answer on which interface. Linux only.
   - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -19,12 +19,12 @@ options:
     elements: str
     default: []
   folders:
-    description: Further folders with models.
+    description: Additional folders with models.
     type: list
     elements: path
     default: []
   account:
-    description: Account that reads the models when they are served. Default is the connecting account.
+    description: Account that reads the models when they are served. Defaults to the connecting account.
     type: str
 """
 
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or the reason for none.
+  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or why there are none.
   returned: success
   type: dict
   sample: {"hostname": "strix0", "interfaces": [], "models": []}
@@ -58,7 +58,7 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
-    folders = [*params["folders"], *discovery.FOLDERS]
+    folders = [*params["folders"], *discovery.MODEL_FOLDERS]
     with errors.reported(module):
         discovered = discovery.discover(params["addresses"], folders, params["account"])
     module.exit_json(changed=False, discovered=typed_json.dump(discovered))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: files
-short_description: Writes the files of a host's plan
+short_description: Writes the planned files of a host
 description:
-  - Writes all files in one call. Each file is replaced as a whole, also if its path is a link or another special file.
+  - Writes all files in one call. Each file is replaced as a whole, even if its path is a link or another special file.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:

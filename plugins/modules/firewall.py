@@ -26,7 +26,7 @@ options:
   rules:
     description:
       - Ports and their clients, from C(hosts.HOST.firewall) of the plan. The TCP port C(port) is on the numeric IPv4
-        C(address), V(0.0.0.0) for all of them. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
+        C(address), V(0.0.0.0) for all addresses. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
     type: list
     elements: dict
     required: true
@@ -54,7 +54,7 @@ remove:
   type: list
   elements: dict
 text:
-  description: Content of the file of nftables; empty if it must be removed.
+  description: Content of the nftables file; empty to remove it.
   returned: success
   type: str
 differs:
@@ -85,7 +85,7 @@ def main():
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
-            f"The nftables chain {chain} drops everything that it does not accept, and the collection keeps it: accept {', '.join(steps.after)} there."
+            f"The nftables chain {chain} drops everything that it does not accept, and the collection does not change it: accept {', '.join(steps.after)} there."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(

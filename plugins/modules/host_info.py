@@ -13,11 +13,11 @@ description:
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   packages:
-    description: Names of the packages of llama.cpp by distribution family, to find out which are installed.
+    description: Names of llama.cpp packages by distribution family, to find out which are installed.
     type: dict
     default: {}
   plan:
-    description: The host's part of the plan. Then only the difference from it is returned.
+    description: The host's part of the plan. If set, only the host's differences from it are returned.
     type: dict
   kept:
     description: Whether to return only RV(kept).

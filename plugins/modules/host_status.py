@@ -9,7 +9,7 @@ short_description: Reports the current state of a host and its services
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds values that change with time. These are uptimes, restarts,
     free memory and disk space, and on the head the reports of its launcher, of llama-server and of the last verification.
-  - It connects to no worker. Clients of workers are read from the sockets of their own host.
+  - It connects to no worker. Workers' clients are read from the sockets of the workers' hosts.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   plan:
@@ -40,7 +40,7 @@ drift:
   returned: when O(plan) is given
   type: dict
 report:
-  description: Texts by their names, without secrets.
+  description: Texts by name, without secrets.
   returned: when O(report) is true
   type: dict
 condition:

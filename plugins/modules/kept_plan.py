@@ -9,15 +9,15 @@ DOCUMENTATION = r"""
 module: kept_plan
 short_description: Keeps a host's own part of a plan for a rollback
 description:
-  - Keeps the current plan, the previous plan, and while services change the new plan, in the folder of the installation.
+  - Keeps the current plan, the previous plan, and while services change the new plan, in the installation folder.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
-    description: Folder of the installation.
+    description: Installation folder.
     type: path
     required: true
   plan:
-    description: The whole plan, which is applied now. An action plugin takes the host's part of it.
+    description: The whole plan, which is being applied. An action plugin takes the host's part of it.
     type: dict
   begun:
     description: Record of O(plan). The action plugin makes it.

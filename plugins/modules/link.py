@@ -5,12 +5,12 @@
 
 DOCUMENTATION = r"""
 module: link
-short_description: Gives the interfaces of direct links their addresses
+short_description: Configures the interfaces of direct links
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
     systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
   - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
-  - It removes its own configuration that no link needs any more, so an empty list removes all of it.
+  - It removes its own configuration of links that are not listed, so an empty list removes all of it.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
     or if the address is in the network of another interface. Foreign files are not changed.
 notes:

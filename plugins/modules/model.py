@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: model
 short_description: Brings the files of a model onto a host
 description:
-  - Downloads files, one after the other. A connection that breaks is made again, and continues where it stopped, also in the next run. A file
+  - Downloads files one after another. A broken connection is retried and continues where it stopped, even in the next run. A file
     gets its name when its size and its SHA-256 are right. A complete and recorded file is not read again, and no server is asked for it.
   - curl downloads in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues,
     and the next run waits for it.
@@ -18,7 +18,7 @@ extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description:
-      - Those files of C(model.files) in the plan that have a C(url), which says where one comes from. C(file:) is a file of the controller. Without
+      - Those files of C(model.files) in the plan that have a C(url), their source. C(file:) is a file on the controller. Without
         C(sha256) an interrupted download starts again from the first byte.
     type: list
     elements: dict
@@ -29,7 +29,7 @@ options:
     default: ""
   known_answer:
     description:
-      - The known-answer model, in place of O(files), which is written if it is missing or was changed. C(layers), C(width), a multiple of
+      - The known-answer model, in place of O(files), which is written if it is missing or was changed. It has C(layers), C(width), a multiple of
         64, and C(type), V(f32), V(f16) or V(q8_0).
     type: dict
   path:

@@ -18,7 +18,7 @@ options:
     description: Where the collection is installed on the host. Without it, the host is not asked for models that can be downloaded.
     type: path
   account:
-    description: Account that reads the model when it is served. Default is the connecting account.
+    description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
   timeout:
     description: Seconds that finding and reading may take.
@@ -34,12 +34,12 @@ options:
     elements: path
     default: []
   paths:
-    description: Files of the host whose headers are read, of a split model the first part; the action plugin sets them.
+    description: Files on the host whose headers are read (the first part of a split model); the action plugin sets them.
     type: list
     elements: path
     default: []
   ollama:
-    description: Models that are looked up in Ollama's folder of the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
+    description: Models that are looked up in Ollama's folder on the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
     type: list
     elements: str
     default: []
@@ -60,7 +60,7 @@ models:
 summary:
   description:
     - Summary of the model for planning. Sizes are in bytes.
-    - C(quantisation) is the one that the file names, or else the type of most of its bytes. C(parameters) is the number of elements
+    - C(quantisation) is the one that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements
       of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: when the model can be planned, as the values below
   type: dict

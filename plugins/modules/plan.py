@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: plan
 short_description: Computes the whole intended state of the cluster
 description:
-  - From the inventory, the hosts' facts and the model's summary it computes builds, workers, placement and command lines, and changes nothing.
+  - It computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary, and changes nothing.
   - It takes the cluster and the variables of its hosts from the inventory, by
     C(llama_cluster_group).
   - Unless O(show) is false, it fails when the plan is refused, and writes the plan in either case.
@@ -34,7 +34,7 @@ options:
   empty:
     description:
       - Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered.
-      - It reads no variable but C(llama_cluster_group).
+      - It reads only the variable C(llama_cluster_group).
     type: bool
     default: false
   what_fits:

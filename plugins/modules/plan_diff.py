@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plan_diff
-short_description: Decides from a plan and the hosts' answers what an apply has to do
+short_description: Decides what to apply from a plan and the hosts' answers
 description:
   - Takes the plan and the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan, and changes nothing.
   - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
@@ -34,7 +34,7 @@ options:
     type: dict
     default: {}
   parts:
-    description: V(build) and V(services), as far as the run carries them out. It fails if they cannot be carried out as a whole.
+    description: Those of V(build) and V(services) that the run carries out. It fails if they cannot be carried out as a whole.
     type: list
     elements: str
     default: []
@@ -73,12 +73,12 @@ restarts:
   returned: success
   type: dict
 behind:
-  description: Hosts on which an apply has something to do.
+  description: Hosts on which there is something to apply.
   returned: success
   type: list
   elements: str
 while_away:
-  description: A sentence by host on what serves while it is away.
+  description: For each host, a sentence on what serves while it is away.
   returned: success
   type: dict
 unreached:
@@ -96,7 +96,7 @@ shared:
   returned: success
   type: dict
 fetches:
-  description: A build for each archive or source that hosts lack, with the programs of all that are made of it.
+  description: A build for each archive or source that hosts lack, with the programs of all builds made from it.
   returned: success
   type: list
   elements: dict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: proof
-short_description: Proves with layers of the model that the planned devices compute it correctly
+short_description: Proves that the planned devices compute layers of the model correctly
 description:
   - Runs on the head. Writes a small model of the planned layers, lets llama-server compute it on each planned device and on the head's processor alone, and
     compares the likeliest tokens. The bound follows from correct variants of the processor.
@@ -22,7 +22,7 @@ options:
     type: dict
   prove:
     description:
-      - V(once) skips devices on which the head has a verdict, for the same release, model, device and command line. V(never) proves nothing.
+      - V(once) skips devices for which the head has a verdict with the same release, model, device and command line. V(never) proves nothing.
       - V(search) is like V(once), and tries other settings on devices that compute incorrectly.
     type: str
     choices: [once, always, never, search]
@@ -35,10 +35,10 @@ options:
     choices: [reference, devices]
     default: devices
   prefix:
-    description: Folder of the installation, with the record.
+    description: Installation folder, which has the record.
     type: path
   work:
-    description: What is to be run.
+    description: What to run.
     type: dict
 """
 
@@ -51,7 +51,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: For each model C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
+  description: For each model, C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
   returned: success
   type: list
   elements: dict
@@ -60,11 +60,11 @@ wrong:
   returned: success
   type: str
 fix:
-  description: What to do if some do.
+  description: Remedy for these devices.
   returned: success
   type: str
 crashed:
-  description: For each worker that crashed its C(host), and the C(command) that shows its log there.
+  description: For each worker that crashed, its C(host) and the C(command) that shows its log there.
   returned: success
   type: list
   elements: dict
@@ -99,10 +99,10 @@ def main():
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof, unrecorded = Proof(0), ""
         if remaining.devices and module.params["stage"] == "reference":
-            accounts.work_as(work.account, run.prepare, remaining, processes.is_served)
+            accounts.run_as(work.account, run.prepare, remaining, processes.is_served)
         elif remaining.devices:
-            result = accounts.work_as(work.account, run.prove, remaining, processes.is_served)
-            proof = typed_json.reported("this host", "the proof", Proof, result)
+            result = accounts.run_as(work.account, run.prove, remaining, processes.is_served)
+            proof = typed_json.parse_report("this host", "the proof", Proof, result)
             try:
                 run.keep(path, proof)
             except OSError as error:

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: reboot
 short_description: Reboots a host and shows that the run waits for it
 description:
-  - Reboots by M(ansible.builtin.reboot), and shows every 10 seconds for how long it has waited.
+  - Reboots with M(ansible.builtin.reboot), and shows every 10 seconds how long it has waited.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   boot_time_command:

@@ -10,7 +10,7 @@ module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
   - Fetches the source to the controller and builds it on the host. A build of one host is cached on the controller and installed on the others of
-    its kind. Compiled programs are unpacked, and those of a distribution's package linked.
+    its kind. Compiled programs are unpacked, and those of a distribution's package are linked.
   - Before a release is installed, its programs are tried on the host's processor. If one does not work, no running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
@@ -30,7 +30,7 @@ options:
     type: dict
     required: true
   prefix:
-    description: Folder of the installation.
+    description: Installation folder.
     type: str
     required: true
   cache:
@@ -64,7 +64,7 @@ options:
     elements: dict
     default: []
   host_name:
-    description: Name of the host in messages.
+    description: Name of the host for messages.
     type: str
     default: this host
 """
@@ -149,15 +149,15 @@ def main():
         if installed:
             programs = target.release / "bin"
             listed = target.probe(programs) if arguments.services else {}
-            wrong, otherwise = option_check.check_options(
+            wrong, warnings = option_check.check_options(
                 programs, listed, arguments.services, arguments.release, arguments.host_name
             )
             if wrong:
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
             if not module.check_mode and SERVER in listed:
                 option_check.write_replacements(target.release, listed[SERVER], arguments.release.fork)
-            told = {"manifest": typed_json.dump(installed), "said_otherwise": otherwise}
-            module.exit_json(changed=changed, diff=diff if changed else {}, **told)
+            result = {"manifest": typed_json.dump(installed), "said_otherwise": warnings}
+            module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:

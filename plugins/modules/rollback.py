@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: rollback
 short_description: Decides how a cluster goes back to the previous plan
 description:
-  - Decides from the plans that the hosts keep, and changes nothing. The playbooks of this collection carry it out.
+  - Decides from the hosts' kept plans, and changes nothing. The playbooks of this collection carry it out.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   answers:
@@ -17,7 +17,7 @@ options:
     type: dict
     required: true
   heads:
-    description: Hosts that the inventory has as heads.
+    description: Heads in the inventory.
     type: list
     elements: str
     required: true
@@ -51,11 +51,11 @@ plan:
   returned: success
   type: dict
 hosts:
-  description: Part of the plan by host, and the services to stop, to restart and to remove.
+  description: For each host, its part of the plan and the services to stop, to restart and to remove.
   returned: success
   type: dict
 heads:
-  description: Part of its own plan by host with a head but without a part in that plan, and the services to remove.
+  description: For each host with a head but no part in that plan, its part of its own plan and the services to remove.
   returned: success
   type: dict
 """

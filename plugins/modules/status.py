@@ -16,7 +16,7 @@ attributes:
     details: Changes nothing in either mode, apart from writing O(path).
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned, also a refused one.
+    description: The plan that P(llamacpp.cluster.plan#module) returned, even a refused one.
     type: dict
     required: true
   heads:
@@ -29,7 +29,7 @@ options:
     type: dict
     required: true
   facts:
-    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason why a host could not be asked.
+    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason if a host could not be asked.
     type: dict
     default: {}
   path:

@@ -11,7 +11,7 @@ short_description: Gives one end of a tunnel a key
 description:
   - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there makes stunnel read it
     again without closing a connection.
-  - "To renew a key without a moment of wrong keys: give it to the workers' host with O(keep), then to the head, then to the workers' host without."
+  - "To renew a key without interruption, give it to the workers' host with O(keep), then to the head, then to the workers' host without."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -31,7 +31,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that runs the services and owns the file. Default is the account of the module.
+    description: Account that runs the services and owns the file. Defaults to the account of the module.
     type: str
 """
 
@@ -72,10 +72,10 @@ def main():
     path, key = Path(module.params["path"]), module.params["key"]
     if not re.fullmatch("[0-9a-f]{64}", key):
         module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
-    was_read = os.path.lexists(path)
+    existed = os.path.lexists(path)
     with errors.reported(module):
         is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
-    if is_changed and was_read and not module.check_mode:
+    if is_changed and existed and not module.check_mode:
         time.sleep(READ_SECONDS)
     module.exit_json(changed=is_changed)
 

@@ -11,7 +11,7 @@ short_description: Removes the installation of a host, or its unneeded releases
 description:
   - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and foreign files next to
     the installation, stays; RV(left) lists it.
-  - With O(unneeded), removes releases beyond two of each backend, and builds that never ended, with their logs. One that is planned, that a service's
+  - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. One that is planned, that a service's
     definition names or that a process runs is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
@@ -24,10 +24,10 @@ options:
     type: bool
     default: false
   account:
-    description: Account that built. Its files in the cache become root's, so that the account can be removed.
+    description: Account that compiled. Its files in the cache are given to root, so that the account can be removed.
     type: str
   host_name:
-    description: Name of the host in messages.
+    description: Name of the host for messages.
     type: str
     default: this host
 """
@@ -52,7 +52,7 @@ removed:
   type: list
   elements: str
 abandoned:
-  description: Ids of builds that never ended and whose leftovers were removed.
+  description: Ids of unfinished builds whose leftovers were removed.
   returned: success
   type: list
   elements: str
@@ -84,38 +84,38 @@ def uninstall(place, account, host_name, check):
             f"{locks.shown_holders(store.lock_path(cache))} on {host_name} still builds, although its run was killed: stop it, and run the playbook again"
         )
     chowned = removal.return_to_root(account, cache, check) if account else []
-    abandoned = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
+    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
-        for identity in abandoned:
+        for identity in leftovers:
             store.clear_build(cache, identity)
     removed, remaining = removal.remove_installation(place, host_name, check)
     removed_lines = [
         *removed,
-        *(f"builds/{identity}" for identity in abandoned),
+        *(f"builds/{identity}" for identity in leftovers),
         *(f"{path}: {account}" for path in chowned),
     ]
     diff = {
         "before": "".join(f"{line}\n" for line in removed_lines),
         "after": "".join(f"{path}: root\n" for path in chowned),
     }
-    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": abandoned, "diff": diff}
+    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": leftovers, "diff": diff}
 
 
 def prune(host, check):
     """Remove releases that the host no longer keeps."""
     releases = state.unneeded_releases(host)
     installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
-    abandoned = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
+    leftovers = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
     if not check:
         for build in host.builds:  # so that what served until now is kept before what was built later
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
         for identity in releases:
             store.remove_release(host.prefix, host.cache, identity)
-        for identity in abandoned:
+        for identity in leftovers:
             store.clear_build(host.cache, identity)
-    removed_lines = [*releases, *(f"builds/{identity}" for identity in abandoned)]
+    removed_lines = [*releases, *(f"builds/{identity}" for identity in leftovers)]
     diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
-    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": abandoned, "diff": diff}
+    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": leftovers, "diff": diff}
 
 
 def main():

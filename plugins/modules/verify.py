@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: verify
 short_description: Compares a running cluster with its plan
 description:
-  - Runs on the head, asks the server, reads the log of its start and what its workers said before, and judges each check.
+  - Runs on the head, asks the server, reads its start log and its workers' earlier handshakes, and judges each check.
   - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
   - It never asks a worker that the head holds. The controller tries to connect to each worker's port and says nothing, to see that it is
     closed. So do the worker's host from another one of its addresses, and other hosts, when M(llamacpp.cluster.host_info) compares them.
@@ -23,11 +23,11 @@ options:
     type: dict
     required: true
   answers:
-    description: Host, and what P(llamacpp.cluster.host_info#module) returned there last. V(release) fails for a host that is not in it.
+    description: Last result of P(llamacpp.cluster.host_info#module) by host. V(release) fails for a missing host.
     type: dict
     default: {}
   changed:
-    description: Names of the hosts that this run changed. What others said of their ports before that does not count.
+    description: Names of the hosts that this run changed. Earlier reports about their ports do not count.
     type: list
     elements: str
     default: []
@@ -41,7 +41,7 @@ options:
     description: What M(llamacpp.cluster.benchmark) measured, for O(report).
     type: dict
   gate:
-    description: Whether only to wait until the server is healthy and has answered one question. Of O(plan) that needs the head's part alone.
+    description: Whether only to wait until the server is healthy and has answered one question. This needs only the head's part of O(plan).
     type: bool
     default: false
   fallback_wait:
@@ -51,7 +51,7 @@ options:
   wake:
     description:
       - Whether a server that sleeps is asked its question, which wakes it. Otherwise known answer and completion are not tested.
-      - The action plugin always wakes it where O(gate) is set, or O(changed) names a host.
+      - The action plugin always wakes it if O(gate) is set, or O(changed) names a host.
     type: bool
     default: false
   unproven:

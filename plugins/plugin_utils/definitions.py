@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-MARKUP = ("plist.j2",)
+MARKUP_TEMPLATES = ("plist.j2",)
 """Endings of templates that write XML."""
 PROOF_SECONDS = 900
 """Seconds after which a service that only proves a release is stopped."""
@@ -26,12 +26,12 @@ COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
 def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
     """Check that a service manager can express the words."""
     for value in values:
-        text_found = next((text for text in forbidden if text in value), None)
-        if validation.is_plain(value) and not text_found:
+        bad_text = next((text for text in forbidden if text in value), None)
+        if validation.is_plain(value) and not bad_text:
             continue
         problem = "contains a line break or another control character, which no service manager can express: remove it"
-        if text_found:
-            problem = f"supervisor reads {text_found!r} in it as a control character: remove it"
+        if bad_text:
+            problem = f"supervisor reads {bad_text!r} in it as a control character: remove it"
         raise Refusal(
             f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {problem}"
         )
@@ -81,7 +81,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        autoescape=select_autoescape(MARKUP),
+        autoescape=select_autoescape(MARKUP_TEMPLATES),
     )
     environment.filters.update(
         systemd_command=systemd_command,

@@ -94,7 +94,7 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
         ]
         common = {end for pair in pairs if pair[0].main and pair[1].main for end in pair}
         for near_end, far_end in pairs:
-            addresses, gbit = _in_one_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
+            addresses, gbit = _common_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
             if (
                 addresses
                 and not common.intersection((near_end, far_end))
@@ -106,10 +106,10 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
 
 
 def _gbit(end: LinkInterface) -> float:
-    return end.mbit / 1000 if end.mbit else cost_model.LINKS[end.kind].gbit
+    return end.mbit / 1000 if end.mbit else cost_model.ASSUMED_LINKS[end.kind].gbit
 
 
-def _in_one_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[str, str] | None:
+def _common_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[str, str] | None:
     for near_address in map(ipaddress.IPv4Interface, near_end.addresses):
         for far_address in map(ipaddress.IPv4Interface, far_end.addresses):
             if near_address.network == far_address.network and near_address != far_address:
@@ -185,7 +185,7 @@ def choose_proposal(
     links = direct_links(machines)
 
     def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
-        head = _with_most(owners, links)
+        head = _richest(owners, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {
             machine.name: link
@@ -230,7 +230,7 @@ def _without_spare(proposal: Proposal, full_plan: Plan, owners: Collection[str])
     return None
 
 
-def _with_most(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
+def _richest(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
     """Return the host with the most memory, device memory if there is any; among similar hosts that with the most links, or the first."""
     by_device = any(machine.devices_mib for machine in machines)
     sizes = [machine.devices_mib if by_device else machine.facts.memory_mib for machine in machines]

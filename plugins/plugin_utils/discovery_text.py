@@ -89,8 +89,8 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         for machine in (*proposal.machines, *proposal.spare)
     )
     for link in proposal.links.values():
-        ends = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
-        yield f"{ends} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
+        interface_text = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
+        yield f"{interface_text} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
     yield from (f"{name} is left out: {reason}" for name, reason in left_out.items())
     if not proposal.model:
         yield "No host has a model that fits. The generated known-answer model proves the cluster; then replace it with yours."
@@ -99,8 +99,8 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
         machines = (*proposal.machines, *proposal.spare)
-        found = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
-        others = sorted(found - {proposal.model.name})
+        found_names = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
+        others = sorted(found_names - {proposal.model.name})
         yield from [f"Other models: {', '.join(others)}"] if others else []
         if proposal.spare:
             names = ", ".join(machine.name for machine in proposal.spare)

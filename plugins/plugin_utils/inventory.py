@@ -107,12 +107,12 @@ def _with_repositories(variables: Any) -> dict[str, Any]:
     return {name: mapping(name, value) for name, value in variables.items()}
 
 
-def without_origin(value: Any) -> Any:
+def strip_origin(value: Any) -> Any:
     """Return the value without its origin, which Ansible adds to each part of it and each copy would keep."""
     if isinstance(value, Mapping):
-        return {without_origin(name): without_origin(part) for name, part in value.items()}
+        return {strip_origin(name): strip_origin(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_origin(part) for part in value]
+        return [strip_origin(part) for part in value]
     kind = next((kind for kind in (str, bool, int, float) if isinstance(value, kind)), None)
     return kind(value) if kind else value
 
@@ -122,7 +122,7 @@ def _variables(name: str, hostvars: Any) -> dict:
     values = ((variable, hostvars.get(variable)) for variable in spec)
     variables = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check(name, variables)
-    variables = _with_repositories(without_origin(variables))  # bounded by the check
+    variables = _with_repositories(strip_origin(variables))  # bounded by the check
     for problem in _type_problems(variables, spec):
         raise Refusal(f"Variables of host {name} are not valid: {problem}")
     checked = ArgumentSpecValidator(spec).validate(variables)
@@ -147,7 +147,7 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     return _variables(name, task_vars["hostvars"][name])
 
 
-RUN_ONLY = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
+RUN_SETTINGS = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
 """Variables that change nothing on the services."""
 VALUE_LENGTH = 4096
 
@@ -158,7 +158,7 @@ def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str,
     changed_keys = (
         key
         for key, value in variables.items()
-        if key not in RUN_ONLY and value not in (None, defaults[key].get("default"))
+        if key not in RUN_SETTINGS and value not in (None, defaults[key].get("default"))
     )
     texts = {key: json.dumps(variables[key], sort_keys=True) for key in changed_keys}
     for key, text in texts.items():

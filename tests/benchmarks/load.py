@@ -233,7 +233,7 @@ def result(took: Rounds, plan: dict, arguments: argparse.Namespace, model: Path)
         "head_load_mode": plan["head"]["load_mode"] or "llama-server's default",
         "model_mib": model.stat().st_size // MIB,
         "large_tensors_mib": [large_mib(worker) for worker in own(plan).values()],
-        "threshold_mib": rpc_upload.THRESHOLD // MIB,
+        "threshold_mib": rpc_upload.CACHE_THRESHOLD // MIB,
         "rounds": min(len(values) for values in took.values()),
         "load_average": os.getloadavg()[0],
         "cases": cases,

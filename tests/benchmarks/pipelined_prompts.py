@@ -76,7 +76,7 @@ def planned_s(tokens: int, cell: str, one_s: float) -> float:
     """Seconds that the plan predicts, where each device is as fast as it was alone."""
     cost_model.VISIT_MS = 0
     rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE, 0.0)
-    link = cost_model.LINKS["loopback"]._replace(gbit=1e9)
+    link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e9)
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count
     works = [cost_model.Work("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]

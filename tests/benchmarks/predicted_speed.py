@@ -75,11 +75,11 @@ def release_of(build: int) -> ReleasePlan:
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
-    read, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(model)
+    read, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(model)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
-        via = cost_model.LINKS[link[0]] if link else None
+        via = cost_model.ASSUMED_LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
         works.append(cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via))

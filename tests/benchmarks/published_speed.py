@@ -133,7 +133,7 @@ def _known(name: str, backend: str) -> device_rates.RateRow:
 
 
 def _link(name: str, kind: str) -> cost_model.Link:
-    link = cost_model.LINKS[kind]
+    link = cost_model.ASSUMED_LINKS[kind]
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
     return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
 
@@ -164,7 +164,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
 
 def _speed(test: str, works: list[cost_model.Work], width: int) -> float:
     if test == "pp":
-        return 1000 * cost_model.PROMPT / cost_model.prompt_ms(works, width)
+        return 1000 * cost_model.PROMPT_TOKENS / cost_model.prompt_ms(works, width)
     return 1000 / cost_model.token_ms(works)
 
 

@@ -35,12 +35,12 @@ NEIGHBOURS = 4
 
 def tables(build):
     """Kind → what the tables say that a build has; of LATER all that they know."""
-    appeared = [names for first, names in capabilities.APPEARED.items() if first <= build]
+    appeared = [names for first, names in capabilities.NEW_ARCHITECTURES.items() if first <= build]
     kinds = {**tensor_types.SHARED_TYPES, **tensor_types.MAINLINE_TYPES}
     own = {name for backend in backends.RECORDS for name in backends.cmake_options(backend, [], True, tls=True)}
     return {
         "architecture": {*capabilities.ARCHITECTURES, *" ".join(appeared).split()},
-        "type": {f"{one.name}={n}" for n, one in kinds.items() if tensor_types.SINCE.get(one.name, 0) <= build},
+        "type": {f"{one.name}={n}" for n, one in kinds.items() if tensor_types.FIRST_BUILDS.get(one.name, 0) <= build},
         "option": {*options.listed(options.SERVER, MAINLINE, build), *options.ALIASES.replace(",", " ").split()},
         "worker option": set(options.listed(options.WORKER, MAINLINE, build)),
         "archive": {asset.name for asset in prebuilt.ASSETS},
@@ -57,7 +57,7 @@ def log_lines(texts):
     return {
         kind.replace(" ", "-")
         for kind in kinds
-        if not re.search(start_log.BUFFER, line.format(kind.replace("%s", "csa")))
+        if not re.search(start_log.BUFFER_LINE, line.format(kind.replace("%s", "csa")))
     }
 
 

@@ -119,6 +119,6 @@ def test_a_list_that_cannot_be_fetched_is_told(look, tmp_path):
     result = look(NO_LIST)
     assert result.returncode == 0, result.stdout
     said = " ".join(result.stdout.split())
-    assert "localhost has no list of packages, and fetching one failed" in said
+    assert "localhost has no package list, and fetching one failed" in said
     assert "Could not resolve deb.example" in said
     assert "scope system" in said, "the plan refuses it with the remedy"

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ll
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
-    DECLARED,
+    DEFAULT_FACTS,
     facts_of,
     server_of,
 )
@@ -35,7 +35,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
     model = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
     devices = tuple(
-        Device("here", "cpu", "CPU", capabilities.BUFFER.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
+        Device("here", "cpu", "CPU", capabilities.BUFFER_NAME.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
         for endpoint in endpoints[: len(split)]
     )
     defaults = {name: option.get("default") for name, option in inventory.specification().items()}
@@ -50,7 +50,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     overrides = tuple(entry.partition("=")[::2] for entry in server.override_tensor)
     load = device_load.Load(model, work.cache, BUILD, overrides)
     layout = device_load.Layout(devices, split, load, load.units if gpu_layers is None else gpu_layers)
-    host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DECLARED, "cpu": hardware.cpu()})})
+    host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
     return layout, llama_server.argv_of(candidate, "")[1:]
 

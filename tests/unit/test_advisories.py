@@ -355,7 +355,7 @@ CASES = [
             "use a model file with": lambda cluster: with_type("Q4_K", cluster),
         },
         [
-            "Backend cuda of worker1 and worker2 has no known kernels for the model's tensors of TQ1_0.",
+            "Backend cuda of worker1 and worker2 has no known kernels for the model's TQ1_0 tensors.",
             "worker1 and worker2 to vulkan",
         ],
     ),
@@ -813,6 +813,6 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
 )
 def test_a_type_that_is_newer_than_the_build_is_refused(kind, release, first):
     said = (
-        f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or a newer one"
+        f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or newer"
     )
     assert said in with_type(kind, cluster_of(llama_release={**TREE, **release})).reason()

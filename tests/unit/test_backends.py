@@ -34,9 +34,9 @@ def test_a_record_is_of_a_form(record):
         assert record.architecture.option
 
 
-@pytest.mark.parametrize("toolkit", toolkits.TOOLKIT_OF.values(), ids=lambda toolkit: toolkit.command)
+@pytest.mark.parametrize("toolkit", toolkits.TOOLKITS.values(), ids=lambda toolkit: toolkit.command)
 def test_a_toolkit_is_found_named_and_declared(toolkit):
-    assert cluster_inputs.DECLARED["toolchain"][toolkit.command] == toolkit.declared
+    assert cluster_inputs.DEFAULT_FACTS["toolchain"][toolkit.command] == toolkit.declared
     assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.patterns)
     if toolkit.patterns:
         assert toolkit.vendor
@@ -54,8 +54,8 @@ def test_what_tells_backends_apart_is_said_once():
         [record.name for record in RECORDS],
         [record.preference for record in RECORDS],
         [record.device for record in RECORDS],
-        [toolkit.command for toolkit in toolkits.TOOLKIT_OF.values()],
-        [library.name for own in toolkits.LIBRARIES_OF.values() for library in own],
+        [toolkit.command for toolkit in toolkits.TOOLKITS.values()],
+        [library.name for own in toolkits.BACKEND_LIBRARIES.values() for library in own],
     ):
         assert len(set(values)) == len(values)
     assert backends.CPU.preference == max(record.preference for record in RECORDS)

@@ -122,14 +122,14 @@ def test_why_a_load_cannot_be_measured():
     for host in found.hosts.values():
         host["facts"]["memory_mib"] = 8192
     request, ((alone, plan), *_others) = loads_of(found)
-    why = matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), alone)
+    why = matrix.skip_reason(plan, served_by(cluster_of(**MEASURED)), alone)
     assert "does not fit" in why
     assert {cell.skipped for cell in matrix.cells_of(alone, request, plan, why)} == {why}
     _request, ((load, plan), *_others) = loads_of(cluster_of())
-    assert matrix.obstacle(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs build pypi-0.3.36-")
+    assert matrix.skip_reason(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs build pypi-0.3.36-")
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
-    assert matrix.obstacle(plan, served_by(idle), load) == "the plan gives no layer to worker2"
+    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan gives no layer to worker2"
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
@@ -458,7 +458,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench measured: somebody stopped it"):
+    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running:  somebody stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]

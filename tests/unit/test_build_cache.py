@@ -114,7 +114,7 @@ def test_a_host_gets_what_its_builder_compiled(install, tmp_path):
 
 
 def test_a_host_does_not_build_where_its_builder_did_not(install):
-    with pytest.raises(AnsibleActionFail, match="but did not: see the error of that host, or run without --limit"):
+    with pytest.raises(AnsibleActionFail, match="but did not: see that host's error, or run without --limit"):
         install("worker1")
     assert install.compiled == []
 
@@ -138,7 +138,7 @@ def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, m
 
 def test_an_archive_that_cannot_be_fetched(install, monkeypatch):
     monkeypatch.setattr(Action, "fetch", lambda *_arguments: {"failed": True, "msg": "the disk is full"})
-    with pytest.raises(AnsibleActionFail, match=r"b1-cpu-1\.tar\.gz could not be brought to the controller: the disk"):
+    with pytest.raises(AnsibleActionFail, match=r"b1-cpu-1\.tar\.gz could not be fetched to the controller: the disk"):
         install("head", share=True)
     assert cached().archive() is None
 

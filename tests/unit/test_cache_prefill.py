@@ -40,7 +40,7 @@ def workers(plan):
 def test_a_cache_is_on_where_the_disk_has_room(large):
     plan = large.plan()
     for worker in workers(plan).values():
-        assert (worker["cache"], worker["cache_why"]) == (True, "the host's disk has room")
+        assert (worker["cache"], worker["cache_why"]) == (True, "the host's disk is large enough")
         assert worker["argv"][-1] == "-c"
         assert worker["environment"]["LLAMA_CACHE"] == "/opt/llamacpp/state/cache/cpu"
     assert [launcher[-2:] for launcher in launchers(plan)] == [["--size", str(BYTES)]] * 2, "of a whole file"
@@ -78,7 +78,7 @@ def test_the_launcher_removes_no_tensors_of_auxiliary_models(large, auxiliary):
     "disk, model, why",
     [
         (None, (4, SIDE, "f16"), "the size of the host's disk is not known"),
-        (1, (64, SIDE, "f32"), "the host's disk has less than 32 GiB, which is asked for with this model"),
+        (1, (64, SIDE, "f32"), "the host's disk has less than 32 GiB, the size required for this model"),
         (64, (4, 2048, "f16"), "no tensor of the model is larger than 10 MiB"),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_operator_has_the_last_word(large, wanted):
     large.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": wanted}]
     worker = workers(large.plan())["worker1"]
     assert (worker["cache"], bool(worker["prefill"])) == (wanted, wanted)
-    assert worker["cache_why"] == "llama_worker_endpoints says so"
+    assert worker["cache_why"] == "set in llama_worker_endpoints"
 
 
 def names_of(prefill):

@@ -35,7 +35,7 @@ def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
         for other in (run(2), run(machine="boot-1 pid:[2]"), run(process=4712)):
             with pytest.raises(cluster_lock.HeldError) as held:
                 cluster_lock.take_lock(tmp_path, other)
-            assert held.value.holder.is_same(run())
+            assert held.value.holder.is_same_run(run())
         cluster_lock.release_lock(tmp_path, run(2))
     with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK):
         patched.setattr(cluster_lock, "WAIT_SECONDS", 0)
@@ -63,7 +63,7 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
 def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_path, text):
     (tmp_path / names.CLUSTER_LOCK).write_text(text)
     assert cluster_lock.take_lock(tmp_path, run()) is None
-    assert cluster_lock.read_holder(tmp_path).is_same(run())
+    assert cluster_lock.read_holder(tmp_path).is_same_run(run())
 
 
 def call(capsys, run, **arguments):
@@ -103,7 +103,7 @@ def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_
     with locks.hold(tmp_path / "state" / "proof.lock"):
         assert call(capsys, **release)["holder"]["machine"] == run().machine
     assert proof.exists(), "a proof runs"
-    assert cluster_lock.read_holder(tmp_path).is_same(run()), "it may still run"
+    assert cluster_lock.read_holder(tmp_path).is_same_run(run()), "it may still run"
     call(capsys, **release, ended=typed_json.dump(run()))
     assert cluster_lock.read_holder(tmp_path) is None
     assert not proof.exists()

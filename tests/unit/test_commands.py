@@ -26,23 +26,23 @@ def refuse():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can work as another account")
 def test_root_works_as_another_account():
-    user, groups = accounts.work_as("nobody", identity)
+    user, groups = accounts.run_as("nobody", identity)
     assert user != 0
     assert 0 not in groups
     with pytest.raises(Refusal, match="Permission denied"):
-        accounts.work_as("nobody", Path("/etc/shadow").read_text)
+        accounts.run_as("nobody", Path("/etc/shadow").read_text)
     with pytest.raises(Refusal, match="the account no-such-account is missing"):
-        accounts.work_as("no-such-account", identity)
+        accounts.run_as("no-such-account", identity)
     with pytest.raises(Refusal, match="a process of nobody ended"):
-        accounts.work_as("nobody", lambda: os._exit(1))
+        accounts.run_as("nobody", lambda: os._exit(1))
     with pytest.raises(Refusal, match="a process of nobody ended"):
-        accounts.work_as("nobody", Pickled)
+        accounts.run_as("nobody", Pickled)
 
 
 @pytest.mark.parametrize("account", [None, *(["nobody"] if os.geteuid() == 0 else [])])
 def test_a_refusal_stays_a_sentence(account):
     with pytest.raises(Refusal, match=r"^the disk does not answer$"):
-        accounts.work_as(account, refuse)
+        accounts.run_as(account, refuse)
 
 
 def test_a_command_that_is_missing_or_fails_is_a_refusal():

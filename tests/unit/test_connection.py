@@ -141,7 +141,7 @@ def test_addresses_are_those_that_python_reads(octets, end):
         return
     assert re.fullmatch(validation.NETWORK, text)
     many = read.ip.is_multicast or read.ip.is_reserved or read.ip in ipaddress.IPv4Network("0.0.0.0/8")
-    form = validation.INTERFACE if "/" in text else validation.ONE_HOST
+    form = validation.INTERFACE if "/" in text else validation.HOST_IP
     assert bool(re.fullmatch(form, text)) != many
 
 

@@ -39,7 +39,7 @@ def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
 @pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
 def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
-    row = rates.ASSUMED[kind]
+    row = rates.ASSUMED_RATES[kind]
     assert given.source == cost_model.ASSUMED
     assert given.gb_per_s == pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share)
 
@@ -66,7 +66,7 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     ratios = (row.gb_per_s * known.share / given.gb_per_s for row in rows)
     assert statistics.mean(1 / given.factor <= ratio <= given.factor for ratio in ratios) >= 0.8
     ratios = (1000 * row.tflops * known.prompt_share / given.prompt_gflops for row in rows)
-    factor = given.factor**cost_model.PROMPT_SURE
+    factor = given.factor**cost_model.PROMPT_POWER
     assert statistics.mean(1 / factor <= ratio <= factor for ratio in ratios) >= 0.77, "seven of nine"
     assert rate(pair, "CUDA0", [{**card, "architecture": ""}]).gb_per_s == pytest.approx(400 * 0.7)
 
@@ -167,12 +167,12 @@ def load_of(summary):
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     named = TensorGroup("blk.*.ffn_up_exps.weight", "F16", (64, 32, 8), 8000, (0, 1))
     summary = models.known_answer_model(2, 64, "f16")._replace(keys=EXPERTS)
-    dense = cost_model.units_read(load_of(summary))
-    mixed = cost_model.units_read(load_of(summary._replace(tensors=(*summary.tensors, named))))
+    dense = cost_model.read_units(load_of(summary))
+    mixed = cost_model.read_units(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
     assert cost_model.active_share(summary._replace(keys=EXPERTS[:1])) == 1, "of experts that nobody counted, all"
     load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
-    assert cost_model.units_read(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
+    assert cost_model.read_units(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():
@@ -182,11 +182,11 @@ def test_nodes_follow_the_architecture():
     assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS)) > 50
 
 
-ETHERNET = cost_model.LINKS["ethernet"]
+ETHERNET = cost_model.ASSUMED_LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    here, there = (cost_model.worker_ms(cost_model.LINKS[kind]) for kind in ("loopback", "ethernet"))
+    here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind]) for kind in ("loopback", "ethernet"))
     assert here < 2 < there < 8
     assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6)) == pytest.approx(there + 0.3)
     assert 8 < cost_model.worker_ms(ETHERNET._replace(board=True)) < 20
@@ -204,9 +204,9 @@ def test_the_page_has_what_is_assumed_of_links():
     page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
     rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
     shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
-    assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.LINKS.items() if kind != "tunnel"]
+    assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.ASSUMED_LINKS.items() if kind != "tunnel"]
     assert shown == assumed
-    assert cost_model.LINKS["tunnel"][1:] == cost_model.LINKS["ethernet"][1:]
+    assert cost_model.ASSUMED_LINKS["tunnel"][1:] == cost_model.ASSUMED_LINKS["ethernet"][1:]
 
 
 def bits_of(load):
@@ -237,7 +237,7 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)], 4096) for share in (0, 1, 100)]
     assert (
-        factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_SURE * cost_model.ATTENTION_FACTOR
+        factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
     )
     works = [work, work._replace(link=link)]
     assert cost_model.load_s(predicted_speed.release_of(11063), works) == pytest.approx(

@@ -262,7 +262,7 @@ def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     assert not discovered(tmp_path, network("a"), check=True).path.exists()
     done = discovered(tmp_path, network("a"))
     path = done.path
-    with pytest.raises(Refusal, match="which exists: move it away, or give another path"):
+    with pytest.raises(Refusal, match="which already exists: move it, or choose another path"):
         discovered(tmp_path, network("a"))
     path.unlink()
     with pytest.raises(Refusal, match=r"no host answered, so there is no inventory \(a: no answer\)"):

@@ -262,7 +262,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
             r"(No space left on device|curl could not write the file)\. Free some space on .*disk", result["msg"]
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
-        assert not (models / "source" / download_record.RECORD).exists()
+        assert not (models / "source" / download_record.RECORD_FILE).exists()
     filler.unlink()
     assert "failed" not in call(**arguments)
     assert below(models) == WHOLE

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import WORDS_INSTEAD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
@@ -86,7 +86,7 @@ def test_the_state_of_a_service(installation):
 
 def test_a_service_in_the_words_of_its_build_runs_as_planned(installation, popen):
     prefix, program, _start = installation
-    (prefix / WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    (prefix / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     port, server = free_port(), str(prefix / "bin" / "llama-server")
     words = [server, str(program), str(port)]
     process = popen([*words, "-c", "8"], executable=sys.executable, stdout=subprocess.PIPE)
@@ -190,8 +190,8 @@ def test_the_known_answer_model_is_compared_by_its_size_and_time(planned):
     path = planned.prefix / "known-answer.gguf"
     planned.change(files=(FilePlan(str(path), 5),))
     for size, modified, changed in (
-        (5, names.KNOWN_ANSWER_TIME, False),
-        (4, names.KNOWN_ANSWER_TIME, True),
+        (5, names.KNOWN_ANSWER_MTIME, False),
+        (4, names.KNOWN_ANSWER_MTIME, True),
         (5, 9, True),
     ):
         path.write_bytes(bytes(size))
@@ -233,8 +233,8 @@ def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64):
     [
         ({}, None),
         ({"sha256": None}, None),
-        ({"size": 3}, "of the model is missing or has other content"),
-        ({"sha256": "b" * 64}, "of the model is missing or has other content"),
+        ({"size": 3}, "of the model is missing or has different content"),
+        ({"sha256": "b" * 64}, "of the model is missing or has different content"),
         ({"recorded": None}, "of the model has not been checked, or was changed since"),
         ({"recorded": None, "sha256": None}, "of the model has not been checked, or was changed since"),
     ],
@@ -293,7 +293,7 @@ SPOILED = [
     ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=(LINK,))),
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
-    ("unplanned", "llamacpp-worker-x is not planned any more", lambda p, m: p.change(services=())),
+    ("unplanned", "llamacpp-worker-x is no longer planned", lambda p, m: p.change(services=())),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
     ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p, 0o644)),
     ("record", "plan 0123456789abcdef is not the last one", lambda p, m: p.change(id="0123456789abcdef")),

@@ -51,7 +51,7 @@ def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path, monkeypat
 @pytest.mark.parametrize("number", errors.REMEDIES)
 def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
     said = errors.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
-    mount = errors.file_system(str(tmp_path))
+    mount = errors.mount_point(str(tmp_path))
     assert os.path.ismount(mount)
     assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
     assert (f" {mount}" in said) == (number not in (errno.EACCES, errno.EPERM))
@@ -61,7 +61,7 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 def test_an_error_without_a_path(tmp_path):
     said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
     remedy = "Input/output error. The disk of {} fails (see dmesg): repair or replace it and run the playbook again."
-    assert said == remedy.format(errors.file_system(str(tmp_path)))
+    assert said == remedy.format(errors.mount_point(str(tmp_path)))
     relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert relative == "bin: " + remedy.format("/")
     assert errors.sentence(OSError("odd")) == "odd. Fix this on the host and run the playbook again."

@@ -124,7 +124,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}
-    monkeypatch.setattr(evidence, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(evidence, "MIN_SECONDS", 0.1)
     server.loads, asked = 1, len(server.asked)
     assert (collect(models=(one,)).health, len(server.asked)) == ((False, "the model is loading"), asked)
     server.loads = 0
@@ -199,7 +199,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
 
 def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        for name in (runtime.HANDSHAKES, runtime.ENDS, journal.START_LOG):
+        for name in (runtime.HANDSHAKES, runtime.EXITS, journal.START_LOG):
             make(folder / name)
         found = collect()
         assert (found.log, found.exits.number) == ((), 0)
@@ -241,8 +241,8 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text)).error
-        assert "not an answer of llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+        assert "not an answer from llama-server" in server_client.completion(replies.Reply(200, text)).error
+        assert "not an answer from llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
 
 
 def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():

@@ -87,7 +87,7 @@ def test_several_on_one_host(mixed):
         ({"host": "a host"}, "has the host 'a host': use letters"),
         ({"host": "worker1"}, "has the host worker1, which belongs to this cluster: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
-        ({"endpoint": "127.0.0.1:8080"}, "ends on port 8080 of the head, which llama_server_port has: end it on"),
+        ({"endpoint": "127.0.0.1:8080"}, "ends on port 8080 of the head, which llama_server_port uses: end it on"),
     ],
 )
 def test_what_cannot_be_planned_with(mixed, values, said):

@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN
 from conftest import RELEASE
 
 IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4840}
@@ -48,7 +48,7 @@ def test_the_patch_is_part_of_the_release_and_its_cache_is_apart(pair):
     assert builds[0] != builds[1]
     assert after["hosts"]["worker1"]["tools"]["patch"] == "patch"
     folders = [plan["hosts"]["worker1"]["workers"][0]["environment"] for plan in (before, after)]
-    assert folders == [{**SHARING, "LLAMA_CACHE": f"/opt/llamacpp/state/cache/cpu{ending}"} for ending in ("", "-fast")]
+    assert folders == [{**SPIN, "LLAMA_CACHE": f"/opt/llamacpp/state/cache/cpu{ending}"} for ending in ("", "-fast")]
 
 
 def test_an_operators_patch_comes_first():

@@ -24,7 +24,7 @@ def rule(port=50060, *sources, address="10.1.0.12"):
 
 
 BOTH = [rule(50060), rule(50152)]
-OPEN = rule(8080, names.EVERYBODY, address=names.EVERY_ADDRESS)
+OPEN = rule(8080, names.ANY_NETWORK, address=names.ANY_ADDRESS)
 
 
 class Host(System):
@@ -62,7 +62,7 @@ class Host(System):
         if self.manager == "nftables":
             self.path(firewall_rules.NFT_FILE).parent.mkdir(exist_ok=True)
             self.path(firewall_rules.NFT_FILE).write_text(steps.text)
-            link = self.path(firewall_rules.NFT_AT_BOOT)
+            link = self.path(firewall_rules.NFT_BOOT_LINK)
             link.unlink(missing_ok=True)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to("../unit") if steps.text else None
@@ -192,7 +192,7 @@ def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
 
 LOSSES = {
     "nftables-table": lambda host: setattr(host, "table", ""),
-    "nftables-unit": lambda host: host.path(firewall_rules.NFT_AT_BOOT).unlink(),
+    "nftables-unit": lambda host: host.path(firewall_rules.NFT_BOOT_LINK).unlink(),
     "firewalld-until a reload": lambda host: host.zones[""].clear(),
     "firewalld-at a reload": lambda host: host.zones["--permanent"].clear(),
 }
@@ -223,10 +223,10 @@ def test_what_others_have_under_our_names_stays(tmp_path, place):
     else:
         host.path(firewall_rules.NFT_FILE).parent.mkdir()
         host.path(firewall_rules.NFT_FILE).write_text("# theirs\n")
-    named = {"table": "the table inet llamacpp of nftables", "file": "/etc/firewall-llamacpp.nft"}[place]
+    named = {"table": "the nftables table inet llamacpp", "file": "/etc/firewall-llamacpp.nft"}[place]
     assert firewall_rules.foreign_things(host) == [named]
     assert not host.differs()
-    with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not make"):
+    with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not create"):
         host.steps(rule())
 
 

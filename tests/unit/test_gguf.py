@@ -48,7 +48,7 @@ def agrees(path):
     assert found.metadata.keys() == metadata.keys()
     for name, field in metadata.items():
         contents = field.contents()
-        if isinstance(contents, list) and len(contents) > gguf.KEPT_ARRAY:
+        if isinstance(contents, list) and len(contents) > gguf.MAX_ARRAY:
             contents = len(contents)
         assert found.metadata[name] == pytest.approx(contents, nan_ok=True)
     assert found.tensors == {
@@ -140,10 +140,10 @@ def moe():
 
 
 def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
-    data = files.vocabulary(gguf.KEPT_ARRAY + 10)
+    data = files.vocabulary(gguf.MAX_ARRAY + 10)
     whole = read(data)
     found = header_summary.summarize(whole)
-    assert (found["vocabulary"], found["quantisation"]) == (gguf.KEPT_ARRAY + 10, "Q4_K_M")
+    assert (found["vocabulary"], found["quantisation"]) == (gguf.MAX_ARRAY + 10, "Q4_K_M")
     for chunk in (1, 7, 64, 1000):
         monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
         monkeypatch.setattr(gguf, "LARGEST_CHUNK", 2 * chunk)
@@ -294,7 +294,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
             (said, "is a server's error message, not a GGUF file")
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
-        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were joined like text: .* --merge"),
+        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were concatenated:  .* --merge"),
         (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
         (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
@@ -315,8 +315,8 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (files.model(keys=[("general.alignment", files.STRING, "x" * 999)]), "its alignment is 'xxx"),
         (files.model(keys=[("general.alignment", files.BOOL, True)]), "its alignment is True"),
         (files.model(keys=[("general.alignment", files.U32, 1 << 31)], tensors=files.TENSORS[:1]), "truncated"),
-        (files.model(version=1), "version 1 is unknown; known are 2 and 3"),
-        (files.model(version=0x03000000), "version 50331648 is unknown; known are 2 and 3"),
+        (files.model(version=1), "version 1 is unknown; 2 and 3 are known"),
+        (files.model(version=0x03000000), "version 50331648 is unknown; 2 and 3 are known"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 1) + bytes(4096), "truncated"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63) + bytes(4096), "truncated"),
         (files.model(keys=[("general.architecture", files.U32, 1)]), "has no architecture"),
@@ -338,11 +338,11 @@ WHOLE = files.model()
     "name, data, said",
     [
         *(
-            (name, data, "is a part of a file that was cut: join all of its parts in order with cat, and use the")
+            (name, data, "is a part of a file that was cut up: join all of its parts in order with cat, and use the")
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),
-        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut, join all of its parts with cat$"),
+        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut up, join all of its parts with cat$"),
         ("m.gguf", b"?" * 30, "is not a GGUF file$"),
         ("m-00001-of-00002.gguf", b"?" * 30, "is not a GGUF file$"),
     ],
@@ -374,7 +374,7 @@ def test_names_are_escaped():
 
 def test_a_long_string_is_cut():
     found = read(files.model(keys=[("k", files.STRING, "x" * 100000), ("l", files.U8, 7)]))
-    assert found.metadata == {"k": "x" * gguf.KEPT_STRING, "l": 7}
+    assert found.metadata == {"k": "x" * gguf.MAX_STRING, "l": 7}
 
 
 # Memory
@@ -440,7 +440,7 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     """Short arrays, which are kept, but too many of them."""
     monkeypatch.setattr(gguf, "MAX_KEPT_BYTES", gguf.MAX_KEPT_BYTES // 8)
-    values = files.array(kind, [value] * gguf.KEPT_ARRAY)
+    values = files.array(kind, [value] * gguf.MAX_ARRAY)
     arrays = gguf.MAX_KEPT_BYTES // (len(values) - 12) + 1
     data = files.model(keys=[(f"k{number:05d}", files.ARRAY, values) for number in range(arrays)])
 

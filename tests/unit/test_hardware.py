@@ -237,7 +237,7 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
-    monkeypatch.setattr(amx, "SECONDS", 1)
+    monkeypatch.setattr(amx, "TIMEOUT", 1)
     assert amx.tiles_work(program) is works
 
 
@@ -245,7 +245,7 @@ def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch,
 def test_tiles_are_tried_without_harm():
     """Wherever the tests run: this process goes on, and where none are announced, none work."""
     flags = set(re.findall(r"amx_\w+", Path("/proc/cpuinfo").read_text()))
-    assert amx.tiles_work() in ([True, False] if flags >= amx.ANNOUNCED else [False])
+    assert amx.tiles_work() in ([True, False] if flags >= amx.AMX_FLAGS else [False])
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")

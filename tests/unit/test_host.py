@@ -82,7 +82,7 @@ def test_facts_are_small_and_the_same_each_time():
     assert len(str(facts)) < 4000
 
 
-@pytest.mark.parametrize("status, filters", [(0, False), (firewall.REFUSED, True), (1, None), (None, None)])
+@pytest.mark.parametrize("status, filters", [(0, False), (firewall.REFUSED_STATUS, True), (1, None), (None, None)])
 def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
     ran = []
 
@@ -92,9 +92,9 @@ def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
             raise commands.CommandError(argv, "refused", status)
         return ""
 
-    assert firewall.units_filter_works("/usr/bin/python3", run) is filters
+    assert firewall.filtering_works("/usr/bin/python3", run) is filters
     assert "--property=IPAddressDeny=any" in ran[0]
-    assert firewall.units_filter_works(None, run) is None
+    assert firewall.filtering_works(None, run) is None
     assert len(ran) == 1
 
 
@@ -102,16 +102,16 @@ def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch)
     ran = []
     for uid in (0, 1000):
         monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
-        firewall.units_filter_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
+        firewall.filtering_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
     assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
 
 
 def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
-    refused = firewall.SEND.replace("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto", "refuse")
+    refused = firewall.SEND_PROGRAM.replace("socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto", "refuse")
     stub = "def refuse(*_arguments): raise PermissionError\n"
     argv = [sys.executable, "-I", "-S", "-c"]
-    ended = [subprocess.run([*argv, text], check=False).returncode for text in (firewall.SEND, stub + refused)]
-    assert ended == [0, firewall.REFUSED]
+    ended = [subprocess.run([*argv, text], check=False).returncode for text in (firewall.SEND_PROGRAM, stub + refused)]
+    assert ended == [0, firewall.REFUSED_STATUS]
 
 
 def test_whether_accounts_can_be_created(tmp_path):

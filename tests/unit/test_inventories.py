@@ -415,7 +415,7 @@ def test_an_override_that_moves_nothing_is_named_where_the_model_does_not_fit():
     model = {"llama_model_known_answer": {"layers": 32, "width": 8192, "type": "f16"}, "llama_server_context": 2048}
     own = ["feed_forward=CPU", "ffn_down=CPU"]
     said = reason(written(cluster_of(False, found, **model, llama_server_override_tensor=own)))
-    assert "'feed_forward=CPU', and no tensor of the model has such a name" in said
+    assert "'feed_forward=CPU', which matches no tensor of the model" in said
     assert "ffn_down" not in said
     assert not written(cluster_of(False, found, **model, llama_server_override_tensor=["ffn=CPU"]))["refused"]
 
@@ -504,7 +504,7 @@ def record_of(planned):
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_plan_is_as_it_was_recorded(name, monkeypatch, request):
     """`make plans` records them again: look at each line of the difference."""
-    monkeypatch.setattr(tables, "WIDTH", 240)
+    monkeypatch.setattr(tables, "PAGE_WIDTH", 240)
     source, extra = RECORDED[name]
     path = Path(__file__).parent / "data" / "plans" / f"{name}.txt"
     record = f"{record_of(plan(source, **extra))}\n"

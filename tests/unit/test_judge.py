@@ -228,8 +228,8 @@ def test_the_port_of_a_worker(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         assert verify_action._probe("localhost", endpoint) == "127.0.0.1"
-        assert verify_action._probe("192.0.2.1", endpoint) == verify_action.NOT_REACHED
-        assert verify_action._probe("a..b", endpoint) == verify_action.NOT_REACHED
+        assert verify_action._probe("192.0.2.1", endpoint) == verify_action.UNREACHABLE
+        assert verify_action._probe("a..b", endpoint) == verify_action.UNREACHABLE
     assert verify_action._probe("127.0.0.1", endpoint) is None
 
 
@@ -306,7 +306,7 @@ def test_buffers_of_a_log():
     for odd in ("1.2.3", "...", "1e9", "-1", "9" * 400):
         assert start_log.buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}
     endless = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
-    assert len(start_log.buffers(endless)) == start_log.DEVICES
+    assert len(start_log.buffers(endless)) == start_log.MAX_DEVICES
 
 
 # ------------------------------------------------------------------------------------------------------------ the action
@@ -365,7 +365,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             assert told[-1]["plan"]["away"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may wait for it, so its answer is limited to 60 s"
+            line = "  worker1 did not answer: the server may be waiting, so its answer is limited to 60 s"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["away"] == ["worker1", "worker2"]

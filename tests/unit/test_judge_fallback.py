@@ -136,7 +136,7 @@ def test_verify_says_that_no_fallback_is_needed(plan, pair):
 def test_a_fallback_that_the_plan_does_not_know_is_judged_by_the_plan(plan):
     plan = typed(plan)
     evidence = on_fallback(plan)
-    assert judge.as_served(plan, evidence._replace(fallback=ServedFallback("worker7:cpu", 1))) == plan
-    served = judge.as_served(plan, evidence)
+    assert judge.served_plan(plan, evidence._replace(fallback=ServedFallback("worker7:cpu", 1))) == plan
+    served = judge.served_plan(plan, evidence)
     used = {worker.endpoint: worker.used for host in served.hosts.values() for worker in host.workers}
     assert used == {WORKERS[0]: False, WORKERS[1]: True}

@@ -60,7 +60,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     assert "new: a reboot is due to forget" in said
     assert "running: a reboot" not in said
     assert "broken cannot have options of kernel modules: disk full" in said, said
-    assert "which this collection did not make: move it away" in said
+    assert "which this collection did not create: move" in said
     left = {name: [path.name for path in (tmp_path / name / "etc/modprobe.d").iterdir()] for name in hosts}
     file = ["llamacpp.conf"]
     assert left == {"new": ["llamacpp.conf.kept"], "running": file, "broken": [], "theirs": file, "theirs_unused": file}
@@ -69,7 +69,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     kept.rename(kept.with_suffix(""))
 
     def differ(host, parameters):
-        return kernel_parameters.differ(parameters, System(root=tmp_path / host))
+        return kernel_parameters.has_changes(parameters, System(root=tmp_path / host))
 
     assert [differ("new", given) for given in (WANTED, {"ttm.pages_limit": "1"}, {})] == [False, True, True]
     assert [differ("broken", given) for given in (WANTED, {})] == [True, False]

@@ -47,7 +47,7 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
     assert known_answer_file.file_bytes(layers, width, kind) == size
 
 
-@pytest.mark.parametrize("kind", known_answer.BLOCKS)
+@pytest.mark.parametrize("kind", known_answer.TYPE_BLOCKS)
 @pytest.mark.parametrize("width", [128, 1024])
 def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
     """As llama.cpp's own library reads it."""
@@ -82,7 +82,7 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
 
 def test_a_written_file_is_one_of_this_form(tmp_path):
     digests = {}
-    for kind in known_answer.BLOCKS:
+    for kind in known_answer.TYPE_BLOCKS:
         known_answer_file.write(tmp_path / kind, 1, 64, kind)
         digests[kind] = hashlib.sha256((tmp_path / kind).read_bytes()).hexdigest()
     assert digests == {

@@ -67,7 +67,7 @@ class Machine:
     def configure(self, name):
         """As a manager does: the interface gets what the files of ours say of it."""
         for text in self.installed().values():
-            ((interface, address),) = configuration.MARK.findall(text)
+            ((interface, address),) = configuration.HEADER_PATTERN.findall(text)
             if interface == name and name in self.addresses:
                 self.addresses[name] = [address]
                 for mtu in re.findall(r"(?i)^mtu(?:bytes)?=(\d+)$", text, re.M):
@@ -112,7 +112,7 @@ class Machine:
         return applying.apply_links(list(wanted), check, self.system)
 
     def differs(self, *wanted):
-        return configuration.differs(list(wanted), self.system)
+        return configuration.has_changes(list(wanted), self.system)
 
     def installed(self):
         paths = [path for place in PATHS.values() for path in (self.root / place).parent.glob("*llamacpp-*")]
@@ -262,7 +262,7 @@ def test_what_cannot_be_configured_is_refused(machine):
 def test_a_file_of_others_under_the_name_of_a_link_is_refused_and_stays(any_manager):
     machine, file = any_manager, PATHS[any_manager.manager]
     machine.write(file, "[Match]\nName=eth9\n")
-    assert f"eth1 is configured by /{file}, which this collection did not make" in machine.refuse(link())
+    assert f"eth1 is configured by /{file}, which this collection did not create" in machine.refuse(link())
     before = machine.files()
     assert machine.apply() == ("", "")
     assert machine.files() == before

@@ -170,7 +170,7 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
 def test_a_server_that_is_no_hub(server, repo, answer):
     answer_listing(server, answer)
     message = refusal(looked_up, on_huggingface())
-    assert f"cannot be looked up: the answer of {server.url} is not that of Hugging Face (" in message
+    assert f"cannot be looked up: {server.url} does not answer like Hugging Face (" in message
 
 
 @pytest.mark.parametrize(

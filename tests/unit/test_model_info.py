@@ -53,7 +53,7 @@ def store(tmp_path, request, found):
         }
         for file in found.files
     ]
-    (folder / download_record.RECORD).write_text(json.dumps({"files": entries}))
+    (folder / download_record.RECORD_FILE).write_text(json.dumps({"files": entries}))
     return folder
 
 
@@ -86,7 +86,7 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(server, rep
 )
 def test_a_record_of_something_else_counts_for_nothing(server, repo, tmp_path, call, change):
     request = on_huggingface(quantisation="Q4_K_M")
-    path = store(tmp_path, request, looked_up(request)) / download_record.RECORD
+    path = store(tmp_path, request, looked_up(request)) / download_record.RECORD_FILE
     (file,) = json.loads(path.read_text())["files"]
     path.write_text(json.dumps({"files": [{**file, **change}]}))
     requests = len(server.asked)

@@ -24,7 +24,7 @@ from support.rollbacks import completed
         ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
         (
             {"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}},
-            "has quantisation and files: remove either",
+            "has quantisation and files: remove one of them",
         ),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
@@ -151,7 +151,7 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     assert "the largest of its repository that fits" in sentence
     assert "in proportion" in sentence
     for index, fits in ((named, True), (named + 1, False)):
-        pair.model["summary"] = as_json(model_source.scaled(header_summary.parse(big_model), own * index // 20))
+        pair.model["summary"] = as_json(model_source.scale_summary(header_summary.parse(big_model), own * index // 20))
         assert planned(pair, {"repo": REPO, "quantisation": f"Q{index}_K"})["fits"] is fits
 
 

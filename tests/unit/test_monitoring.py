@@ -15,7 +15,7 @@ from conftest import refused, typed
 from test_monitoring_rules import PROMTOOL, SERVICES, case, needs_promtool, promtool, states
 
 ADDRESSES = {"head": "192.0.2.10", "worker1": "192.0.2.11", "worker2": "192.0.2.12"}
-RULES = yaml.safe_load(files.RULES.read_text())
+RULES = yaml.safe_load(files.RULES_FILE.read_text())
 NODE = {
     "node_cpu_scaling_frequency_hertz",
     "node_hwmon_temp_celsius",

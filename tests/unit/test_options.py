@@ -106,9 +106,9 @@ def test_variables_that_stand_for_options_are_refused(local):
     variables = local.hosts["here"]["variables"]
     for name in ("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_ENDPOINT_METRICS", "LLAMA_LOG_VERBOSITY", "MTMD_BACKEND_DEVICE"):
         variables["llama_server_environment"] = {name: 1}
-        assert f"llama_server_environment has {name}, which stands for an option" in local.reason()
+        assert f"llama_server_environment has {name}, which sets an option" in local.reason()
     variables["llama_server_environment"] = {"LLAMA_ARG_PORT": 1, "LLAMA_ARG_HOST": "::"}
-    assert "has LLAMA_ARG_PORT, LLAMA_ARG_HOST, which stands for an option" in local.reason()
+    assert "has LLAMA_ARG_PORT, LLAMA_ARG_HOST, which sets an option" in local.reason()
     variables["llama_server_environment"] = {"LLAMA_ARG_TIMEOUT": 1, "LLAMA_CACHE": "/srv", "LLAMA_ARG_NO_WEBUI": 1}
     assert "llama_server_environment" not in str(local.plan().get("reasons"))
 

@@ -74,8 +74,8 @@ def exports_of(plan, folder):
     described = json.loads(told["content"])
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
-    (folder / exporter.VERIFIED).write_text(json.dumps({"passed": True, "failed": []}))
-    os.utime(folder / exporter.VERIFIED, (NOW - VERIFIED["age_s"],) * 2)
+    (folder / exporter.VERIFICATION).write_text(json.dumps({"passed": True, "failed": []}))
+    os.utime(folder / exporter.VERIFICATION, (NOW - VERIFIED["age_s"],) * 2)
     return exporter.Exporter(folder / "metrics.json", "llamacpp-server")
 
 
@@ -149,7 +149,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
 
 def test_a_failed_verification_is_shown(paged, tmp_path):
     exports, record = exports_of(paged, tmp_path), serving.HeadRecord(tmp_path)
-    (tmp_path / exporter.VERIFIED).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
+    (tmp_path / exporter.VERIFICATION).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
     exports.export_head(record, Watched())
     assert "the last verification failed: known answer: &lt;3 words" in page.render(exports.snapshot, NOW)
     assert "has just started" in page.render(None, NOW)
@@ -230,7 +230,7 @@ def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
     said = {host: fetched(open_to_all, host=host) for host in [*OWN, *STRANGERS]}
     assert {host for host, (status, _text) in said.items() if status == 200} == {*OWN}
     assert {status for status, _text in said.values()} == {200, 421}
-    assert "Open it by an address of its host, by the host's own name" in said["evil.example"][1]
+    assert "Open it at an address of its host, by the host's own name" in said["evil.example"][1]
     assert fetched(guarded, "k", host="evil.example")[0] == 200
 
 

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ke
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SHARING
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -582,7 +582,7 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     own = f"worker --port 50052 --cache /opt/llamacpp/state/cache/cpu/rpc --limit-mib {limit} --"
     assert service["argv"] == [*launcher.split(), *own.split(), *service["process"]]
     assert service["process"][-1] == "-c"
-    assert service["environment"] == {**SHARING, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
+    assert service["environment"] == {**SPIN, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
 
 
@@ -815,7 +815,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
     plan = local.plan()
     expected = {"radv_enable_unified_heap_on_apu": "true", "NUMBER": "1", "TEXT": "a b"}
     assert plan["head"]["environment"] == expected
-    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SHARING, "FLAG": "false"}
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SPIN, "FLAG": "false"}
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])
@@ -831,7 +831,7 @@ def test_what_is_no_value_of_an_environment(local, value):
 def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
     endpoint = {"name": "one", "cache": True, "environment": {"LLAMA_CACHE": folder}}
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = [endpoint]
-    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the whole path" in local.reason()
+    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the absolute path" in local.reason()
 
 
 def test_names_that_no_environment_can_have(local):

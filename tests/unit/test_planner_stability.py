@@ -103,7 +103,7 @@ def test_no_fact_of_a_host_is_about_its_load():
         "user",
     }
     declared = {"link_gbit_per_s"}
-    assert set(host.facts("user")) | declared == (cluster_inputs.PLANNED_FROM | known)
+    assert set(host.facts("user")) | declared == (cluster_inputs.PLANNING_FACTS | known)
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

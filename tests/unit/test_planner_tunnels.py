@@ -52,7 +52,7 @@ def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
 )
 def test_what_is_no_end_of_a_tunnel(tunnelled, value):
     tunnelled.hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["tunnel"] = value
-    assert f"llama_worker_endpoints[0] of worker1 has the tunnel {value!r}: use address and port" in tunnelled.reason()
+    assert f"llama_worker_endpoints[0] of worker1 has the tunnel {value!r}: use the address and port" in tunnelled.reason()
 
 
 def test_the_head_needs_no_tunnel_to_itself(local):
@@ -63,9 +63,9 @@ def test_the_head_needs_no_tunnel_to_itself(local):
 @pytest.mark.parametrize(
     "other, port, owner",
     [
-        ("worker2", 60052, "the tunnel to cpu of worker1 has"),
-        ("worker2", 8080, "llama_server_port has"),
-        ("worker2", 50052, "the worker cpu of the head has"),
+        ("worker2", 60052, "the tunnel to cpu of worker1 uses"),
+        ("worker2", 8080, "llama_server_port uses"),
+        ("worker2", 50052, "the worker cpu of the head uses"),
     ],
 )
 def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
@@ -139,11 +139,11 @@ def test_stunnel_costs_a_token_its_share(pair):
 
 def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     plan = typed(encrypted.plan())
-    launcher = " ".join(services.behind_tunnels(plan, ["program", "job"]))
+    launcher = " ".join(services.tunnelled_endpoints(plan, ["program", "job"]))
     ends = "--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys"
     assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
     encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"
-    assert services.behind_tunnels(typed(encrypted.plan()), ["program"]) == ("program",)
+    assert services.tunnelled_endpoints(typed(encrypted.plan()), ["program"]) == ("program",)
 
 
 def test_the_head_s_own_workers_need_no_stunnel(local):

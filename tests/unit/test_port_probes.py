@@ -36,7 +36,7 @@ def test_a_port_that_does_not_answer_is_closed_where_another_one_of_the_host_doe
         for port, found in ((other, ((endpoint, "127.0.0.1", False),)), (silent, ())):
             monkeypatch.setattr(port_probes, "REFERENCE_PORT", int(port.rsplit(":", 1)[1]))
             assert probed(endpoint) == found
-        assert verify._probe("127.0.0.1", endpoint) == verify.NOT_REACHED
+        assert verify._probe("127.0.0.1", endpoint) == verify.UNREACHABLE
 
 
 def test_a_port_of_the_host_itself_is_probed_from_another_address():

@@ -176,7 +176,7 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
         ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
         ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
-        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: use a mapping"),
+        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: map names"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
         ({"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled"),
@@ -244,7 +244,7 @@ def test_auto_from_a_mirror_is_the_same_release(local):
 
 
 def test_what_auto_compiles_is_the_default():
-    assert inventory.specification()["llama_release"]["default"] == release_request.DEFAULT
+    assert inventory.specification()["llama_release"]["default"] == release_request.DEFAULT_RELEASE
 
 
 # --------------------------------------------------------------------------------------------------------------------- fetching

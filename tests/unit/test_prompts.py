@@ -145,7 +145,7 @@ def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():
     assert 1 < int(argument(plan, "--ctx-checkpoints")) < 32
     assert kept <= 8192
     assert plan["head"]["prompt_cache_mib"] == 8192
-    assert f"Checkpoints of the context take up to {kept} MiB of head's memory." in pages(plan)
+    assert f"Context checkpoints take up to {kept} MiB of head's memory." in pages(plan)
     cluster = head_with_cards(4, summary=WINDOWS, llama_server_parallel=2)
     cluster.hosts["head"]["facts"]["memory_mib"] = 22528
     head = cluster.plan()["head"]
@@ -190,7 +190,7 @@ def free_visits(monkeypatch):
 
 def works(seconds, links):
     """Stages of a pipeline that compute so many seconds for 256 tokens."""
-    link = cost_model.LINKS["loopback"]._replace(gbit=1e6)
+    link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e6)
     rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE)
     return [
         cost_model.Work("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
@@ -225,7 +225,7 @@ def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_bat
 @pytest.mark.parametrize("devices, measured", [(2, 9323), (3, 6898), (4, 5782)])
 def test_the_head_computes_nothing_beside_what_it_carries(devices, measured):
     """phi3 on A100 behind workers, one of which reads 7099 tokens per second (ggml-org/llama.cpp#18626)."""
-    link = cost_model.LINKS["loopback"]
+    link = cost_model.ASSUMED_LINKS["loopback"]
     carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(link=link), 3072).values()) / 1000
     parts = works([(512 / 7099 - carried) / 2 / devices] * devices, [True] * devices)
     tokens = 64 * 512

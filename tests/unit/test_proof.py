@@ -172,8 +172,8 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
 
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
-        (ALIKE, {}, 99, "one layer and the tables have 0.0 GiB, the limit is 0.0"),
-        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and all of them are too many"),
+        (ALIKE, {}, 99, "one layer and the tables need 0.0 GiB, but the limit is 0.0"),
+        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and that many do not fit"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each of them"),
     ):
         summary, outside = summary_of(groups, **keys)
@@ -570,13 +570,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers does not compute numbers"),
-        ("sure", {}, "head's processor with 2 layers does not compute numbers"),
+        ("none", {}, "head's processor with 2 layers does not produce numbers"),
+        ("sure", {}, "head's processor with 2 layers does not produce numbers"),
         ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "does not compute numbers"),
+        ("right", {"context": 2}, "does not produce numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
     ],
 )
@@ -698,7 +698,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
-    commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.TELLING}'")] if verdict.failure else []
+    commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
     assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
     assert ("Logs of the workers: " in answer["fix"]) == bool(commands)
@@ -739,7 +739,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
     telling = ["x.cu:3: out of room", "CUDA error: no kernel image", "GGML_ASSERT(rows < 8) failed"]
     others = ["Accepted client connection", "libggml-base.so(ggml_abort+0x152) [0x7f]"]
     (tmp_path / "log").write_text("\n".join(telling + others))
-    argv = ["grep", "-aiE", run.TELLING, tmp_path / "log"]
+    argv = ["grep", "-aiE", run.REASON_LINE, tmp_path / "log"]
     assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines() == telling
 
 
@@ -758,12 +758,12 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, sai
     ids = [one.id for one in typed(plan).head.proof.devices]
     known = tuple(verdict._replace(id=identifier) for identifier, verdict in zip(ids, verdicts))
     evidence = verification.healthy(typed(plan))._replace(verdicts=(RIGHT, *known))
-    for unproven, told in ((False, ""), (True, judge.NOT_REPEATED)):
+    for unproven, told in ((False, ""), (True, judge.PROOF_NOTE)):
         verification.verify(plan, evidence, unproven=unproven, report=str(page))
         found = '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>'
         [(result, evident)] = re.findall(found, html.unescape(page.read_text()))
         assert (result, said in evident) == (status.replace(" ", "-"), True)
-        assert (judge.NOT_REPEATED in evident, evident.endswith(told)) == (unproven, True)
+        assert (judge.PROOF_NOTE in evident, evident.endswith(told)) == (unproven, True)
 
 
 FEW = {"layers": (0,), "every_kind": False}

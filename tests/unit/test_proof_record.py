@@ -34,4 +34,4 @@ def test_a_full_disk_fails_no_proof(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(action, "display", display)
     assert plugin._prove(plan, WORK, action.ProofArguments(plan)) == FOUND
     (warning,) = display.warning.call_args.args
-    assert warning.startswith("The next run proves again. head: /opt/x: No space left on device. Free some space on")
+    assert warning.startswith("The next run repeats the proof. head: /opt/x: No space left on device. Free some space on")

@@ -211,7 +211,7 @@ def test_a_server_is_known_by_its_certificate(certify):
 
     assert ask(served(script), key="secret", certificate=expected[1]) == (
         0,
-        "it presents another certificate than the configured one: run site.yml, which restarts it",
+        "it does not present the configured certificate: run site.yml, which restarts it",
     )
     assert b"secret" not in b"".join(received)
 

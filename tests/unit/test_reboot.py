@@ -75,7 +75,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. The head serves without one:cpu" in said
     assert "two reboots. The cluster does not answer until it is back" in said
-    assert "spare reboots. Nothing of the cluster is used there." in said
+    assert "spare reboots. The cluster uses nothing there." in said
     assert "does not answer until it is back: it is the head." in said
 
 

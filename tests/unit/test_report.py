@@ -52,7 +52,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
     plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
     rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [memory_text.FREE in row for row in rows] == [False, False]
+    assert [memory_text.FREE_SIGN in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
@@ -64,7 +64,7 @@ def test_a_command_can_be_pasted_into_a_shell():
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
-    assert max(map(len, lines)) <= tables.WIDTH
+    assert max(map(len, lines)) <= tables.PAGE_WIDTH
     assert not any(line.strip().startswith("value") for line in lines)
 
 
@@ -97,7 +97,7 @@ def test_the_page_of_a_cluster():
     ):
         assert part in text
     assert "What site.yml would change" not in text
-    assert max(map(len, text.splitlines())) <= tables.WIDTH
+    assert max(map(len, text.splitlines())) <= tables.PAGE_WIDTH
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rpc import Server
 
-LARGE = rpc_upload.THRESHOLD + 4096
+LARGE = rpc_upload.CACHE_THRESHOLD + 4096
 SIZE_OF_RPC_TENSOR = 296
 """sizeof(rpc_tensor) in the trees of 0.3.36 and b11549."""
 
@@ -24,7 +24,7 @@ def give(script, data, seconds=20):
     server = Server(script)
     try:
         with rpc_upload.UploadConnection("127.0.0.1", server.port, len(data), seconds) as worker:
-            worker.give(io.BytesIO(b"before" + data), 6, len(data))
+            worker.send_part(io.BytesIO(b"before" + data), 6, len(data))
         assert server.all_closed_by_client()
     finally:
         server.listener.close()
@@ -67,7 +67,7 @@ def test_a_model_that_becomes_shorter_meanwhile():
         pytest.raises(rpc_upload.TransferError, match="file was truncated meanwhile"),
         rpc_upload.UploadConnection("127.0.0.1", server.port, 100, 5) as worker,
     ):
-        worker.give(io.BytesIO(bytes(50)), 0, 100)
+        worker.send_part(io.BytesIO(bytes(50)), 0, 100)
 
 
 def fingerprint(data, before=b""):

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import WORDS_INSTEAD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
 from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
@@ -61,7 +61,7 @@ def test_the_server_ends_with_its_launcher_however_that_ends(cluster):
         assert process.wait() == status
         assert status or not os.path.exists(f"/proc/{child}")
         until(lambda child=child: not os.path.exists(f"/proc/{child}"))
-        assert not (cluster.state / runtime.ENDS).exists()
+        assert not (cluster.state / runtime.EXITS).exists()
 
 
 def test_asked_to_stop_while_it_waits(cluster):
@@ -82,7 +82,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         (3, ["/no/such/llama-server"], missing, []),
     ):
         assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
-        told = json.loads((tmp_path / runtime.ENDS).read_text())
+        told = json.loads((tmp_path / runtime.EXITS).read_text())
         assert (told["number"], told["how"], told["log"][-1:]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
 
@@ -93,7 +93,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
-    (tmp_path / WORDS_INSTEAD).write_text('{"--ctx-size": "-c", "--fit": ""}')
+    (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
     runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
     assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
@@ -118,7 +118,7 @@ def test_the_server_is_heard_where_its_log_is_no_file(tmp_path, capfd, spoil):
 
 
 def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(cluster, small_disk):
-    for name in (runtime.HANDSHAKES, runtime.ENDS, journal.START_LOG):
+    for name in (runtime.HANDSHAKES, runtime.EXITS, journal.START_LOG):
         (small_disk / name).write_text("{}")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     port = free_port()
@@ -154,12 +154,12 @@ def verified(path):
 
 READ_BACK = {
     serving.FILE: lambda path: serving.read_history(path) != serving.History(),
-    runtime.ENDS: number_of_ends,
+    runtime.EXITS: number_of_ends,
     "sizes.json": lambda path: workers.known_sizes(path.parent / "rpc", [300]) != {300},
     "fallbacks.json": serving.read_fallbacks,
     "metrics.json": lambda path: exporter.Exporter(path, "s").description,
     "s.prom": lambda path: any(exports_of(path.parent, path.parent).restarts.values()),
-    exporter.VERIFIED: verified,
+    exporter.VERIFICATION: verified,
 }
 """File that the launcher reads → whether it has found something there."""
 TEXTS = r"""
@@ -182,7 +182,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
         spoilt(tmp_path / name)
     else:
         (tmp_path / name).write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
-    if (name, spoilt) != (runtime.ENDS, os.mkdir):
+    if (name, spoilt) != (runtime.EXITS, os.mkdir):
         assert not READ_BACK[name](tmp_path / name)
 
 
@@ -207,7 +207,7 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
     settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
-    assert json.loads((tmp_path / runtime.ENDS).read_text())["how"] == "with status 0"
+    assert json.loads((tmp_path / runtime.EXITS).read_text())["how"] == "with status 0"
     assert workers.run(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
     said = capfd.readouterr().out
     assert "the worker exited with status 0" in said

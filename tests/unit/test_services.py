@@ -84,7 +84,7 @@ def defined(name, text=None, temporary=False):
     return services.Service(name, text or f"{name} 1", temporary)
 
 
-@pytest.fixture(params=list(services.CLASSES))
+@pytest.fixture(params=list(services.MANAGER_CLASSES))
 def machine(request, tmp_path, monkeypatch):
     return machine_with(request.param, tmp_path, monkeypatch)
 
@@ -103,7 +103,7 @@ def machine_with(name, tmp_path, monkeypatch):
 def test_what_a_new_service_manager_needs():
     """The files of the exercise in CONTRIBUTING.md."""
     known = list(service_managers.MANAGERS)
-    assert list(services.CLASSES) == known, "host/services.py lacks a class"
+    assert list(services.MANAGER_CLASSES) == known, "host/services.py lacks a class"
     templates = {path.name for path in (ROOT / "roles/llama_host/templates").iterdir()}
     assert {manager.template for manager in service_managers.MANAGERS.values()} <= templates
 
@@ -118,7 +118,7 @@ def test_services_are_defined_and_started_once_workers_first(machine):
         assert path.read_text() == f"{name} 1"
         assert path.stat().st_mode & 0o777 == machine.manager.record.mode
     assert machine.changes()
-    assert place.not_at_boot(machine.manager.place, [HEAD, WORKER]) == set()
+    assert place.disabled_services(machine.manager.place, [HEAD, WORKER]) == set()
     assert machine.apply(HEAD, WORKER) == {}
     assert (machine.changes(), machine.lines("events")) == ([], [])
 
@@ -195,10 +195,10 @@ def test_a_start_has_systemd_read_a_definition_that_was_written_and_not_read(tmp
 def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(defined(WORKER, temporary=True), OTHER)
-    assert place.not_at_boot(machine.manager.place, [WORKER, OTHER]) == {WORKER}
+    assert place.disabled_services(machine.manager.place, [WORKER, OTHER]) == {WORKER}
     (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
-    assert place.not_at_boot(machine.manager.place, [OTHER]) == set()
+    assert place.disabled_services(machine.manager.place, [OTHER]) == set()
     assert machine.apply(OTHER) == {}
 
 
@@ -217,9 +217,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(place, "lingers", lambda user: False)
+    monkeypatch.setattr(place, "has_lingering", lambda user: False)
     assert [line.split(" of ")[0] for line in place.problems(machine.manager.place)] == ["services"]
-    monkeypatch.setattr(place, "lingers", lambda user: True)
+    monkeypatch.setattr(place, "has_lingering", lambda user: True)
     assert place.problems(machine.manager.place) == []
 
 

@@ -200,7 +200,7 @@ def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
 
     assert environment(((), hidden), ((), hidden)) == hidden
     assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
-    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, and share one environment"):
+    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, but share one environment"):
         environment((("cuda",), {"X": "1"}), (("cuda",), {"X": "2"}))
 
 
@@ -222,7 +222,7 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
-        turns.own_words(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
+        turns.entry_keys(f"{shared}, llama_model_draft and llama_server_extra_args") == f"{shared}, draft and extra_args"
     )
 
 
@@ -264,7 +264,7 @@ def test_entries_that_cannot_be(pair, entries, reason):
     "given, reason",
     [
         (["--temp 1"], "extra_args has '--temp 1' as one"),
-        (["--lora", "/a;b"], "'--lora /a;b' is given with ; or #, which presets of llama-server cannot say"),
+        (["--lora", "/a;b"], "'--lora /a;b' is given with ; or #, which presets of llama-server cannot express"),
         (["--lora", "a", "--lora", "b"], "'--lora b' is given a second time, after --lora, which presets of"),
         (["--seed", "2", "-s", "1"], "'-s 1' is given a second time, after --seed, which presets of"),
         (["--temp", "1", "--temperature", "2"], "'--temperature 2' is given a second time, after --temp, which"),

@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WHOLE = solver.PARTS
+WHOLE = solver.FILL_PARTS
 
 
 def place(sizes, capacity, pace=1, base=solver.DEVICE + solver.WORKER, group=0, fixed=0, compute=0, copies=0, moved=()):
@@ -70,7 +70,7 @@ def by_trying_everything(places, first):
 def used(places, counted, first, kept_free):
     """How many of the devices that have to be used are at most; None where no placement is possible."""
     possible = [verdict for counts in counted if (verdict := judged(places, counts, first, kept_free))]
-    return max((-(cost // solver.MUST) for cost, _full in possible), default=None)
+    return max((-(cost // solver.REQUIRED) for cost, _full in possible), default=None)
 
 
 def rank_of(places, counts, first):
@@ -91,7 +91,7 @@ def rank_of(places, counts, first):
 def clusters(draw):
     """Devices and the first unit that is on one."""
     sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=6))
-    must = draw(st.sampled_from([0, 0, solver.MUST]))
+    must = draw(st.sampled_from([0, 0, solver.REQUIRED]))
     drawn = draw(
         st.lists(
             st.tuples(

@@ -47,10 +47,10 @@ def test_each_token_of_the_text_is_predicted_from_those_before():
 @pytest.mark.parametrize(
     "model, read",
     [
-        (Model(-3.4e38), (speech.LOWEST,) * speech.TOKENS),
+        (Model(-3.4e38), (speech.MIN_LOGARITHM,) * speech.TOKENS),
         (Model(1e-7), (0.0,) * speech.TOKENS),
-        (Model(tokens=speech.FEWEST_TOKENS + 1), (-1.5,) * speech.FEWEST_TOKENS),
-        (Model(tokens=speech.FEWEST_TOKENS), None),
+        (Model(tokens=speech.MIN_TOKENS + 1), (-1.5,) * speech.MIN_TOKENS),
+        (Model(tokens=speech.MIN_TOKENS), None),
         (Model(None), None),
         (Model(id=7), None),
         (Model(tokens=0), None),
@@ -92,9 +92,9 @@ OTHER = "0" * 16
     [
         (1.1, (), "passed", "1.10 bits per byte of plain text; nothing to compare with yet"),
         (1.1, ((1.0, OTHER),), "passed", "nothing to compare with yet"),
-        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times that of the best one so far"),
+        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times that of the best so far"),
         (1.1, ((1.08, None),), "passed", "perplexity 1.057 times"),
-        (1.1, ((1.07, None),), "failed", "1.087 times that of the best one so far, more than 1.07: the release, a"),
+        (1.1, ((1.07, None),), "failed", "1.087 times that of the best so far, more than 1.07: the release, a"),
         (
             2.01,
             ((2.01, None),),
@@ -110,14 +110,14 @@ def test_a_model_that_reads_worse_than_a_language_model_or_than_before_fails(ser
     found = evidence_of(plan, reading_of(plan, now) if now else None, *before)
     (check,) = checks(judged(plan, found), "speaks")
     assert (check.status, said in check.evidence) == (status, True), check
-    refusal = judge.gate(subject(typed_json.dump(plan)), found) or ""
+    refusal = judge.serving_failure(subject(typed_json.dump(plan)), found) or ""
     assert ("speaks: " in refusal, said in refusal) == (status == "failed",) * 2
 
 
 def test_what_speaks_does_not_test(served, local):
     plan = typed(served.accepted())
     (check,) = checks(judged(plan, evidence_of(plan, None, completion=None)), "speaks")
-    assert (check.status, check.evidence) == ("not tested", judge.LEFT_ASLEEP)
+    assert (check.status, check.evidence) == ("not tested", judge.ASLEEP_NOTE)
     served.set("head", llama_server_extra_args=["--embeddings"])
     for silent in (typed(served.accepted()), typed(local.accepted())):
         assert silent.head.reading is None
@@ -180,7 +180,7 @@ def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
 
 def test_the_record_of_readings_is_bounded(served):
     plan = typed(served.accepted())
-    many = [reading_of(plan, 1, f"{number:016x}") for number in range(judge.READINGS)]
+    many = [reading_of(plan, 1, f"{number:016x}") for number in range(judge.MAX_READINGS)]
     kept = judge.readings_of([evidence_of(plan, reading_of(plan, 1), *many)])
     assert [one.id for one in kept] == [*(one.id for one in many[1:]), plan.head.reading]
 
@@ -195,6 +195,6 @@ def test_a_completion_without_probabilities_fails(served, logarithms, computes):
     reply = replies.Reply(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": 8}}))
     plan, completion = typed(served.accepted()), server_client.completion(reply)
     (check,) = checks(judged(plan, healthy(plan, completion)), "completion")
-    assert (check.status, "does not compute numbers" in check.evidence) == (
+    assert (check.status, "does not produce numbers" in check.evidence) == (
         ("passed", False) if computes else ("failed", True)
     )

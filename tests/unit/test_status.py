@@ -101,7 +101,7 @@ def written(plan, answers, tmp_path, **others):
     result, shown = run(plan, answers, path=str(path), **others)
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
-    assert all(len(line) <= tables.WIDTH for line in shown.splitlines())
+    assert all(len(line) <= tables.PAGE_WIDTH for line in shown.splitlines())
     return told, result.get("msg", ""), shown
 
 

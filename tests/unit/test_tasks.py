@@ -240,7 +240,7 @@ START = [
 ]
 CHANGE = [
     "Build",
-    "Write the files of the plan",
+    "Write the planned files",
     "Keep the plan on each host",
     "Stop a retired head before its workers change",
     "Stop the head before its model or its workers change",
@@ -249,7 +249,7 @@ CHANGE = [
     "Remove the installation once the cluster no longer uses the host",
 ]
 RETURN = ["Stop the head", *START]
-REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove the rules of the firewall"]
+REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove the firewall rules"]
 
 
 @pytest.mark.parametrize(

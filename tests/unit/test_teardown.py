@@ -139,7 +139,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here stays with models: remove what is not used otherwise."
+    said = f"{prefix} on here stays with models: remove what nothing else uses."
     assert told["left"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -190,10 +190,10 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove what is not used otherwise."
+        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove what nothing else uses."
     ]
     assert remove(prefix)["left"] == [
-        f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the rest of one."
+        f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the remains of one."
     ]
 
 
@@ -261,7 +261,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
         services=tuple(service_plan(["x"], "127.0.0.1:1", name=name) for name in "abcd"),
     )
     expected = "" if mine and path != "prefix" else has.format(tmp_path)
-    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.NOT_OURS}"
+    said = f"This host has {expected}{tmp_path}/b.service, {tmp_path}/c.service{names.FOREIGN_REMEDY}"
     with pytest.raises(Refusal, match=f"^{re.escape(said)}$"):
         ownership.check_ownership(planned)
 

@@ -79,7 +79,7 @@ def test_further_names_are_left_out_and_a_missing_one_is_an_error():
 )
 def test_what_a_host_reports_in_another_form_is_refused(change, said):
     with pytest.raises(Refusal) as raised:
-        typed_json.reported("strix1", "itself", Whole, {**JSON, **change})
+        typed_json.parse_report("strix1", "itself", Whole, {**JSON, **change})
     assert str(raised.value) == (
         f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If this persists, treat this host "
         "as compromised (docs/security.md)."

@@ -64,14 +64,14 @@ PART = b"x" * 100
     [
         (answer(401), "needs permission (HTTP 401)", "set llama_model_token_file"),
         (answer(404), "does not exist (HTTP 404)", "correct the URL"),
-        (answer(429), "is requested too often", "wait a few minutes, or set a token"),
+        (answer(429), "was requested too often", "wait a few minutes, or set a token"),
         (answer(503), "is not available (HTTP 503)", "try again later"),
-        (answer(200, PART), "does not send parts of files (HTTP 200", "use its path"),
+        (answer(200, PART), "ignores range requests (HTTP 200", "use its path"),
         (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
         (
             answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"),
-            "does not send parts of files",
-            "a server with ranges",
+            "ignores range requests",
+            "a server that supports them",
         ),
         (
             answer(206, PART, Content_Range="bytes 0-100/101", Content_Length=100),
@@ -103,7 +103,7 @@ def test_a_file_that_changes_while_it_is_read(server, monkeypatch):
 
 
 def test_a_server_that_says_nothing(server, monkeypatch):
-    monkeypatch.setattr(web, "SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(web, "SILENCE_SECONDS", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
     assert "has a server that did not answer in time: try again" in why_not(server.url + "/m.gguf")

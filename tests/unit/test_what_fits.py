@@ -120,7 +120,7 @@ def test_a_host_too_small_for_all_says_how_much_is_missing():
 
 
 def test_who_may_connect_has_no_part_in_it():
-    assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.OF_ACCESS
+    assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.ACCESS_ADVISORIES
     cluster = cards_of(1, llama_accept_advisories=[], llama_release={**TREE, "build": 11434})
     assert not rows_of(cluster.hosts, [SMALL])[0].why_not
 

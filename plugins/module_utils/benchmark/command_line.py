@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED, Request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 
@@ -44,7 +44,7 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
     lines = [
         f"cd {shlex.quote(state)} || exit 1; ulimit -f {FILE_BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
-        f'run() {{ n={FILES}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
+        f'run() {{ n={FILE_PREFIX}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]
     for number, (argv, environment) in enumerate(programs):
         words = [*(f"{name}={value}" for name, value in environment.items()), *argv]
@@ -55,7 +55,7 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
 def argv_of(plan: Plan, request: Request) -> list[str]:
     """Return the command line that measures what llama-server would serve with this plan."""
     server = options_of(plan.head.argv)
-    program = str(PurePosixPath(plan.head.argv[0]).with_name(options.MEASURING))
+    program = str(PurePosixPath(plan.head.argv[0]).with_name(options.BENCH))
     words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
     pairs = {
         **{word: server.get(name) for word, name in OPTION_NAMES.items()},

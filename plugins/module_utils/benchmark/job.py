@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
@@ -26,7 +26,7 @@ MANAGERS = (*SYSTEMD, "supervisor")
 VOLATILE_UNITS = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 NAME = names.service("benchmark")
-RETURN_SECTIONS = """
+RESTART_SECTIONS = """
 [Unit]
 Conflicts={server}.service
 After={server}.service
@@ -45,7 +45,7 @@ class BenchmarkJob:
         scope = "--user " if place.scope == "user" else ""
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         volatile = Path(runtime, "systemd/user") if scope else VOLATILE_UNITS
-        self._return = RETURN_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
         self._serving = services.manager_of(place)
         self.measuring = services.manager_of(place._replace(units=str(volatile)) if systemd else place)
@@ -66,7 +66,7 @@ class BenchmarkJob:
             self.measuring.path(NAME).parent.mkdir(parents=True, exist_ok=True)
         else:
             _apply(self._serving, stop=[names.SERVER])
-        for old in self._state.glob(f"{FILES}*"):
+        for old in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)

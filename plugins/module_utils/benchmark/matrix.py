@@ -99,12 +99,12 @@ def serving_backend(plan: Plan) -> str:
     return next(build.backend for build in plan.hosts[plan.head.host].builds if build.id == _build_id(plan))
 
 
-def obstacle(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
+def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
     """Return why a load cannot be measured; None if it can."""
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
-        return f"it needs build {_build_id(load_plan)}, which the plan that serves does not have"
+        return f"it needs build {_build_id(load_plan)}, which the serving plan lacks"
     holds = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
     idle = [host for host in hosts[1:] if host not in holds]
     return f"the plan gives no layer to {', '.join(idle)}" if idle else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import (
-    FILES,
+    FILE_PREFIX,
     BenchRow,
     Program,
     Result,
@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
 """Suffix of a program's file → bytes that are read from its end."""
-ERRORS, LOG_LINE = 3, 500
+LOG_LINES, LINE_LENGTH = 3, 500
 """Last lines of a log that are shown, and characters of each."""
 
 
@@ -36,7 +36,7 @@ def result_of(text: str) -> Result | None:
 
 def read_results(state: Path, number: int) -> Program:
     """Return what a program has written so far. The services' account owns its files and may have put anything there."""
-    rows, log, status = (reading.end_of(state / f"{FILES}{number}.{end}", size) for end, size in SIZES.items())
-    last = [printable(line, LOG_LINE) for line in log.splitlines() if line.strip()][-ERRORS:]
+    rows, log, status = (reading.end_of(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
+    last = [printable(line, LINE_LENGTH) for line in log.splitlines() if line.strip()][-LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
     return Program(results, int(status) if status.strip().isdecimal() else None, " / ".join(last))

@@ -5,9 +5,9 @@
 
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Text
 
-FILES = "benchmark-"
+FILE_PREFIX = "benchmark-"
 """Prefix of files that programs write."""
 
 SCHEMA = 1
@@ -17,7 +17,7 @@ SLOWEST, FASTEST = 1e-4, 10**9
 Figure = Annotated[float, Number(SLOWEST, FASTEST, real=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
-Words = Annotated[str, Text(longest=LONGEST)]
+Words = Annotated[str, Text(longest=MAX_TEXT)]
 
 
 class Speed(NamedTuple):

@@ -57,7 +57,7 @@ def find_user_session() -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
 
 
-def as_account(account: str | None) -> dict[str, Any]:
+def account_options(account: str | None) -> dict[str, Any]:
     """Return ``user``, ``group`` and ``extra_groups`` with which subprocess runs a command as an account; empty unless this process is root's.
 
     :raises Refusal: there is no such account.
@@ -90,7 +90,7 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
             timeout=seconds,
             check=False,
             env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
-            **as_account(account),
+            **account_options(account),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(argv, str(error), None) from error

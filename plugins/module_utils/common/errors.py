@@ -27,7 +27,7 @@ REMEDIES = {
 }
 
 
-def file_system(path: str) -> Path:
+def mount_point(path: str) -> Path:
     """Return the mount point of the file system on which a path is, or would be."""
     mount = Path(os.path.realpath(path))
     while not os.path.ismount(mount) and mount != mount.parent:
@@ -42,7 +42,7 @@ def sentence(error: OSError, *folders: str) -> str:
     """
     paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
     absolute = [path for path in paths if os.path.isabs(path)] or folders or ["/"]
-    mounts = list(dict.fromkeys(file_system(path) for path in absolute))
+    mounts = list(dict.fromkeys(mount_point(path) for path in absolute))
     remedy = REMEDIES.get(error.errno or 0, "Fix this on the host and run the playbook again")
     remedy = remedy.format(mount=" or ".join(map(str, mounts)))
     return f"{' → '.join(paths)}{': ' * bool(paths)}{error.strerror or error}. {remedy}."

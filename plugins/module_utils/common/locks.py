@@ -90,13 +90,13 @@ def hold_host(prefix: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if files.is_marked(Path(prefix)):
-            with unless_read_only():
+            with ignore_read_only():
                 stack.enter_context(hold(Path(prefix, names.CHANGES_LOCK), HOST_SECONDS))
         yield
 
 
 @contextmanager
-def unless_read_only() -> Iterator[None]:
+def ignore_read_only() -> Iterator[None]:
     """Ignore errors of a read-only disk, where services must still be stopped."""
     try:
         yield

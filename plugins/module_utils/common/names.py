@@ -29,7 +29,7 @@ DEFINITION_MARK = "Written by llamacpp.cluster"
 """Mark in the first lines of every service definition."""
 FOLDER_MARK = ".llamacpp.cluster"
 """Empty folder below the prefix. Without it the prefix is not ours, and is neither changed nor removed."""
-NOT_OURS = ", which this collection did not make: move it away or rename it, and run the playbook again"
+FOREIGN_REMEDY = ", which this collection did not create: move or rename it, and run the playbook again"
 """End of a message about a file or service with one of our names that the collection did not make."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
@@ -53,7 +53,7 @@ METRICS = "metrics.json"
 """File below each host's prefix with the settings of launchers that write metrics."""
 MEASURED_SPEED = "speed.json"
 """File below the head's prefix with the measured and planned speeds of generation (plan/speed_record.py)."""
-VERIFIED = "verified.json"
+VERIFICATION = "verified.json"
 """File below the head's prefix with the result of the last verification."""
 PROOF = "proof.json"
 """File below the head's prefix with the verdicts of proofs."""
@@ -73,7 +73,7 @@ PLAIN, STUNNEL, RDMA = "plain", "stunnel", "rdma"
 """Values of ``llama_transport``."""
 KEYS = "keys"
 """Folder below the prefix with the tunnel keys, one file for each peer."""
-EVERY_ADDRESS, EVERYBODY = "0.0.0.0", "0.0.0.0/0"
+ANY_ADDRESS, ANY_NETWORK = "0.0.0.0", "0.0.0.0/0"
 """Address for listening on all interfaces, and network of all hosts."""
 CLUSTER_RECORD = "cluster.json"
 """File below every host's prefix that names its cluster."""
@@ -81,7 +81,7 @@ PLANS = "plans"
 """Folder below the prefix with the host's part of recent plans."""
 MODELS = "models"
 """Folder below the head's prefix with models that the collection writes or downloads."""
-KNOWN_ANSWER_TIME = 2
+KNOWN_ANSWER_MTIME = 2
 """Modification time of known-answer models in seconds, by which a modified file is recognised. Increase it when the content of that file changes."""
 INSTALLED = (
     "releases",
@@ -94,7 +94,7 @@ INSTALLED = (
     PACKAGES,
     CACHED_FACTS,
     MEASURED_SPEED,
-    VERIFIED,
+    VERIFICATION,
     PROOF,
     READING,
     START_DIGESTS,
@@ -112,7 +112,7 @@ INSTALLED = (
 PAGE_PORT = "llama_server_page_port"
 PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
 """Whether a service is the head's → setting of its port."""
-MEASURING_PORT = 50051
+IPERF_PORT = 50051
 """Port of iperf3 on a worker's host during a link measurement."""
 FAMILIES = {
     "debian": "debian",

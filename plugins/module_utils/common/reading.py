@@ -111,7 +111,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
     :raises ValueError: it is no object, is nested too deep for Python, or has an infinite number or an invalid string.
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_parse_integer)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -126,7 +126,7 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > DIGITS:
         raise ValueError(f"{text[:DIGITS]}… has more than {DIGITS} digits")
     return int(text)

@@ -24,7 +24,7 @@ SECRET_PARAMETER = re.compile(
     r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
     re.IGNORECASE,
 )
-SHORTEST = 4
+MIN_SECRET_LENGTH = 4
 """Minimum length of a known secret: a shorter one is part of many words."""
 NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
@@ -85,7 +85,7 @@ def redact(text: str, secrets: Mapping[str, str] = {}) -> str:
     :param secrets: secret → its kind. It is found in the quoting of shells, service managers, JSON, HTML, URLs and base64.
     """
     for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= SHORTEST:
+        if len(secret) >= MIN_SECRET_LENGTH:
             for form in _longest_first(secret):
                 text = text.replace(form, marker(secrets[secret]))
     text = URL.sub(_redacted_url, text)
@@ -124,12 +124,12 @@ def _forms(secret: str) -> Iterator[str]:
     yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
     shells = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
     plain = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
-    doubled = [form.replace("%", "%%") for form in plain]
-    for form in {*plain, *doubled, *(form.replace("$", "$$") for form in doubled)}:
+    percent_forms = [form.replace("%", "%%") for form in plain]
+    for form in {*plain, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
         yield form
         for text in (json.dumps(form, ensure_ascii=False)[1:-1], json.dumps(form)[1:-1]):
             yield from (text, json.dumps(text)[1:-1])
     yield from (data.hex(), "".join(f"\\x{byte:02x}" if byte < 33 or byte > 126 else chr(byte) for byte in data))
     for offset in range(3):  # position within a group of three bytes
-        coded = base64.b64encode(bytes(offset) + data).decode()[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
-        yield from (coded, coded.replace("+", "-").replace("/", "_"))
+        encoded = base64.b64encode(bytes(offset) + data).decode()[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
+        yield from (encoded, encoded.replace("+", "-").replace("/", "_"))

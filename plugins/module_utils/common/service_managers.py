@@ -43,8 +43,8 @@ class ServiceManager(NamedTuple):
     host_settings: bool = False
     """Whether links, firewall and kernel parameters can be set on its hosts: these modules require systemd and root."""
 
-    def definition(self, units: str, service: str) -> Path:
-        return Path(units) / (service + self.ending)
+    def definition(self, unit_folder: str, service: str) -> Path:
+        return Path(unit_folder) / (service + self.ending)
 
     def service(self, path: Path) -> str | None:
         """Return the name of the service that a file defines; None for other files."""
@@ -96,7 +96,7 @@ MANAGERS = {
 """Service managers in order of preference. supervisor comes last: the installation includes it."""
 
 
-def possible(system: str, scope: str) -> list[str]:
+def usable(system: str, scope: str) -> list[str]:
     """Return the names of the service managers that a host may have, the usual one first."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    LARGEST,
-    LONGEST,
+    MAX_INT,
+    MAX_TEXT,
     Number,
     Text,
     is_plain,
@@ -33,8 +33,8 @@ Absent = Annotated[Optional[T], ABSENT]
 ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 LIMITS: dict[Any, Any] = {
-    **{str: Text(longest=LONGEST), bool: bool, Any: Any},
-    **{int: Number(-LARGEST), float: Number(-LARGEST, real=True)},
+    **{str: Text(longest=MAX_TEXT), bool: bool, Any: Any},
+    **{int: Number(-MAX_INT), float: Number(-MAX_INT, real=True)},
 }
 """Limits of a value whose type has no annotation."""
 
@@ -129,7 +129,7 @@ def parse(record: type[T], data: Any) -> T:
     return typing.cast(T, _reader(hint)(data))
 
 
-def reported(host: str, subject: str, record: type[T], data: Any) -> T:
+def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
     """Return a host's report as a record that is safe to show.
 
     :param subject: subject of the report, like «the server».
@@ -138,10 +138,10 @@ def reported(host: str, subject: str, record: type[T], data: Any) -> T:
     try:
         return parse(record, data)
     except Mismatch as error:
-        raise not_as_read(host, subject, error) from None
+        raise format_refusal(host, subject, error) from None
 
 
-def not_as_read(host: str, subject: str, reason: object) -> Refusal:
+def format_refusal(host: str, subject: str, reason: object) -> Refusal:
     """Return the refusal of a host's report that does not match, for ``reason``."""
     return Refusal(
         f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If this persists, treat this host "

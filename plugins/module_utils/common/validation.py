@@ -10,11 +10,11 @@ from typing import Annotated, Any, NamedTuple
 
 CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the text direction, or are half a character."""
-LONGEST = 65536
+MAX_TEXT = 65536
 """Maximum length of a text."""
-LONGEST_NAME = 255
+MAX_NAME = 255
 """Maximum length of a host's name, and the default for texts."""
-LARGEST = 1 << 53
+MAX_INT = 1 << 53
 """Largest integer that every JSON parser keeps exact."""
 MAX_VALUE_LENGTH = 60
 """Maximum length of a value in a message."""
@@ -25,15 +25,15 @@ IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
 PREFIX = "/(3[0-2]|[12]?[0-9])"
 NETWORK = f"{IPV4}({PREFIX})?"
 ENDPOINT = f"{IPV4}:{PORT}"
-ONE_HOST = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
+HOST_IP = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
 """Pattern for the address of one host: neither 0.x nor multicast nor reserved."""
-INTERFACE = f"{ONE_HOST}{PREFIX}"
+INTERFACE = f"{HOST_IP}{PREFIX}"
 """Pattern for the address of one host with the length of its network's prefix."""
 
 
 def show(value: Any) -> str:
     """Return a value for a message: one short line without control characters."""
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and abs(value) > MAX_INT:
         return f"a number of {value.bit_length()} bits"
     if value is not None and not isinstance(value, (str, int, float)):
         return f"a {type(value).__name__}"
@@ -81,18 +81,18 @@ class Text(NamedTuple):
     """A text that matches an expression: one line without control characters, unless the expression begins with ``(?s)``."""
 
     expression: str = ".*"
-    longest: int = LONGEST_NAME
+    longest: int = MAX_NAME
 
 
 class Number(NamedTuple):
     """An integer, or with ``real`` any finite number."""
 
     minimum: float = 0
-    maximum: int = LARGEST
+    maximum: int = MAX_INT
     real: bool = False
 
 
-Address = Annotated[str, Text(ONE_HOST)]
+Address = Annotated[str, Text(HOST_IP)]
 """Address of a host."""
 Size = Annotated[int, Number()]
 """Size in bytes."""

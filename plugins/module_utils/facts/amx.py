@@ -20,10 +20,10 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
-ANNOUNCED = {"amx_tile", "amx_int8"}
+AMX_FLAGS = {"amx_tile", "amx_int8"}
 """Flags of /proc/cpuinfo with which llama.cpp is compiled with AMX."""
-SECONDS = 20
-HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
+TIMEOUT = 20
+TILE_HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
 """The compiler's header for tiles, and the text by which a faulty one is recognised."""
 
 PROGRAM = """
@@ -61,7 +61,7 @@ for thread in threads:
 def tiles_work(program: str = PROGRAM) -> bool:
     """Return whether a child process can multiply with tiles."""
     try:
-        commands.run([sys.executable, "-c", program], SECONDS)
+        commands.run([sys.executable, "-c", program], TIMEOUT)
     except commands.CommandError:
         return False
     return True
@@ -69,7 +69,7 @@ def tiles_work(program: str = PROGRAM) -> bool:
 
 def is_miscompiled(root: Path, ask: commands.Ask) -> bool:
     """Return whether the host's compiler has the faulty header."""
-    header = ask(["c++", f"-print-file-name={HEADER}"]).strip()
+    header = ask(["c++", f"-print-file-name={TILE_HEADER}"]).strip()
     return WRONG_OPERAND in text_of(root / header.lstrip("/"))
 
 
@@ -78,4 +78,4 @@ def unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.A
 
     :param flags: flags of the processor in /proc/cpuinfo.
     """
-    return set(flags) >= ANNOUNCED and (is_miscompiled(root, ask) or not tiles_work())
+    return set(flags) >= AMX_FLAGS and (is_miscompiled(root, ask) or not tiles_work())

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 VARIABLE = "SSH_CONNECTION"
 """Variable set by sshd: address and port of the client, then of the server."""
-GENERATIONS = 16
+MAX_ANCESTORS = 16
 """Number of ancestors to search: Ansible, and sudo, which drops the variable, lie between this process and sshd's shell."""
 
 
@@ -40,7 +40,7 @@ def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[st
 
 def _inherited_variable(root: Path, process: int) -> str:
     """Return the variable of the nearest ancestor that has it and that this account may read; empty if there is none."""
-    for _generation in range(GENERATIONS):
+    for _generation in range(MAX_ANCESTORS):
         folder = root / "proc" / str(process)
         variables = text_of(folder / "environ").split("\0")
         values = [variable[len(VARIABLE) + 1 :] for variable in variables if variable.startswith(f"{VARIABLE}=")]

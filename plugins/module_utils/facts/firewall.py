@@ -18,12 +18,12 @@ MANAGERS = names.FIREWALLS
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
 TRY_SECONDS = 30
 """Time limit of the trial. It usually takes 50 ms, but a host can be busy, and without a result the planner may refuse a plan."""
-REFUSED = 77
-SEND = f"""import socket, sys
+REFUSED_STATUS = 77
+SEND_PROGRAM = f"""import socket, sys
 try:
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))
 except PermissionError:
-    sys.exit({REFUSED})
+    sys.exit({REFUSED_STATUS})
 """
 """Program that exits with REFUSED if the kernel does not let it send: unlike a connection, a datagram fails at once."""
 
@@ -58,7 +58,7 @@ def active_manager() -> str | None:
     return manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
 
 
-def units_filter_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+def filtering_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
     """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
 
     Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this starts a unit that
@@ -75,7 +75,7 @@ def units_filter_works(interpreter: str | None, run: Callable[[list[str], float]
         f"--property=RuntimeMaxSec={TRY_SECONDS}",
     ]
     try:
-        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND], TRY_SECONDS)
+        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRY_SECONDS)
     except commands.CommandError as error:
-        return True if error.status == REFUSED else None
+        return True if error.status == REFUSED_STATUS else None
     return False

@@ -131,7 +131,7 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable))]
     identity = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
     facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
-    amx = {"amx": True} if set(instructions) >= tiles.ANNOUNCED else {}
+    amx = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
     vectors = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
     return {**facts, **amx, **vectors, **({"unusable": unusable} if unusable else {})}
 

@@ -37,7 +37,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
     InstallationPaths,
     defined_services,
-    lingers,
+    has_lingering,
     place_of,
     read_left,
     supervisor_runs,
@@ -101,7 +101,7 @@ def python(scope: str) -> str | None:
 
 def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
-    offered, or None. ``listed`` is false if the host has no list of packages.
+    offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
     :param lists: folder of apt's lists of packages.
@@ -171,7 +171,7 @@ def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[s
 def disk_gib(path: str) -> int | None:
     """Return the GiB of the file system of a path, rounded down to a power of 2: some shrink while they fill up, and facts are stable."""
     try:
-        status = os.statvfs(errors.file_system(path))
+        status = os.statvfs(errors.mount_point(path))
     except OSError:
         return None
     size = status.f_blocks * status.f_frsize >> 30
@@ -218,9 +218,9 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {"enabled": lingers(user), "by_us": os.path.exists(place.prefix + "/lingering")},
+        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(place.prefix + "/lingering")},
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
-        "units_filter": firewall.units_filter_works(interpreter) if service_manager.closes_ports_by else None,
+        "units_filter": firewall.filtering_works(interpreter) if service_manager.closes_ports_by else None,
         "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc(),

@@ -14,7 +14,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import ONE_HOST
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import HOST_IP
 
 USB4_GENERATION = 4
 """Value in ``generation`` of a USB4 router; 1 to 3 are Thunderbolt."""
@@ -22,7 +22,7 @@ INFINIBAND_TYPE = 32
 """ARPHRD_INFINIBAND in ``type`` of an interface."""
 IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
 """Prefix of IPv4 addresses in the tables of RDMA devices."""
-PORTS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
+PORT_KINDS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 """Prefix of the name of a macOS hardware port → kind; other ports are Ethernet."""
 
 
@@ -46,7 +46,7 @@ def rdma_addresses(root: Path = ROOT) -> list[str]:
     table = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
     words = {text[len(IPV4_GID) :].replace(":", "") for text in table if text.startswith(IPV4_GID)}
     addresses = {socket.inet_ntoa(bytes.fromhex(word)) for word in words}
-    return sorted(address for address in addresses if re.fullmatch(ONE_HOST, address))
+    return sorted(address for address in addresses if re.fullmatch(HOST_IP, address))
 
 
 def _linux_kinds(root: Path) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _generation(folder: Path, root: Path) -> int:
 def _macos_kinds(ask: Ask) -> dict[str, str]:
     ports = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", ask(["networksetup", "-listallhardwareports"]))
     return {
-        device: next((kind for start, kind in PORTS.items() if port.lower().startswith(start)), "ethernet")
+        device: next((kind for start, kind in PORT_KINDS.items() if port.lower().startswith(start)), "ethernet")
         for port, device in ports
     }
 
@@ -88,7 +88,7 @@ def _macos_kinds(ask: Ask) -> dict[str, str]:
 def _addresses(ask: Ask) -> dict[str, list[str]]:
     """Return interface → its IPv4 addresses."""
     listing = _ip_addresses(ask) or _ifconfig_addresses(ask)
-    return {name: [address for address in entry if re.fullmatch(ONE_HOST, address)] for name, entry in listing.items()}
+    return {name: [address for address in entry if re.fullmatch(HOST_IP, address)] for name, entry in listing.items()}
 
 
 def _ip_addresses(ask: Ask) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     """Return the name of the service manager that runs services of this scope here."""
     if scope == "user":
         commands.find_user_session()
-    managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.possible(platform.system(), scope))
+    managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.usable(platform.system(), scope))
     return next(
         (
             name
@@ -94,7 +94,7 @@ def supervisor_runs(prefix: str) -> bool:
     return True
 
 
-def lingers(user: str) -> bool:
+def has_lingering(user: str) -> bool:
     """Return whether the services of a user continue without a login."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
@@ -102,18 +102,18 @@ def lingers(user: str) -> bool:
 def problems(place: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    if place.service_manager == "systemd_user" and not lingers(user):
+    if place.service_manager == "systemd_user" and not has_lingering(user):
         return [f"services of {user} stop at logout"]
     if place.service_manager == "supervisor" and not supervisor_runs(place.prefix):
         return ["supervisor is not running"]
     return []
 
 
-def not_at_boot(place: InstallationPaths, services: Iterable[str]) -> set[str]:
+def disabled_services(place: InstallationPaths, service_names: Iterable[str]) -> set[str]:
     """Return the services that are not started at boot."""
     manager = service_managers.MANAGERS[place.service_manager]
     links = manager.boot_links and os.path.join(place.units, manager.boot_links)
-    return {name for name in services if links and not os.path.lexists(manager.definition(links, name))}
+    return {name for name in service_names if links and not os.path.lexists(manager.definition(links, name))}
 
 
 def is_own_definition(definition: Path) -> bool:
@@ -124,10 +124,10 @@ def is_own_definition(definition: Path) -> bool:
         return names.DEFINITION_MARK in stream.read(1000)
 
 
-def defined_services(manager: str, units: str) -> list[str]:
+def defined_services(manager: str, unit_folder: str) -> list[str]:
     """Return the names of services whose definition this collection wrote."""
     services = []
-    for path in Path(units).glob(f"{names.NAME}-*") if os.path.isdir(units) else []:
+    for path in Path(unit_folder).glob(f"{names.NAME}-*") if os.path.isdir(unit_folder) else []:
         service = service_managers.MANAGERS[manager].service(path)
         if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
             services.append(service)

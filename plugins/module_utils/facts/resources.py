@@ -120,7 +120,7 @@ def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
 
 
 def _file_system(path: str) -> tuple[str, os.statvfs_result]:
-    mount = errors.file_system(path)
+    mount = errors.mount_point(path)
     return str(mount), os.statvfs(mount)
 
 

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
-PRESENT = "present"
+ANY_VERSION = "present"
 """Placeholder for the version of an installed library."""
 
 
@@ -76,9 +76,9 @@ def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str
     current = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
         installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        fitting = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
-        if fitting:
-            best = max(fitting, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
+        matching = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
+        if matching:
+            best = max(matching, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
             components[name] = _on_host(root, best)
     return components
 
@@ -117,6 +117,6 @@ def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]
     prefixes = [prefix for entry in installed for prefix in (entry["prefix"], *entry.get("components", {}).values())]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {
-        name: PRESENT if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
+        name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
         for name in toolkits.LIBRARIES
     }

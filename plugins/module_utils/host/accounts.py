@@ -28,10 +28,10 @@ def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any]
     pipe.send_bytes(json.dumps(reply).encode())
 
 
-def work_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
+def run_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
     """Return what ``work`` returns, as JSON. If this process is root's, a child does the work under the account, so that no path that the account
     changes can mislead root."""
-    changes = commands.as_account(account)
+    changes = commands.account_options(account)
     if not changes:
         return work(*arguments)
     fork = multiprocessing.get_context("fork")

@@ -32,10 +32,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
 """Names of files in a worker's cache."""
-SECONDS_TO_START = 60.0
-SECONDS_TO_COMPARE = 600.0
+START_SECONDS = 60.0
+COMPARE_SECONDS = 600.0
 """Time to sample the model and the files in the cache."""
-LOWEST_RATE = 5 * MIB
+MIN_RATE = 5 * MIB
 """Lowest rate in bytes per second, assumed: a slow disk that others use, too."""
 RESERVED_BYTES = 1024 * MIB
 """Space that stays free on a disk."""
@@ -56,7 +56,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
 
     :raises Refusal: a copy of the model cannot be read, or the worker does not accept it.
     """
-    tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), SECONDS_TO_COMPARE)
+    tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), COMPARE_SECONDS)
     size = sum(place.bytes for place in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
@@ -109,7 +109,7 @@ def _cached_fingerprints(folder: Path) -> set[str]:
         for entry in entries:
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
-                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.THRESHOLD:
+                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.CACHE_THRESHOLD:
                     with reading.open_file(entry.path) as stream:
                         fingerprints.add(rpc_upload.fingerprint(stream, 0, size))
     return fingerprints
@@ -137,14 +137,14 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    seconds = SECONDS_TO_START + sum(place.bytes for place in tensors) / LOWEST_RATE
+    seconds = START_SECONDS + sum(place.bytes for place in tensors) / MIN_RATE
     largest = max(place.bytes for place in tensors)
     try:
         wait_for_worker(port, process)
         with rpc_upload.UploadConnection(LOOPBACK, port, largest, seconds) as receiver:
             for place in tensors:
                 with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
-                    receiver.give(stream, place.offset, place.bytes)
+                    receiver.send_part(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker's program on port {port} {error}") from error
     finally:
@@ -157,7 +157,7 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
 
     :raises Refusal: it does not answer, or its protocol is unknown.
     """
-    end = time.monotonic() + SECONDS_TO_START
+    end = time.monotonic() + START_SECONDS
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > end:
             raise Refusal(f"the worker's program on port {port} did not start: {answer.detail}")

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     since: Annotated[int, Number()] = 0
     """Time of the head's clock when it took the lock, in seconds since 1970."""
 
-    def is_same(self, run: "Optional[Run]") -> bool:
+    def is_same_run(self, run: "Optional[Run]") -> bool:
         return run is not None and (self.machine, self.process) == (run.machine, run.process)
 
     def describe(self) -> str:
@@ -83,9 +83,9 @@ def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[R
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
         holder = read_holder(prefix)
-        if run.is_same(holder):
+        if run.is_same_run(holder):
             return None
-        if holder and not take_over and not holder.is_same(ended):
+        if holder and not take_over and not holder.is_same_run(ended):
             raise HeldError(holder)
         os.ftruncate(lock, 0)
         try:
@@ -97,8 +97,8 @@ def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[R
 
 def release_lock(prefix: Path, run: Run) -> Optional[Run]:
     """Release a run's lock, and return the run that has it otherwise. After a teardown there is none, and none is made."""
-    if run.is_same(read_holder(prefix)):
+    if run.is_same_run(read_holder(prefix)):
         with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
-            if run.is_same(read_holder(prefix)):
+            if run.is_same_run(read_holder(prefix)):
                 os.ftruncate(lock, 0)
     return read_holder(prefix)

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
-FOLDERS = (
+MODEL_FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
@@ -94,15 +94,15 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
     wired = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED_TYPES}
     _contact_hosts(addresses, wired)
     macs = neighbour_macs(system.output("ip", "-json", "neigh"))
-    ends = []
+    directories = []
     for name, interface in wired.items():
         speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
         mbit = int(speed) if speed.isdigit() else None
         main, sees = name in state.protected, tuple(sorted(macs.get(name, ())))
         if interface.mac:
             ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
-            ends.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, sees))
-    return tuple(ends)
+            directories.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, sees))
+    return tuple(directories)
 
 
 def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.InterfaceState]) -> None:
@@ -110,9 +110,9 @@ def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.Inte
     networks = [
         ipaddress.ip_interface(address).network for interface in wired.values() for address in interface.addresses
     ]
-    possible = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
+    addresses_given = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for address in possible:
+        for address in addresses_given:
             if any(address in network for network in networks):
                 with suppress(OSError):
                     sender.sendto(b"", (str(address), DISCARD_PORT))

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 FILE = f"/etc/modprobe.d/{names.NAME}.conf"
 
 
-def differ(parameters: Mapping[str, str], system: System) -> bool:
+def has_changes(parameters: Mapping[str, str], system: System) -> bool:
     """Return whether the file sets other parameters than these. Foreign files do not count."""
     text = "" if foreign_files(system) else system.text(FILE)
     options = re.findall(r"^options (\w+) (\w+)=(\S+)$", text, re.MULTILINE)

@@ -25,12 +25,12 @@ def check_ownership(host_plan: HostPlan) -> None:
     manager = service_managers.MANAGERS[host_plan.service_manager]
     defined = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
     foreign_definitions = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
-    conflicts = [*_folders(host_plan), *foreign_definitions]
+    conflicts = [*_foreign_contents(host_plan), *foreign_definitions]
     if conflicts:
-        raise Refusal(f"This host has {', '.join(conflicts)}{names.NOT_OURS}")
+        raise Refusal(f"This host has {', '.join(conflicts)}{names.FOREIGN_REMEDY}")
 
 
-def _folders(host_plan: HostPlan) -> Iterator[str]:
+def _foreign_contents(host_plan: HostPlan) -> Iterator[str]:
     """Yield foreign contents of a prefix without a mark, and folders of another owner than planned. Empty folders may stay."""
     prefix = Path(host_plan.prefix)
     if files.is_marked(prefix):

@@ -32,7 +32,7 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        reason = f"without {names.FOLDER_MARK} it is not an installation of this collection, or only the rest of one"
+        reason = f"without {names.FOLDER_MARK} it is not an installation of this collection, or only the remains of one"
         return [], [f"{prefix} on {name} stays: {reason}."] if prefix.exists() else []
     installed = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
@@ -45,19 +45,19 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
             os.rmdir(prefix)
     sentences = []
     if other_entries:
-        sentences.append(f"{prefix} on {name} stays with {_listed(other_entries)}: remove what is not used otherwise.")
+        sentences.append(f"{prefix} on {name} stays with {_join_names(other_entries)}: remove what nothing else uses.")
     if packages:
         removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
         sentences.append(
             f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
-            f"{removal} {_listed(packages, ' ')}"
+            f"{removal} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
-        sentences.append(f"{name} keeps {_listed(metrics_folders)} for metrics: remove it if nothing else uses it.")
+        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove it if nothing else uses it.")
     return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
 
 
-def _listed(entries: Iterable[str], separator: str = ", ") -> str:
+def _join_names(entries: Iterable[str], separator: str = ", ") -> str:
     return separator.join(map(validation.printable, entries))
 
 

@@ -137,12 +137,12 @@ class Systemd(Manager):
 
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
-        at_boot = places.not_at_boot(self.place, [service.name for service in services if not service.temporary])
+        at_boot = places.disabled_services(self.place, [service.name for service in services if not service.temporary])
         if at_boot:
             self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
 
     def remove(self, services: Collection[str]) -> None:
-        at_boot = [name for name in services if name not in places.not_at_boot(self.place, services)]
+        at_boot = [name for name in services if name not in places.disabled_services(self.place, services)]
         if at_boot:
             self._systemctl("disable", "--quiet", *self._units(at_boot))
         super().remove(services)
@@ -206,7 +206,7 @@ class Launchd(Manager):
 
 
 SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
-NOTHING_TO_DO = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+HARMLESS_ERRORS = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
 """Verb of supervisorctl → errors that mean that there is nothing to do."""
 
 
@@ -244,7 +244,7 @@ class Supervisor(Manager):
             self._control(verb, *services)
         except commands.CommandError as error:
             failures = [line for line in error.reason.splitlines() if "ERROR" in line]
-            if not failures or not all(NOTHING_TO_DO[verb].search(line) for line in failures):
+            if not failures or not all(HARMLESS_ERRORS[verb].search(line) for line in failures):
                 raise
 
     def remove(self, services: Collection[str]) -> None:
@@ -253,7 +253,7 @@ class Supervisor(Manager):
             self._control("update")
 
 
-CLASSES: dict[str, type[Manager]] = {
+MANAGER_CLASSES: dict[str, type[Manager]] = {
     "systemd": Systemd,
     "systemd_user": Systemd,
     "launchd": Launchd,
@@ -263,9 +263,9 @@ CLASSES: dict[str, type[Manager]] = {
 
 def manager_of(place: InstallationPaths) -> Manager:
     name = place.service_manager
-    if name not in CLASSES:
-        raise Refusal(f"service_manager is {name}: use one of {', '.join(CLASSES)}.")
-    return CLASSES[name](service_managers.MANAGERS[name], place)
+    if name not in MANAGER_CLASSES:
+        raise Refusal(f"service_manager is {name}: use one of {', '.join(MANAGER_CLASSES)}.")
+    return MANAGER_CLASSES[name](service_managers.MANAGERS[name], place)
 
 
 class ServiceRequest(NamedTuple):
@@ -297,7 +297,7 @@ def started_services(changes: Iterable[Change]) -> set[str]:
     return {change.service for change in changes if change.after.startswith(RUNNING) and change.after != change.before}
 
 
-def _head_first(services: Iterable[str]) -> list[list[str]]:
+def _stop_order(services: Iterable[str]) -> list[list[str]]:
     """Return the head, then workers, each in this order; skip empty groups."""
     unique = list(dict.fromkeys(services))
     groups = [[name for name in unique if names.is_head(name) == is_head] for is_head in (True, False)]
@@ -318,7 +318,7 @@ def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) ->
     redefined = [service.name for service in request.run if not manager.is_defined(service)]
     restart = [name for name in run_names if name in redefined or name in request.restart]
     at_boot = [service.name for service in request.run if not service.temporary]
-    to_define = {*restart, *places.not_at_boot(manager.place, at_boot)}
+    to_define = {*restart, *places.disabled_services(manager.place, at_boot)}
     start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
     ended = [*request.stop, *request.remove, *restart, *start]
     return ServiceSteps(
@@ -344,12 +344,12 @@ def _changes(manager: Manager, request: ServiceRequest, states: dict[str, str], 
 
 
 def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -> None:
-    for group in _head_first(steps.stop):
+    for group in _stop_order(steps.stop):
         manager.stop(group)
     if steps.remove:
         manager.remove(steps.remove)
     everything = [*steps.define, *steps.start]
-    for group in reversed(_head_first(everything)):
+    for group in reversed(_stop_order(everything)):
         defined = [service for service in request.run if service.name in group and service.name in steps.define]
         if defined:
             manager.define(defined)

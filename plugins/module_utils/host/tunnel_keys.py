@@ -15,9 +15,9 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 
-MODE = 0o600
+FILE_MODE = 0o600
 IDENTITY_DIGITS = 16
-LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
+KEY_LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
 MAX_BYTES = 64 * 1024
 """Limit of a file of keys; the rest is ignored."""
 
@@ -50,7 +50,7 @@ def add_key(path: Path, key: str, account: str | None, keep: bool, check: bool) 
     if lines_after == lines_before:
         return False
     if not check:
-        replace_file(path, "".join(lines_after), MODE, None if account is None else _uid(account))
+        replace_file(path, "".join(lines_after), FILE_MODE, None if account is None else _uid(account))
     return True
 
 
@@ -59,12 +59,12 @@ def _lines(path: Path, account: str | None) -> list[str]:
         owner = os.geteuid() if account is None else _uid(account)
         with reading.open_file(path) as stream:
             status = os.fstat(stream.fileno())
-            if stat.S_IMODE(status.st_mode) != MODE or status.st_uid != owner:
+            if stat.S_IMODE(status.st_mode) != FILE_MODE or status.st_uid != owner:
                 return []
             lines = stream.read(MAX_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
-    return [line for line in lines if LINE.fullmatch(line)]
+    return [line for line in lines if KEY_LINE.fullmatch(line)]
 
 
 def _uid(account: str) -> int:

@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 
 EXPORT_SECONDS = 15.0
-VERIFIED = "verified.json"
+VERIFICATION = "verified.json"
 """Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
@@ -138,13 +138,13 @@ class Exporter:
             _add_counts(figures, head, info)
             for name in metrics.CONVERSATIONS if head.kept else ():
                 figures.add(name, head.kept[name])
-        verified = self.path and journal.read_back(self.path.with_name(VERIFIED), _parse_verification)
-        if verified and self.path:
-            figures.add("verified_passed", verified[0])
-            figures.add("verified_timestamp_seconds", self.path.with_name(VERIFIED).stat().st_mtime)
+        verification = self.path and journal.read_back(self.path.with_name(VERIFICATION), _parse_verification)
+        if verification and self.path:
+            figures.add("verified_passed", verification[0])
+            figures.add("verified_timestamp_seconds", self.path.with_name(VERIFICATION).stat().st_mtime)
         record_fields, load = (record.history, record.without, record.waiting_for), head.load if head else None
         self.snapshot = page.Snapshot(
-            info, figures, record.state, *record_fields, load, verified[1] if verified else ()
+            info, figures, record.state, *record_fields, load, verification[1] if verification else ()
         )
 
 

@@ -77,7 +77,7 @@ METRICS = (
     ),
     Metric("worker_sent_bytes_total", COUNTER, "Bytes sent to the worker over the connection", WORKER_LABELS),
     Metric("worker_received_bytes_total", COUNTER, "Bytes received from the worker over the connection", WORKER_LABELS),
-    Metric("prompt_tokens_total", COUNTER, "Tokens of prompts that were computed", ("model",)),
+    Metric("prompt_tokens_total", COUNTER, "Prompt tokens that were computed", ("model",)),
     Metric("prompt_seconds_total", COUNTER, "Time spent on prompts", ("model",)),
     Metric("generated_tokens_total", COUNTER, "Generated tokens", ("model",)),
     Metric("generation_seconds_total", COUNTER, "Time spent on generation", ("model",)),
@@ -88,7 +88,7 @@ METRICS = (
     Metric(
         "conversation_seconds_saved_total", COUNTER, "Predicted time to compute these, less the time to restore them"
     ),
-    Metric("client_connections", GAUGE, "Connections of clients to llama-server"),
+    Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
     Metric("device_memory_used_bytes", GAUGE, "Memory of the device used by any program", ("worker", "device")),

@@ -72,7 +72,7 @@ MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
 """Suffixes of a host's name in its network. Nobody can register a name with one of them."""
 FOREIGN_NAME_TEXT = (
-    "The page is not served under this name, which may be a stranger's. Open it by an address of its host, by the host's own name, "
+    "The page is not served under this name, which may be a stranger's. Open it at an address of its host, by the host's own name, "
     "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
 HEADERS = (
@@ -183,7 +183,7 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
 def _verification(snapshot: Snapshot, clock: float) -> str:
     verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
     if verified_at is None:
-        return _tag("p", "The head knows of no verification.", "quiet")
+        return _tag("p", "The head has no record of a verification.", "quiet")
     result = "passed" if passed else "failed"
     return _tag(
         "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - verified_at))} ago"

@@ -49,7 +49,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # the same
 
 HANDSHAKES = "handshakes.json"
-ENDS = "ends.json"
+EXITS = "ends.json"
 LAST_LINES = 20
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
@@ -85,8 +85,8 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
 
 def record_exit(state: Path, ending: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
-    number = journal.read_back(state / ENDS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / ENDS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
+    number = journal.read_back(state / EXITS, lambda record: int(record["number"])) or 0
+    journal.write_state(state / EXITS, {"number": number + 1, "how": ending, "log": log.splitlines()[-LAST_LINES:]})
 
 
 class HeadSettings(NamedTuple):
@@ -391,7 +391,7 @@ def main() -> int:
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
-    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and bound its cache of tensors")
+    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker; without it the worker is not monitored")
     worker_parser.add_argument("--cache", type=Path, help="folder of the cache")
     worker_parser.add_argument("--limit-mib", type=int, default=0, help="limit of the cache")
@@ -402,13 +402,13 @@ def main() -> int:
         part.add_argument(
             "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
         )
-    client = parts.add_parser("client", help="run a program that needs the tunnels of a head")
+    client = parts.add_parser("client", help="run a program that needs a head's tunnels")
     for part in (head, worker_parser, client):
         part.add_argument(
             "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the keys of its tunnels"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder of its tunnel keys"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()

@@ -33,7 +33,7 @@ def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> d
 
 def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
-    report = typed_json.reported(name, "itself", HostAnswer, data)
+    report = typed_json.parse_report(name, "itself", HostAnswer, data)
     if report.drift:
         check_services(name, host, report.drift)
     if answer.get("skipped"):
@@ -51,7 +51,7 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
     """
     missing = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing:
-        raise typed_json.not_as_read(name, "itself", f"drift.services.{missing} is missing")
+        raise typed_json.format_refusal(name, "itself", f"drift.services.{missing} is missing")
 
 
 def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
@@ -67,7 +67,7 @@ class Decision(NamedTuple):
     restarts: Mapping[str, list[str]]
     """Host → names of the services that have to be restarted."""
     behind: list[str]
-    """Hosts on which an apply has something to do."""
+    """Hosts on which there is something to apply."""
     unreached: list[str]
     """Hosts that did not answer."""
     while_away: Mapping[str, str]
@@ -77,7 +77,7 @@ class Decision(NamedTuple):
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
     fetches: list[BuildPlan]
-    """A build for each archive or source that hosts lack, with the programs of all that are made of it."""
+    """A build for each archive or source that hosts lack, with the programs of all builds made from it."""
     needs_key: list[str]
     """Hosts of workers whose tunnel needs a new key, because the head has none that the host accepts."""
 
@@ -171,7 +171,7 @@ def while_away(plan: Plan, name: str) -> str:
         return "The cluster does not answer until it is back: there is no fallback without it (llama_server_fallback)."
     if on_fallback:
         return f"The head serves without {_absence_of(plan, name)} after a while, and returns to it when it is back."
-    return "Nothing of the cluster is used there."
+    return "The cluster uses nothing there."
 
 
 def missing_tools(

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 VALUE_LENGTH, LEADING_LENGTH = 120, 40
 """Characters of a variable's value, and of the common part before two long values differ."""
-UNTOUCHED = "No service was touched"
+NO_CHANGE_NOTE = "No service was touched"
 """End of a refusal before anything was changed."""
 
 
@@ -52,12 +52,12 @@ class KeptPlans(NamedTuple):
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     """Return host → plans that it keeps, from the hosts' reports."""
     subject = "the plans that it keeps"
-    reports = {name: typed_json.reported(name, subject, KeptPlans, answer) for name, answer in answers.items()}
+    reports = {name: typed_json.parse_report(name, subject, KeptPlans, answer) for name, answer in answers.items()}
     for name, kept_plans in reports.items():
         for plan in [kept_plan.plan for kept_plan in kept_plans if kept_plan]:
-            typed_json.reported(name, subject, ModelPlan, plan.model)
+            typed_json.parse_report(name, subject, ModelPlan, plan.model)
             if plan.head is not None:
-                typed_json.reported(name, subject, HeadPlan, plan.head)
+                typed_json.parse_report(name, subject, HeadPlan, plan.head)
     return reports
 
 
@@ -72,7 +72,7 @@ def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str =
         raise Refusal("no plan served here before it, so there is nothing to go back to")
     if head is None:
         raise Refusal(
-            f"No head among the hosts that answered keeps a plan that served: bring the head back, or set llama_release and run site.yml. {UNTOUCHED}."
+            f"No head among the hosts that answered keeps a plan that served: bring the head back, or set llama_release and run site.yml. {NO_CHANGE_NOTE}."
         )
     current = _plan(hosts[head].now)
     kept_plans = [hosts[name] for name in current.hosts if name in hosts]
@@ -89,7 +89,7 @@ def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str =
         if previous and (kept_plan := hosts[name].find(previous.plan.id)) and kept_plan.plan.head
     ]
     if not heads_before:
-        raise Refusal(f"No plan served before plan {current.id}: set llama_release and run site.yml. {UNTOUCHED}.")
+        raise Refusal(f"No plan served before plan {current.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}.")
     return heads_before[0], _plan(hosts[heads_before[0]].find(_plan(previous).id))
 
 
@@ -117,7 +117,7 @@ def host_steps(
         raise Refusal(
             f"Plan {target.id} (release {target.release}) needs {', '.join(missing_hosts)}, which did not answer or does not keep it: bring the host back and "
             f"run the playbook again. If it stays away, move it to the group {changes.retired_group(target.cluster)}, set llama_release: {target.declared} and "
-            f"run site.yml. {UNTOUCHED}."
+            f"run site.yml. {NO_CHANGE_NOTE}."
         )
     missing_files = [
         f"{name} lacks {', '.join([*kept_plan.drift.missing_builds, *kept_plan.missing])}"
@@ -127,7 +127,7 @@ def host_steps(
     if missing_files:
         raise Refusal(
             f"Plan {target.id} (release {target.release}) cannot serve any more: {'; '.join(missing_files)}. Restore the files, or set llama_release: "
-            f"{target.declared} and run site.yml, which builds again. {UNTOUCHED}."
+            f"{target.declared} and run site.yml, which builds again. {NO_CHANGE_NOTE}."
         )
     return {
         "plan": {

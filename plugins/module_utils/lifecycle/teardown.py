@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Path
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import PathText
 
 EMPTY_PART: dict[str, Any] = {
     "services": [],
@@ -23,8 +23,8 @@ class Installed(NamedTuple):
     """Facts that the empty plan is made of, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
-    prefix: Path
-    cache: Path
+    prefix: PathText
+    cache: PathText
     accounts: Mapping[str, str]
     defined: tuple[str, ...]
     made_accounts: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_
 
 
 def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    installed = typed_json.reported(name, "itself", Installed, facts)
+    installed = typed_json.parse_report(name, "itself", Installed, facts)
     if installed.cluster not in (None, cluster):
         raise Refusal(
             f"{name} belongs to the cluster {installed.cluster}, not to {cluster}: remove it from the groups of {cluster}"

@@ -30,7 +30,7 @@ COMMON_OPTIONS = {
 }
 """Options of every build of llama.cpp. BLAS is off because a worker would offer it as a device, which aborts on most models."""
 
-OFF = (
+DISABLED_OPTIONS = (
     "GGML_RPC_RDMA",
     "LLAMA_BUILD_APP",
     "LLAMA_BUILD_EXAMPLES",
@@ -262,7 +262,7 @@ PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name
 """Backends with devices, in the order of ``auto``."""
 UNIVERSAL = next(record for record in RECORDS.values() if record.any_vendor)
 """Backend that computes on cards of every vendor."""
-BY_OTHER_NAME = {name: record.name for record in RECORDS.values() for name in record.other_names}
+NAMES_BY_ALIAS = {name: record.name for record in RECORDS.values() for name in record.other_names}
 IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
 
 
@@ -276,7 +276,7 @@ def device_files(backend: str) -> list[str]:
     return list(RECORDS[backend].device_files)
 
 
-def hiding(backend: str) -> Visible | None:
+def visibility(backend: str) -> Visible | None:
     """Return the variable that hides devices of this backend from llama-server; None if they need not be hidden."""
     visible = RECORDS[backend].visible
     return visible if visible and visible.hides_devices else None
@@ -287,7 +287,7 @@ def service_environment(backend: str, build_environment: Mapping[str, str], comp
 
     :param build_environment: environment of the compilation, or of compiled programs.
     """
-    toolkit = toolkits.TOOLKIT_OF.get(backend)
+    toolkit = toolkits.TOOLKITS.get(backend)
     variables = tuple(build_environment) if not compiled else toolkit.runtime_variables if toolkit else ()
     return {
         **RECORDS[backend].environment,
@@ -301,7 +301,7 @@ def needs_all_quants(type_k: str, type_v: str, fork: str = MAINLINE) -> bool:
     return type_k != type_v or type_k not in compiled
 
 
-def is_on(value: str) -> bool:
+def is_enabled(value: str) -> bool:
     """Return whether cmake treats the value of an option as true."""
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
@@ -331,7 +331,7 @@ def cmake_options(
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
     else:
-        options = {**COMMON_OPTIONS, **dict.fromkeys((*OFF, *record.off), "OFF")}
+        options = {**COMMON_OPTIONS, **dict.fromkeys((*DISABLED_OPTIONS, *record.off), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     form = record.architecture

@@ -40,7 +40,7 @@ ggml-backend.cpp and in ik_llama.cpp)."""
 MAX_DEVICES = MAX_BACKENDS - 1
 """Maximum number of devices without the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
 
-BUFFER = "RPC0[{endpoint}]"
+BUFFER_NAME = "RPC0[{endpoint}]"
 """Name of a worker's buffers in the log."""
 
 _ARCHITECTURES = """
@@ -58,7 +58,7 @@ stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
 ARCHITECTURES = frozenset(_ARCHITECTURES.split())
 """Architectures that the oldest build of llama.cpp loads: LLM_ARCH_NAMES in llama-arch.cpp."""
 
-APPEARED = {
+NEW_ARCHITECTURES = {
     11434: "clef",
     11549: "gemma-embedding2",
     11669: "maion-coder vllm-decision2",
@@ -67,7 +67,7 @@ APPEARED = {
 }
 """Newer reviewed build of llama.cpp → architectures that the reviewed build before it lacks. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
-NEWEST = {MAINLINE: max(APPEARED), IK_LLAMA: OLDEST[IK_LLAMA]}
+NEWEST = {MAINLINE: max(NEW_ARCHITECTURES), IK_LLAMA: OLDEST[IK_LLAMA]}
 """Fork → newest build whose architectures and types were reviewed. The options of llama-server were reviewed up to 11669."""
 _IK_LLAMA_ARCHITECTURES = """
 arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
@@ -90,7 +90,7 @@ def appearance_of(architecture: str, fork: str) -> Appearance | None:
     if architecture in (ARCHITECTURES if fork == MAINLINE else _IK_LLAMA_ARCHITECTURES.split()):
         return None
     newest_without = OLDEST[fork]
-    for build, names in APPEARED.items() if fork == MAINLINE else ():
+    for build, names in NEW_ARCHITECTURES.items() if fork == MAINLINE else ():
         if architecture in names.split():
             return Appearance(newest_without, build)
         newest_without = build
@@ -98,7 +98,7 @@ def appearance_of(architecture: str, fork: str) -> Appearance | None:
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
-DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER}
+DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_NAME}
 """Name of a worker for ``--device``."""
 
 
@@ -110,17 +110,17 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
 
 
 WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
-HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
+OPTION_HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
 """Pattern for an option in a help text: its names with values. Explanations are further to the right."""
-REMOVED = "argument has been removed"
+REMOVED_TEXT = "argument has been removed"
 
 
 def parse_help(text: str) -> dict[str, bool]:
     """Return option → whether it takes a value, from a program's help text."""
     help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
-        heading = HEADING.match(entry)
-        if heading and REMOVED not in " ".join(entry.split()):
+        heading = OPTION_HEADING.match(entry)
+        if heading and REMOVED_TEXT not in " ".join(entry.split()):
             help_options.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
     return help_options
 
@@ -143,5 +143,5 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
             rejected.append(argument)
         if help_options.get(word):
             next(arguments, None)
-        switch = argument if help_options.get(word) is False and fork in options.LISTS_ALL else ""
+        switch = argument if help_options.get(word) is False and fork in options.COMPLETE_HELP else ""
     return rejected

@@ -29,36 +29,36 @@ class Family(NamedTuple):
     """Uncertainty factor of the speed. 89 % of the measurements that no fit had used lie within it."""
 
 
-FITTED = "fitted with docs/performance.md"
+FITTED_SOURCE = "fitted with docs/performance.md"
 FAMILIES = {
-    "apple": Family(0.88, 3.0, 0.8, FITTED + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
-    "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED + ": M5 Max"),
-    "nvidia": Family(0.86, 1.2, 1.2, FITTED),
+    "apple": Family(0.88, 3.0, 0.8, FITTED_SOURCE + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)"),
+    "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED_SOURCE + ": M5 Max"),
+    "nvidia": Family(0.86, 1.2, 1.2, FITTED_SOURCE),
     "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.34),
-    "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED),
+    "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED_SOURCE),
     "datacenter": Family(0.82, 1.9, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", 1.36),
     "volta": Family(0.72, 2.0, 0.5, "one V100", factor=1.4),
     "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.34),
-    "spark": Family(0.83, 1.6, 0.75, FITTED + ": GB10"),
+    "spark": Family(0.83, 1.6, 0.75, FITTED_SOURCE + ": GB10"),
     "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=1.6),
-    "rdna": Family(0.82, 1.1, 0.42, FITTED + ": cards with matrix units"),
-    "rdna-hip": Family(0.62, 2.3, 0.4, FITTED),
+    "rdna": Family(0.82, 1.1, 0.42, FITTED_SOURCE + ": cards with matrix units"),
+    "rdna-hip": Family(0.62, 2.3, 0.4, FITTED_SOURCE),
     "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=1.4),
     "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=1.4),
-    "gcn": Family(0.62, 1.8, 0.33, FITTED + ": BC-250, RX 580", factor=1.4),
-    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED + ": MI50", factor=1.4),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED_SOURCE + ": BC-250, RX 580", factor=1.4),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED_SOURCE + ": MI50", factor=1.4),
     "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=1.6),
-    "strix": Family(0.86, 1.1, 0.3, FITTED),
-    "strix-hip": Family(0.88, 2.1, 0.32, FITTED),
-    "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED),
+    "strix": Family(0.86, 1.1, 0.3, FITTED_SOURCE),
+    "strix-hip": Family(0.88, 2.1, 0.32, FITTED_SOURCE),
+    "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED_SOURCE),
     "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=1.6),
-    "igpu": Family(0.8, 2.5, 0.24, FITTED + ": 780M", factor=1.34),
-    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED + ": 780M", factor=1.34),
-    "intel": Family(0.45, 4.5, 0.062, FITTED + ": A770", factor=1.5),
-    "processor": Family(0.7, 1.5, 0.74, FITTED, factor=1.34),
-    "server": Family(0.42, 2.0, 0.74, FITTED, factor=1.5),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED_SOURCE + ": 780M", factor=1.34),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED_SOURCE + ": 780M", factor=1.34),
+    "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", factor=1.5),
+    "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, factor=1.34),
+    "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, factor=1.5),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
-    "board": Family(0.72, 8.0, 1.0, FITTED + ": Raspberry Pi 5", factor=1.34),
+    "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.34),
 }
 """Family, or family with a backend or the architecture of a model, which has precedence."""
 
@@ -78,7 +78,7 @@ class TypeCost(NamedTuple):
     """Factor in prompts."""
 
 
-TYPES = (
+TYPE_COSTS = (
     (r"MXFP4|NVFP4", TypeCost(1.1, 1.05)),
     (r"IQ[123]|TQ", TypeCost(1.25, 1.4)),
     (r"Q[23]_K", TypeCost(1.22, 1.3)),
@@ -89,7 +89,7 @@ OTHER_TYPE = TypeCost(1.0, 1.0)
 
 @functools.lru_cache(maxsize=64)
 def cost_of_type(name: str) -> TypeCost:
-    return next((cost for pattern, cost in TYPES if re.match(pattern, name)), OTHER_TYPE)
+    return next((cost for pattern, cost in TYPE_COSTS if re.match(pattern, name)), OTHER_TYPE)
 
 
 class RateRow(NamedTuple):
@@ -305,7 +305,7 @@ PROCESSORS = (
 )
 """Processors with known memory channels, all populated with the fastest memory that the vendor specifies."""
 
-ASSUMED = {
+ASSUMED_RATES = {
     "discrete": RateRow("", 400, 25, "rdna2"),
     "unified": RateRow("", 80, 8, "igpu"),
     "processor": RateRow("", 50, 0.8, "processor"),
@@ -318,7 +318,7 @@ ASSUMED = {
 }
 """Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean of its rows and their spread."""
 
-CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
+FAMILY_CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
 DATACENTER = ("8.0", "9.0", "10.0", "10.3")
 """Lowest compute capability of each family, and capabilities of cards with HBM."""
 
@@ -326,9 +326,9 @@ DATACENTER = ("8.0", "9.0", "10.0", "10.3")
 def assumed_card(architecture: str) -> RateRow:
     """Return the assumed rates of an unlisted card."""
     if not re.fullmatch(r"\d+\.\d+", architecture):
-        return ASSUMED["discrete"]
-    family = next(name for capability, name in CAPABILITIES if float(architecture) >= capability)
-    return ASSUMED["datacenter" if architecture in DATACENTER else family]
+        return ASSUMED_RATES["discrete"]
+    family = next(name for capability, name in FAMILY_CAPABILITIES if float(architecture) >= capability)
+    return ASSUMED_RATES["datacenter" if architecture in DATACENTER else family]
 
 
 CORE_GB_PER_S = 5.0

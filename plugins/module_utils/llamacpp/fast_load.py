@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
 """Folder of the patches on the controller."""
 PATCHED_FILE = "ggml/src/ggml-rpc/ggml-rpc.cpp"
 PREFIX = "fast_load-"
-CACHE_ENDING = "-fast"
+CACHE_SUFFIX = "-fast"
 """Suffix of a patched worker's cache folder: its files have another hash in their names than llama.cpp's."""
 
 

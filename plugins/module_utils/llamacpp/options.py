@@ -25,9 +25,9 @@ EXTRA_MEMORY = "unplanned"
 """Mark of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
 """Name of the option for the method of speculation."""
-SPECULATES = "speculation (a draft model, or layers that predict further tokens)"
+DRAFT_TEXT = "speculation (a draft model, or layers that predict further tokens)"
 
-MEASURING = "llama-bench"
+BENCH = "llama-bench"
 """Benchmark program of llama.cpp."""
 
 
@@ -82,7 +82,7 @@ class Option(NamedTuple):
     optional_above: int | None = None
 
     @property
-    def owned(self) -> bool:
+    def exclusive_option(self) -> bool:
         """Whether only the plan may set it."""
         return bool(self.variable or self.remedy)
 
@@ -111,10 +111,10 @@ def _spell(
     return Spelling(fork, _split(words), form, means, is_written, _split(unlisted))
 
 
-def _both(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
+def _pair(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
     """Return the same spelling for llama.cpp and ik_llama.cpp."""
-    alike = _llama(words, form, means, is_written)
-    return alike, alike._replace(fork=IK_LLAMA)
+    same_options = _llama(words, form, means, is_written)
+    return same_options, same_options._replace(fork=IK_LLAMA)
 
 
 def _split(words: str) -> tuple[str, ...]:
@@ -129,11 +129,11 @@ PRESETS = """
 """Options that select an upstream model and its settings."""
 
 TABLE: tuple[Option, ...] = (
-    Option("rpc", _both("--rpc", form=LIST), "llama_worker_endpoints"),
-    Option("device", _both("--device -dev", form=LIST), "llama_worker_endpoints"),
-    Option("override-tensor", _both("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
-    Option("model", _both("--model -m"), "llama_model_path"),
-    Option("model-of-a-server", _both("--model-url -mu", is_written=False), "llama_model_url"),
+    Option("rpc", _pair("--rpc", form=LIST), "llama_worker_endpoints"),
+    Option("device", _pair("--device -dev", form=LIST), "llama_worker_endpoints"),
+    Option("override-tensor", _pair("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
+    Option("model", _pair("--model -m"), "llama_model_path"),
+    Option("model-of-a-server", _pair("--model-url -mu", is_written=False), "llama_model_url"),
     Option(
         "model-of-hugging-face",
         (
@@ -147,8 +147,8 @@ TABLE: tuple[Option, ...] = (
         (_llama("--docker-repo -dr", is_written=False), _llama(PRESETS, form=SWITCH, is_written=False)),
         "llama_model_path",
     ),
-    Option("host", _both("--host"), "llama_server_host"),
-    Option("port", _both("--port"), "llama_server_port"),
+    Option("host", _pair("--host"), "llama_server_host"),
+    Option("port", _pair("--port"), "llama_server_port"),
     Option(
         "gpu-layers",
         (
@@ -157,28 +157,28 @@ TABLE: tuple[Option, ...] = (
         ),
         "llama_server_gpu_layers",
     ),
-    Option("tensor-split", _both("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
+    Option("tensor-split", _pair("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
     Option(
         "split-mode",
-        _both("--split-mode -sm", is_written=False),
+        _pair("--split-mode -sm", is_written=False),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
         "workers connect to each other at their port + 1000. The firewall blocks this port, so loading would hang",
     ),
-    Option("context", _both("--ctx-size -c"), "llama_server_context"),
-    Option("parallel", _both("--parallel -np"), "llama_server_parallel"),
-    Option("cache-type-k", _both("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
-    Option("cache-type-v", _both("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
+    Option("context", _pair("--ctx-size -c"), "llama_server_context"),
+    Option("parallel", _pair("--parallel -np"), "llama_server_parallel"),
+    Option("cache-type-k", _pair("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
+    Option("cache-type-v", _pair("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
     Option(
         "flash-attention",
-        (*_both("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, means="off")),
+        (*_pair("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, means="off")),
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _both("--threads -t"), "llama_server_threads", optional_above=0),
+    Option("threads", _pair("--threads -t"), "llama_server_threads", optional_above=0),
     Option(
-        "prompt-cache", _both("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
+        "prompt-cache", _pair("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
     ),
-    Option("conversations", _both("--slot-save-path"), "llama_server_keep_conversations"),
+    Option("conversations", _pair("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
@@ -196,13 +196,13 @@ TABLE: tuple[Option, ...] = (
         "llama_server_load_mode",
         implied=("mmap", "auto"),
     ),
-    Option("api-key-file", _both("--api-key-file"), "llama_server_api_key_file"),
-    Option("api-key", _both("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
-    Option("tls-certificate", _both("--ssl-cert-file"), "llama_server_tls_certificate_file"),
-    Option("tls-key", _both("--ssl-key-file"), "llama_server_tls_key_file"),
+    Option("api-key-file", _pair("--api-key-file"), "llama_server_api_key_file"),
+    Option("api-key", _pair("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
+    Option("tls-certificate", _pair("--ssl-cert-file"), "llama_server_tls_certificate_file"),
+    Option("tls-key", _pair("--ssl-key-file"), "llama_server_tls_key_file"),
     Option(
         "token-of-a-registry",
-        _both("--hf-token -hft", is_written=False),
+        _pair("--hf-token -hft", is_written=False),
         remedy="remove it: every account on the host could read the token, and llama-server reads the model from the head's disk",
         secret=True,
     ),
@@ -250,13 +250,13 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "log-disable",
-        _both("--log-disable", form=SWITCH),
+        _pair("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
-    Option("metrics", _both("--metrics", form=SWITCH), optional_above=0),
-    Option("override-kv", _both("--override-kv"), memory=EXTRA_MEMORY),
-    Option("embeddings", _both("--embedding --embeddings", form=SWITCH), memory="every_output"),
-    Option("reranking", (*_both("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
+    Option("metrics", _pair("--metrics", form=SWITCH), optional_above=0),
+    Option("override-kv", _pair("--override-kv"), memory=EXTRA_MEMORY),
+    Option("embeddings", _pair("--embedding --embeddings", form=SWITCH), memory="every_output"),
+    Option("reranking", (*_pair("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
     Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
@@ -266,11 +266,11 @@ TABLE: tuple[Option, ...] = (
         ),
         memory="unified",
     ),
-    Option("micro-batch", _both("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
-    Option("batch", _both("--batch-size -b"), "llama_server_batch", silent=("2048",)),
+    Option("micro-batch", _pair("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
+    Option("batch", _pair("--batch-size -b"), "llama_server_batch", silent=("2048",)),
     Option(
         "experts-on-the-processor",
-        (*_both("--cpu-moe -cmoe", form=SWITCH), *_both("--n-cpu-moe -ncmoe")),
+        (*_pair("--cpu-moe -cmoe", form=SWITCH), *_pair("--n-cpu-moe -ncmoe")),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         r"the first ten layers: the plan then accounts for them",
     ),
@@ -289,10 +289,10 @@ TABLE: tuple[Option, ...] = (
     Option(
         "experts-cache",
         (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
-        remedy="remove it: llama-server would copy experts of the processor to device memory that the plan does not reserve",
+        remedy="remove it: llama-server would copy the processor's experts to device memory that the plan does not reserve",
     ),
     Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
-    Option("adapter", (*_both("--lora"), *_both("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
+    Option("adapter", (*_pair("--lora"), *_pair("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
@@ -300,10 +300,10 @@ TABLE: tuple[Option, ...] = (
             _ik("--model-draft -md"),
         ),
         memory=EXTRA_MEMORY,
-        adds=SPECULATES,
+        adds=DRAFT_TEXT,
     ),
     Option(
-        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), memory=EXTRA_MEMORY, adds=SPECULATES
+        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), memory=EXTRA_MEMORY, adds=DRAFT_TEXT
     ),
     Option(
         "projector",
@@ -313,7 +313,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(since=11434),)),
     Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=EXTRA_MEMORY),
-    Option("draft-device", (*_both("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
+    Option("draft-device", (*_pair("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
         (
@@ -341,17 +341,17 @@ TABLE: tuple[Option, ...] = (
     Option(
         "projector-offload",
         (
-            *_both("--no-mmproj-offload", form=SWITCH, means="off"),
+            *_pair("--no-mmproj-offload", form=SWITCH, means="off"),
             _llama("--mmproj-offload", form=SWITCH, means="on", is_written=False),
         ),
     ),
     Option("projector-device", (_llama("--mmproj-device -mmdev", is_written=False),)),
     Option("latent-attention", (_ik("--mla-use -mla"),), memory="latent_attention"),
     Option("attention-batch", (_ik("--attention-max-batch -amb"),), memory="attention_batch"),
-    Option("address", (*_both("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER),
+    Option("address", (*_pair("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER),
     Option(
         "worker-port",
-        (*_both("-p --port"), _ik("-P --Port", is_written=False)),
+        (*_pair("-p --port"), _ik("-P --Port", is_written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
@@ -363,8 +363,8 @@ TABLE: tuple[Option, ...] = (
         implied=("CPU",),
         program=WORKER,
     ),
-    Option("worker-threads", _both("-t --threads"), "llama_worker_endpoints", program=WORKER),
-    Option("tensor-cache", _both("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
+    Option("worker-threads", _pair("-t --threads"), "llama_worker_endpoints", program=WORKER),
+    Option("tensor-cache", _pair("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
 )
 
 ALIASES = """
@@ -390,7 +390,7 @@ _VARIABLE = re.compile(
     rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI)).*"
 )
 """Pattern for variables that replace options, except for client settings."""
-LISTS_ALL = {MAINLINE}
+COMPLETE_HELP = {MAINLINE}
 """Forks whose llama-server lists all its options, and whether they take a value."""
 
 
@@ -419,7 +419,7 @@ def identity(word: str) -> str:
     return _ALIASES.get(name) or _ALIASES.get(positive, positive)
 
 
-def owned(program: str, word: str) -> Option | None:
+def exclusive_option(program: str, word: str) -> Option | None:
     """Return the option behind this word if only the plan may set it; None if the operator may."""
     matches = (
         option
@@ -510,7 +510,7 @@ def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]
     :param help_options: result of capabilities.parse_help.
     """
     replacements: dict[str, str] = {}
-    for option in TABLE if help_options and fork in LISTS_ALL else ():
+    for option in TABLE if help_options and fork in COMPLETE_HELP else ():
         for spelling in option.spelled(fork):
             word, takes_value = spelling.words[0], spelling.form != SWITCH
             if (

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 REPOSITORY = "ggml-org/llama.cpp"
 URL = f"https://github.com/{REPOSITORY}/releases/download"
-SINCE = 11081
+FIRST_BUILD = 11081
 """First build whose archives have the names below. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
 TESTED = 11669
 """Build for ``llama_release: auto``: that of Debian's package 0.7.0, with which clusters were tested."""
-INSTEAD = "compile it with source: git, or set llama_backend there to another backend"
+REMEDY = "compile it with source: git, or set llama_backend there to another backend"
 GFX = {
     *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
     *(f"gfx{name}" for name in (*range(1030, 1037), *range(1100, 1104))),

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
-OTHER_CERTIFICATE = "it presents another certificate than the configured one: run site.yml, which restarts it"
-LATE = "no complete answer within"
+OTHER_CERTIFICATE = "it does not present the configured certificate: run site.yml, which restarts it"
+TIMEOUT_TEXT = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding with which the bytes of any API key become text and bytes again."""
 
@@ -36,16 +36,16 @@ def first_certificate(text: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(block[0])
 
 
-WITHOUT_TEXT = {
+TEXTLESS_PATHS = {
     **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
     **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
 }
 """Option of a llama-server that generates no text → the path that it serves instead."""
 
 
-def instead_of_text(argv: Sequence[str]) -> str | None:
+def textless_path(argv: Sequence[str]) -> str | None:
     """Return the path that a llama-server for embeddings or reranking serves; None if it generates text."""
-    return next((path for word, path in WITHOUT_TEXT.items() if word in argv), None)
+    return next((path for word, path in TEXTLESS_PATHS.items() if word in argv), None)
 
 
 def question_without_text(text: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def ask(
     try:
         connection.connect()
         sockets = [connection.sock]
-        timer = threading.Timer(seconds, _hang_up, (sockets,))
+        timer = threading.Timer(seconds, _close_sockets, (sockets,))
         timer.daemon = True
         timer.start()
         reason = objection() or (_secure(connection, sockets, certificate) if certificate else None)
@@ -110,8 +110,8 @@ def ask(
             return Reply(reply.status, text)
         raise socket.timeout("timed out")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        late = isinstance(error, socket.timeout) or time.monotonic() >= deadline
-        return Reply(0, f"{LATE} {seconds:g} s" if late else printable(error))
+        timed_out = isinstance(error, socket.timeout) or time.monotonic() >= deadline
+        return Reply(0, f"{TIMEOUT_TEXT} {seconds:g} s" if timed_out else printable(error))
     finally:
         if timer:
             timer.cancel()
@@ -135,7 +135,7 @@ def _secure(connection: http.client.HTTPConnection, sockets: list[socket.socket]
     return OTHER_CERTIFICATE
 
 
-def _hang_up(sockets: list[socket.socket]) -> None:
+def _close_sockets(sockets: list[socket.socket]) -> None:
     """Interrupt any wait for the server, including the TLS handshake."""
     with suppress(OSError):
         socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)

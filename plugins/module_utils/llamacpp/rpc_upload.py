@@ -19,19 +19,19 @@ from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-THRESHOLD = 10 * rpc.MIB
+CACHE_THRESHOLD = 10 * rpc.MIB
 """Size in bytes above which tensors are cached (HASH_THRESHOLD of ggml-rpc.cpp, the same in all trees)."""
 
 ALLOC_BUFFER, GET_ALIGNMENT, BUFFER_GET_BASE, SET_TENSOR = 0, 1, 3, 6
-DEVICE = struct.pack("<I", 0)
+FIRST_DEVICE = struct.pack("<I", 0)
 """First device of a worker in requests."""
 I8 = 24
 """GGML_TYPE_I8: a tensor of bytes."""
-CHUNK = 4 * rpc.MIB
+CHUNK_BYTES = 4 * rpc.MIB
 
 FIRST_SAMPLE = 256 * 1024
 """Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
-SAMPLES, SAMPLE = 7, 4096
+SAMPLES, SAMPLE_BYTES = 7, 4096
 """Number of further samples, and their size in bytes; the last one is the end of the tensor."""
 
 
@@ -41,9 +41,9 @@ class TransferError(Exception):
 
 PROTOCOLS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
-SOURCES = 10
+MAX_SOURCES = 10
 """GGML_MAX_SRC."""
-CACHED = b"\1"
+CACHE_FLAG = b"\1"
 """Flag that makes the worker cache a tensor."""
 
 
@@ -69,7 +69,7 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
         + shape
         + steps
         + operation
-        + bytes(8 * SOURCES + 8 + 8)
+        + bytes(8 * MAX_SOURCES + 8 + 8)
         + struct.pack("<Q", base)
         + b"prefill".ljust(64, b"\0")
         + bytes(4)
@@ -78,7 +78,7 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
 
 def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
     """Return the message of SET_TENSOR up to the bytes of the tensor."""
-    message = _tensor(buffer, base, size) + CACHED + bytes(8)
+    message = _tensor(buffer, base, size) + CACHE_FLAG + bytes(8)
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
@@ -102,7 +102,7 @@ class UploadConnection:
 
     def _begin(self, largest: int) -> None:
         self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
-        request = DEVICE + struct.pack("<Q", largest + rows(largest))
+        request = FIRST_DEVICE + struct.pack("<Q", largest + rows(largest))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest:
             raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
@@ -114,7 +114,7 @@ class UploadConnection:
     def __exit__(self, *_ignored: object) -> None:
         self.connection.socket.close()
 
-    def give(self, stream: IO[bytes], offset: int, size: int) -> None:
+    def send_part(self, stream: IO[bytes], offset: int, size: int) -> None:
         """Upload the tensor of ``size`` bytes at ``offset`` of a file, and return when it is in the cache.
 
         :raises TransferError: the upload fails.
@@ -124,12 +124,12 @@ class UploadConnection:
             stream.seek(offset)
             remaining = size
             while remaining:
-                chunk = stream.read(min(CHUNK, remaining))
+                chunk = stream.read(min(CHUNK_BYTES, remaining))
                 if not chunk:
                     raise TransferError("received only part of a tensor: the model's file was truncated meanwhile")
                 self.connection.send(chunk)
                 remaining -= len(chunk)
-            self.connection.ask(GET_ALIGNMENT, DEVICE, (8,))
+            self.connection.ask(GET_ALIGNMENT, FIRST_DEVICE, (8,))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
     :raises EOFError: the file is shorter.
     """
     ends = [size * (index + 1) // SAMPLES for index in range(SAMPLES)]
-    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE, 0), min(SAMPLE, end)) for end in ends)]
+    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
     digest = hashlib.sha256(str(size).encode())
     for begin, count in places:
         stream.seek(offset + begin)

@@ -67,7 +67,7 @@ _AMD = "AMD's repository of ROCm"
 _NVIDIA = "NVIDIA's repository of CUDA"
 _INTEL = "Intel's repository of oneAPI"
 
-TOOLKIT_OF: Mapping[str, Toolkit] = {
+TOOLKITS: Mapping[str, Toolkit] = {
     VULKAN: Toolkit(title="glslc", command="glslc", declared="2025.2"),
     HIP: Toolkit(
         title="ROCm",
@@ -117,9 +117,9 @@ TOOLKIT_OF: Mapping[str, Toolkit] = {
     ),
 }
 """Backend → its toolkit."""
-SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKIT_OF.items() if toolkit.patterns}
+SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKITS.items() if toolkit.patterns}
 """Toolkits of which a host may have several under different prefixes."""
-LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
+BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
     VULKAN: (
         Library("vulkan-headers", "vulkan/vulkan.h"),
         Library(
@@ -147,7 +147,7 @@ LIBRARIES_OF: Mapping[str, tuple[Library, ...]] = {
             "level-zero-driver",
             "",
             ("usr/lib*/libze_intel_gpu.so.1", "usr/lib/*/libze_intel_gpu.so.1"),
-            "Intel's repository of drivers for graphics",
+            "Intel's graphics driver repository",
         ),
     ),
 }
@@ -163,7 +163,7 @@ OPENSSL = Library(
 """Library for a llama-server with TLS; on a Mac from Homebrew, which may not link it."""
 IBVERBS = Library("ibverbs", "infiniband/verbs.h")
 """Library for RDMA. Its development package includes the runtime library."""
-RUNTIME = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
+RUNTIME_LIBRARIES = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
 """Runtime library of prebuilt programs → the backend that needs it, empty for all. The Vulkan loader needs the driver's file."""
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {
@@ -174,15 +174,15 @@ _RUNTIME_FILES = {
     "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
 }
 LIBRARIES = {
-    **{library.name: library for group in LIBRARIES_OF.values() for library in group},
+    **{library.name: library for group in BACKEND_LIBRARIES.values() for library in group},
     OPENSSL.name: OPENSSL,
     IBVERBS.name: IBVERBS,
     **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
-DECLARED_TOOLS = {toolkit.command: toolkit.declared for toolkit in TOOLKIT_OF.values()}
+DECLARED_TOOLS = {toolkit.command: toolkit.declared for toolkit in TOOLKITS.values()}
 """Command of a toolkit → version that a declared host is assumed to have."""
 VENDORS = {
-    **{toolkit.command: toolkit.vendor for toolkit in TOOLKIT_OF.values() if toolkit.vendor},
+    **{toolkit.command: toolkit.vendor for toolkit in TOOLKITS.values() if toolkit.vendor},
     **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
 }
 """Tool or library → its source if a distribution lacks it."""
@@ -190,17 +190,17 @@ VENDORS = {
 
 def command(backend: str) -> str:
     """Return the command whose version is the toolkit's, or else the compiler's."""
-    toolkit = TOOLKIT_OF.get(backend)
+    toolkit = TOOLKITS.get(backend)
     return toolkit.command if toolkit else "c++"
 
 
 def tools(backend: str) -> list[str]:
     """Return the commands that a build for this backend needs."""
-    toolkit = TOOLKIT_OF.get(backend)
+    toolkit = TOOLKITS.get(backend)
     return [*BUILD_TOOLS, *([toolkit.command] if toolkit else [])]
 
 
 def libraries(backend: str, fork: str = MAINLINE) -> list[str]:
     """Return the libraries that a build for this backend needs."""
-    backend_libraries = LIBRARIES_OF.get(backend, ())
+    backend_libraries = BACKEND_LIBRARIES.get(backend, ())
     return [library.name for library in backend_libraries if library.needed_by_ik_llama or fork == MAINLINE]

@@ -16,7 +16,7 @@ CPU, VULKAN, HIP, CUDA, METAL, SYCL = BACKENDS = ("cpu", "vulkan", "hip", "cuda"
 """Names in the table of backends."""
 AMDGPU = "amdgpu"
 """Kernel driver of AMD's devices."""
-WORDS_INSTEAD = "words-instead.json"
+REPLACEMENTS_FILE = "words-instead.json"
 """File in the folder of a build: option that its llama-server lacks → its replacement, empty for none."""
 
 
@@ -28,7 +28,7 @@ def backend_of(identity: str) -> str | None:
 
 def command_line_of_build(argv: Sequence[str]) -> list[str]:
     """Return a planned command line of llama-server with the options of its build."""
-    path = Path(argv[0]).parent.parent / WORDS_INSTEAD
+    path = Path(argv[0]).parent.parent / REPLACEMENTS_FILE
     replacements = json.loads(path.read_text()) if path.is_file() else {}
     words, keeps = [], True
     for word in argv:

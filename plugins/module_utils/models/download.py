@@ -50,7 +50,7 @@ CURL_OPTIONS = (
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 """Exit statuses of curl: the server answered with an error, the disk is full, or the server sends whole files only."""
-TOO_LONG = (63, -signal.SIGXFSZ)
+TOO_LONG_STATUSES = (63, -signal.SIGXFSZ)
 """Exit statuses of curl after more bytes than planned; before 8.4 it does not count those without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 """Exit statuses after which the same request may succeed: names, connections and time limits."""
@@ -79,7 +79,7 @@ def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None
     free = room.f_bavail * room.f_frsize
     if needed_bytes > free:
         raise Refusal(
-            f"The model's files need {amount(needed_bytes)} more on {errors.file_system(str(place))}, which has {amount(free)} left: free "
+            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(place))}, which has {amount(free)} left: free "
             f"{amount(needed_bytes - free)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
@@ -185,7 +185,7 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
         return web.explain_error(error, token), error.passes
     if done.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
-    if done.returncode in TOO_LONG:
+    if done.returncode in TOO_LONG_STATUSES:
         part.unlink(missing_ok=True)
         return f"sends more than the planned {file.bytes} bytes: the download was removed", False
     if done.returncode == RANGE_ERROR:
@@ -220,7 +220,7 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
         for file in plans
     )
     text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored))), indent=1) + "\n"
-    path = folder / download_record.RECORD
+    path = folder / download_record.RECORD_FILE
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)
 

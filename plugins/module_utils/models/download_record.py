@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
-RECORD = ".source.json"
+RECORD_FILE = ".source.json"
 """Name of the record in the folder of its files."""
 RECORD_BYTES = 4 << 20
 SHA256 = r"[0-9a-f]{64}"
@@ -36,7 +36,7 @@ class StoredFile(NamedTuple):
     """Name at its source; in the folder it has only the last part."""
     bytes: Size
     sha256: Optional[Sha256]
-    modified: Annotated[int, Number(-validation.LARGEST)]
+    modified: Annotated[int, Number(-validation.MAX_INT)]
     revision: Optional[str] = None
 
 
@@ -56,8 +56,8 @@ def name_of_url(url: str) -> str:
 
 def problem_of_name(name: str) -> Optional[str]:
     """Return why a file cannot have this name on the head; None if it can."""
-    leads_out = name.startswith("/") or ".." in name.split("/")
-    if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not leads_out:
+    is_outside = name.startswith("/") or ".." in name.split("/")
+    if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not is_outside:
         return None
     return "is not allowed as a model's file name on the head"
 
@@ -65,7 +65,7 @@ def problem_of_name(name: str) -> Optional[str]:
 def read_record(folder: Path) -> DownloadRecord:
     """Return the record of a folder on this host; an empty one without a usable record."""
     with suppress(OSError, ValueError):
-        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD, RECORD_BYTES))
+        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD_FILE, RECORD_BYTES))
     return DownloadRecord(())
 
 

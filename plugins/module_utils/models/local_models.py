@@ -51,7 +51,7 @@ def _file(path: str, account: str | None) -> dict[str, Any]:
     """Return the size, header and obstacle of a file, or ``error``, which ends a sentence that begins with the path."""
     try:
         model = gguf.read_path(path)
-        summary = projector.summarize(model) if projector.is_one(model) else header_summary.summarize(model)
+        summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
         closed = closed_path(account, path) if account else None
         return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
     except gguf.GGUFError as error:

@@ -49,7 +49,7 @@ def size_of(path: str | Path) -> int | None:
 
 def is_known_answer(path: Path, size: int) -> bool:
     """Return whether a known-answer model is unchanged."""
-    return size_of(path) == size and int(os.stat(path).st_mtime) == names.KNOWN_ANSWER_TIME
+    return size_of(path) == size and int(os.stat(path).st_mtime) == names.KNOWN_ANSWER_MTIME
 
 
 def _recorded_file(file: ModelFilePlan) -> StoredFile | None:

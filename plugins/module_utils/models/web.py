@@ -25,12 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 TOKEN_FILE = "llama_model_token_file"
 MAX_REDIRECTS = 5
-SECONDS_OF_SILENCE = 20
+SILENCE_SECONDS = 20
 
 STATUS_TEXTS = {
     404: "does not exist (HTTP 404): correct the URL",
     416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
-    429: "is requested too often (HTTP 429): wait a few minutes, or set a token",
+    429: "was requested too often (HTTP 429): wait a few minutes, or set a token",
 }
 TEMPORARY_STATUSES = (408, 429)
 """Statuses that disappear after a while, in addition to server errors."""
@@ -131,7 +131,7 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
                 is_origin = same_server(target, url)
                 permission = {"Authorization": f"Bearer {token}"} if token and is_origin else {}
                 client = Request(
-                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SECONDS_OF_SILENCE
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SILENCE_SECONDS
                 )
                 return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:
@@ -150,7 +150,7 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
     with _errors_as_sentence(), open_url(url, headers, token) as reply:
         data: bytes = reply.read(limit + 1)
     if len(data) > limit:
-        raise RemoteError(f"is longer than {limit >> 10} KiB, so it is something else: use another server")
+        raise RemoteError(f"is longer than {limit >> 10} KiB, too long for such an answer: use another server")
     return data
 
 
@@ -205,8 +205,8 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     first, last, size = map(int, match.groups()) if match else (-1, -1, -1)
     if reply.status != 206 or packed or first != offset or last != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that does not send parts of files (HTTP {reply.status}, Content-Range {gguf.short(text)} to bytes {offset} to "
-            f"{offset + count - 1}): use a server with ranges, or download the file and use its path"
+            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.short(text)} to bytes {offset} to "
+            f"{offset + count - 1}): use a server that supports them, or download the file and use its path"
         )
     return size, last - first + 1
 
@@ -220,7 +220,7 @@ def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
-            f"is requested with a token that has spaces, line ends or letters beyond ASCII: correct {TOKEN_FILE}"
+            f"is requested with a token that has spaces, line breaks or non-ASCII characters: correct {TOKEN_FILE}"
         )
     with _errors_as_sentence():
         first = unquote(urlsplit(url).path.rpartition("/")[2])

@@ -14,7 +14,7 @@ RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "
 """States of a planned service: running as planned; its launcher waits for workers; stopped; another program has its port; running with another command
 line or environment."""
 Name = Annotated[str, Text()]
-Path = Annotated[str, Text(longest=4096)]
+PathText = Annotated[str, Text(longest=4096)]
 
 
 class ServiceState(NamedTuple):
@@ -75,16 +75,16 @@ class Drift(NamedTuple):
 
     services: Mapping[str, ServiceState]
     """planned service → its state"""
-    defined: tuple[Path, ...]
+    defined: tuple[PathText, ...]
     """names of services that have a definition"""
-    unplanned: tuple[Path, ...]
+    unplanned: tuple[PathText, ...]
     """names of those that are not planned"""
-    missing_builds: tuple[Path, ...]
+    missing_builds: tuple[PathText, ...]
     """ids of planned builds that are missing, damaged or made by another builder"""
-    running_releases: tuple[Path, ...]
+    running_releases: tuple[PathText, ...]
     """ids of the releases whose programs run"""
-    changed_files: tuple[Path, ...]
-    changed_models: tuple[Path, ...]
+    changed_files: tuple[PathText, ...]
+    changed_models: tuple[PathText, ...]
     """files of the model that are missing or have other content"""
     redefined: tuple[Name, ...]
     """services that do not run as defined by the plan"""
@@ -94,7 +94,7 @@ class Drift(NamedTuple):
     """last plan that the host took"""
     differences: tuple[Difference, ...]
     """all changes of an apply"""
-    archives: Mapping[Path, Annotated[str, Text("[0-9a-f]{64}")]] = {}
+    archives: Mapping[PathText, Annotated[str, Text("[0-9a-f]{64}")]] = {}
     """id of each installed build of upstream's programs → SHA-256 of their archive"""
-    tunnel_keys: Absent[Mapping[Path, tuple[Name, ...]]] = None
+    tunnel_keys: Absent[Mapping[PathText, tuple[Name, ...]]] = None
     """key file of a tunnel → ids of its keys, none if others can read it; missing without tunnels"""

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
 Line = Annotated[str, Text(longest=4096)]
-Path = Annotated[str, Text(r"(/|~/).*", 4096)]
+PathText = Annotated[str, Text(r"(/|~/).*", 4096)]
 Word = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
 """Text of which file names are made: never a folder."""
 Block = Annotated[str, Text(r"(?s).*", 16 << 20)]
@@ -60,7 +60,7 @@ class ModelFilePlan(NamedTuple):
     """name at its source"""
     role: Annotated[str, ROLES]
     """model, mmproj or draft"""
-    path: Annotated[Path, ABSENT] = ""
+    path: Annotated[PathText, ABSENT] = ""
     """path on the head"""
     url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
     """URL of its source: `file:` is on the controller; null if the head has it"""
@@ -86,7 +86,7 @@ class AccountPlan(NamedTuple):
 class FolderPlan(NamedTuple):
     """A folder of the installation."""
 
-    path: Path
+    path: PathText
     """its path"""
     owner: Optional[Word]
     """account"""
@@ -137,7 +137,7 @@ class PrefillTensor(NamedTuple):
     """size of one tensor"""
     layers: Optional[tuple[int, ...]]
     """layers that have it; null outside the layers"""
-    model: Path
+    model: PathText
     """file of the model that has them"""
 
 
@@ -243,7 +243,7 @@ class ServicePlan(NamedTuple):
     """environment of the process"""
     listens: Endpoint
     """address and port"""
-    reads: tuple[Path, ...]
+    reads: tuple[PathText, ...]
     """files that it reads when it starts"""
     homes: Optional[tuple[str, ...]]
     """visible paths that lead into home directories; empty: none, null: all"""
@@ -268,7 +268,7 @@ class ServicePlan(NamedTuple):
 class FilePlan(NamedTuple):
     """A file that the run writes."""
 
-    path: Path
+    path: PathText
     """path on the host"""
     bytes: int
     """size of the file"""
@@ -287,17 +287,17 @@ class HostPlan(NamedTuple):
 
     scope: Annotated[str, ("system", "user")]
     """`system` or `user`, see [operating](operating.md)"""
-    prefix: Path
+    prefix: PathText
     """folder of the installation"""
-    cache: Path
+    cache: PathText
     """folder for files that outlive the installation"""
-    state: Path
+    state: PathText
     """folder for the launcher's records"""
     python: Optional[str]
     """Python interpreter of the services"""
     service_manager: ServiceManager
     """service manager that runs the services"""
-    units: Path
+    units: PathText
     """folder of the definitions"""
     account: Optional[Word]
     """account that runs the services; null for the connecting user"""
@@ -335,13 +335,13 @@ class HostPlan(NamedTuple):
     """account that compiles and tries programs; null for the connecting user, missing in a refused plan"""
     host_settings: bool
     """whether the run sets links, firewall and kernel parameters (needs root and systemd); missing in a refused plan"""
-    metrics: Absent[Path] = None
+    metrics: Absent[PathText] = None
     """folder for metrics; missing without"""
     id: Absent[PlanId] = None
     """id of the plan; missing in a plan that is not applied"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()
     """files that the run writes; missing in a refused plan"""
-    tunnel_keys: Absent[tuple[Path, ...]] = None
+    tunnel_keys: Absent[tuple[PathText, ...]] = None
     """key files of tunnels that end here, without content; missing without `llama_transport`"""
     model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
     """files of `model.files` with a url, on the head only; missing if nothing is fetched"""

@@ -15,10 +15,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 MAX_FACTOR = 5.0
 """Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
-SAME_RELEASE, OTHER_RELEASE = 1.12, 1.2
+SAME_RELEASE_FACTOR, OTHER_RELEASE_FACTOR = 1.12, 1.2
 """Uncertainty of a corrected speed of the measured model, with the measured release and with another.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
-INSIGNIFICANT = 1.1
+NEGLIGIBLE_FACTOR = 1.1
 """A measurement this close to the corrected speed is not recorded."""
 
 Speed = Annotated[float, Number(0.0001, 10**9, real=True)]
@@ -60,7 +60,7 @@ def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
         return None
     factor = correction.factor if correction else 1.0
     same_model = correction and (correction.release, correction.model) == (plan.release.ref, plan.model.name)
-    if same_model and 1 / INSIGNIFICANT <= speed / planned_speed <= INSIGNIFICANT:
+    if same_model and 1 / NEGLIGIBLE_FACTOR <= speed / planned_speed <= NEGLIGIBLE_FACTOR:
         return None
     date = time.strftime("%Y-%m-%d")
     record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), speed, planned_speed / factor)
@@ -93,7 +93,7 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
     if estimate.generation_tokens_per_s is None or not is_measured:
         return estimate
     factor = record.measured / record.planned
-    uncertainty = SAME_RELEASE if record.release == release else OTHER_RELEASE
+    uncertainty = SAME_RELEASE_FACTOR if record.release == release else OTHER_RELEASE_FACTOR
 
     def speed_of(speed: float) -> float:
         return float(f"{speed * factor:.3g}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 100
+PAGE_WIDTH = 100
 """Columns of the page."""
 
 
@@ -23,7 +23,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def wrap(start: str, text: str) -> list[str]:
     return textwrap.wrap(
         text,
-        WIDTH,
+        PAGE_WIDTH,
         initial_indent=start,
         subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
         break_long_words=False,

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     HostPlan,
     KnownAnswerPlan,
     ModelFilePlan,
-    Path,
+    PathText,
     PlanId,
     Port,
     Seconds,
@@ -91,7 +91,7 @@ class ReleasePlan(NamedTuple):
 class ModelPlan(NamedTuple):
     """The model that is served."""
 
-    path: Path
+    path: PathText
     """path on the head"""
     name: str
     """name for people"""
@@ -247,7 +247,7 @@ class FallbackPlan(NamedTuple):
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second with an empty context; null for a model that generates no text"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction"""
+    """predicted range"""
 
 
 class NoFallback(NamedTuple):
@@ -294,9 +294,9 @@ class SingleHostEstimate(NamedTuple):
     prompt_tokens_per_s: Optional[float]
     """predicted tokens per second of prompts, or null"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
     faster: bool
     """whether its predicted generation is faster than the plan's by more than the uncertainty"""
 
@@ -330,11 +330,11 @@ class ContextSpeed(NamedTuple):
     generation_tokens_per_s: float
     """predicted tokens per second of generation"""
     generation_range: SpeedRange
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_tokens_per_s: float
     """predicted tokens per second for the next 512 tokens of a prompt"""
     prompt_range: SpeedRange
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
 
 
 class PromptEstimate(NamedTuple):
@@ -345,7 +345,7 @@ class PromptEstimate(NamedTuple):
     tokens_per_s: float
     """predicted tokens per second"""
     speed_range: SpeedRange
-    """range of the prediction"""
+    """predicted range"""
     batch: int
     """number of tokens that llama-server takes at a time"""
     micro_batch: int
@@ -375,9 +375,9 @@ class Estimate(NamedTuple):
     prompt_tokens_per_s: Optional[float]
     """predicted tokens per second of a prompt with 512 tokens; less certain than generation"""
     generation_range: Optional[SpeedRange]
-    """range of the prediction of generation"""
+    """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
-    """range of the prediction of prompts"""
+    """predicted range of prompts"""
     load_s: Optional[float]
     """predicted seconds until all weights are on their devices, if no worker has cached them"""
     limited_by: Optional[str]
@@ -525,11 +525,11 @@ class HeadPlan(NamedTuple):
     """number of the port"""
     allowed: tuple[str, ...]
     """networks of `llama_server_allowed`"""
-    api_key_file: Optional[Path]
+    api_key_file: Optional[PathText]
     """file with API keys"""
-    tls_certificate_file: Optional[Path]
+    tls_certificate_file: Optional[PathText]
     """file with its certificate; null with plain HTTP"""
-    tls_key_file: Optional[Path]
+    tls_key_file: Optional[PathText]
     """file with the certificate's key"""
     start_timeout: Seconds
     """seconds until it must answer; five times the predicted load unless the inventory sets it"""

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker, WorkerRequest
 
-SHARE_OF_DISK = 2
+DISK_DIVISOR = 2
 """A model's large tensors may take so many-th part of a worker's disk. Assumed: the rest is for the system and for models before."""
 GIB = 1024 * MIB
 
@@ -36,16 +36,16 @@ GIB = 1024 * MIB
 def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
-        return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.THRESHOLD)
+        return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.CACHE_THRESHOLD)
     largest = summary.largest_tensor_bytes
-    if largest is not None and largest <= rpc_upload.THRESHOLD:
+    if largest is not None and largest <= rpc_upload.CACHE_THRESHOLD:
         return 0
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
 def large_sizes(summary: ModelSummary) -> list[int]:
     """Bytes of those tensors, each size once; none where the summary has no ``tensors``."""
-    return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.THRESHOLD})
+    return sorted({row.bytes for row in summary.named_tensors if row.bytes > rpc_upload.CACHE_THRESHOLD})
 
 
 def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> WorkerRequest:
@@ -54,17 +54,17 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
     :param models: those that are served, as far as they are known, and none that proves a release.
     """
     if request.cache is not None:
-        return request._replace(cache_why="llama_worker_endpoints says so")
+        return request._replace(cache_why="set in llama_worker_endpoints")
     size = sum(map(large_bytes, models))
     if not size:
-        reason = f"no tensor of the model is larger than {rpc_upload.THRESHOLD // MIB} MiB"
+        reason = f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
         reason = "the size of the host's disk is not known"
-    elif facts.disk_gib * GIB < SHARE_OF_DISK * size:
-        needed_gib = 1 << (-(-SHARE_OF_DISK * size // GIB) - 1).bit_length()
-        reason = f"the host's disk has less than {needed_gib} GiB, which is asked for with this model"
+    elif facts.disk_gib * GIB < DISK_DIVISOR * size:
+        needed_gib = 1 << (-(-DISK_DIVISOR * size // GIB) - 1).bit_length()
+        reason = f"the host's disk has less than {needed_gib} GiB, the size required for this model"
     else:
-        return request._replace(cache=True, cache_why="the host's disk has room")
+        return request._replace(cache=True, cache_why="the host's disk is large enough")
     return request._replace(cache=False, cache_why=reason)
 
 
@@ -101,7 +101,7 @@ def _parts(layout: device_load.Layout, endpoint: str) -> list[device_load.Part]:
 def _rows(parts: Sequence[device_load.Part], path: str) -> list[PrefillTensor]:
     rows: dict[tuple[str, int], list[int] | None] = {}
     for part in parts:
-        if part.name and part.bytes > rpc_upload.THRESHOLD:
+        if part.name and part.bytes > rpc_upload.CACHE_THRESHOLD:
             match = re.fullmatch(r"blk\.(\d+)\.(.+)", part.name, re.DOTALL)
             key = (f"blk.*.{match[2]}" if match else part.name, part.bytes)
             layers = rows.setdefault(key, [] if match else None)

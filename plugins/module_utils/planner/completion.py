@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-OUTSIDE_ID = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
+EXCLUDES = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
 """Ends of paths of files that say what a plan is made from, or what it is."""
 Define = Callable[[HostPlan, ServicePlan], str]
 """Writes the definition of a service.
@@ -148,13 +148,13 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
     }
 
 
-def _called(plan: Plan) -> list[str]:
+def _model_names(plan: Plan) -> list[str]:
     return [model.name for model in plan.head.models or ()] or [plan.model.name]
 
 
 def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    return {name: _figures(single.estimate) for name, single in zip(_called(plan), plan.per_model())}
+    return {name: _figures(single.estimate) for name, single in zip(_model_names(plan), plan.per_model())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
@@ -200,7 +200,7 @@ def identity_of(plan: Plan) -> str:
     hosts = {
         name: host._replace(
             files=tuple(
-                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(OUTSIDE_ID)
+                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(EXCLUDES)
             ),
             model=_without_urls(host.model),
         )

@@ -11,12 +11,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Address, Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
-MOST_MIB = 1 << 40
+MAX_MIB = 1 << 40
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
-Path = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
+PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
 """Path of a folder of a host, which is used in definitions where a service manager has no quotes."""
-Mib = Annotated[int, Number(0, MOST_MIB)]
+Mib = Annotated[int, Number(0, MAX_MIB)]
 Backend = Annotated[str, BACKENDS]
 Figure = Annotated[Optional[float], Number(0, 1 << 30, real=True)]
 
@@ -67,13 +67,13 @@ class Toolchain(NamedTuple):
     """A toolkit, or a compiler for the backend ``cpu``, as facts/toolchains.py finds it."""
 
     backend: Backend
-    prefix: Path
-    links: tuple[Path, ...]
+    prefix: PathText
+    links: tuple[PathText, ...]
     version: Annotated[str, Text(r"\d+(\.\d+)*")]
-    compiler: Optional[Path] = None
+    compiler: Optional[PathText] = None
     libraries: Optional[tuple[Name, ...]] = None
     """None if they were not looked for."""
-    components: Optional[Mapping[str, Path]] = None
+    components: Optional[Mapping[str, PathText]] = None
 
 
 class Processor(NamedTuple):
@@ -98,13 +98,13 @@ class Facts(NamedTuple):
     """Tool or library → version."""
     scope: Annotated[str, ("system", "user")]
     service_manager: Annotated[str, tuple(service_managers.MANAGERS)]
-    prefix: Path
-    cache: Path
-    units: Path
+    prefix: PathText
+    cache: PathText
+    units: PathText
     toolchains: Optional[tuple[Toolchain, ...]] = None
     """None if the host was not asked."""
     packaged: Optional[Packaged] = None
-    python: Optional[Path] = None
+    python: Optional[PathText] = None
     accounts: Mapping[str, Name] = {}
     """Account whose name begins like ours → its home."""
     rdma: Optional[tuple[Address, ...]] = None

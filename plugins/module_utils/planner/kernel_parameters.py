@@ -15,17 +15,17 @@ DRIVER = AMDGPU
 PAGE_KIB = 4
 KEPT_MIB = 4096
 """Memory that the host keeps by default."""
-LEAST_KEPT_MIB = 1024
-LEAST_GTT_MIB = 1024
+MIN_KEPT_MIB = 1024
+MIN_GTT_MIB = 1024
 
 
 def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
     """Return the parameters with which the kernel lends ``gtt_mib`` MiB of ``memory_mib`` MiB; without a size, all but 4 GiB."""
     size = memory_mib - KEPT_MIB if gtt_mib is None else gtt_mib
-    if not LEAST_GTT_MIB <= size <= memory_mib - LEAST_KEPT_MIB:
+    if not MIN_GTT_MIB <= size <= memory_mib - MIN_KEPT_MIB:
         raise ValueError(
             f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: set llama_host_tuning_gtt_mib from "
-            f"{LEAST_GTT_MIB} to {memory_mib - LEAST_KEPT_MIB}."
+            f"{MIN_GTT_MIB} to {memory_mib - MIN_KEPT_MIB}."
         )
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
 

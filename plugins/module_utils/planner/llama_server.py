@@ -22,11 +22,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
-HANDED_OVER = "/run/credentials/{service}.service/"
+CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
 """Folder in which systemd puts what LoadCredential names, for the service alone."""
 CREDENTIAL_OPTIONS = ("api-key-file", "tls-certificate", "tls-key")
 """Options for services.CREDENTIALS, in their order."""
-COUNTS = "--metrics"
+METRICS_OPTION = "--metrics"
 """Option that makes llama-server count tokens and requests, for its launcher."""
 
 
@@ -69,7 +69,7 @@ def argv_of(candidate: Candidate, build: str) -> tuple[str, ...]:
             argv += options.render(name, value, release.fork)
         except options.UnknownOption:
             raise Refusal(_unknown_setting(name, value, release)) from None
-    counts = [COUNTS] * bool((host.metrics or server.page_port) and COUNTS not in server.extra_args)
+    counts = [METRICS_OPTION] * bool((host.metrics or server.page_port) and METRICS_OPTION not in server.extra_args)
     return (*argv, *counts, *server.extra_args)
 
 
@@ -107,4 +107,4 @@ def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
     hands_over = service_managers.MANAGERS[facts.service_manager].hands_over_keys
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)
-        yield HANDED_OVER.format(service=names.SERVER) + name if path and hands_over else path
+        yield CREDENTIALS_FOLDER.format(service=names.SERVER) + name if path and hands_over else path

@@ -44,13 +44,13 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
         nothing may be applied.
     """
     if cluster.turns:
-        models = deriving.each_alone(cluster, model_found)
+        models = deriving.variants(cluster, model_found)
         return merging.merged(cluster, [make(variant, report, catalogue, runtime_id) for variant, report in models])
     try:
         resolved = automatic.resolve(cluster, catalogue)
         installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
-        plan = fallbacks.with_fallbacks(installation, candidate, document.write(installation, candidate))
-        plan = advice.advised(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
+        plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
+        plan = advice.add_advice(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 
@@ -58,7 +58,7 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
         return make_candidate(variant, model_found, catalogue, runtime_id)
 
     plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved, plan_variant)
-    return advice.judged(plan, cluster.accepted)
+    return advice.judge_plan(plan, cluster.accepted)
 
 
 def make_candidate(
@@ -67,8 +67,8 @@ def make_candidate(
     """Return the plan without fallbacks and remedies: one of many that are compared with each other."""
     try:
         decision = decide(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
-        plan = services.with_services(document.write(*decision))
-        return advice.judged(advice.advised(*decision, plan), cluster.accepted)
+        plan = services.with_services(document.compose(*decision))
+        return advice.judge_plan(advice.add_advice(*decision, plan), cluster.accepted)
     except Refusal as refusal:
         return refused(cluster.name, refusal)
 

@@ -38,7 +38,7 @@ PROCESSORS_CONTEXT = 1536
 """Context if only processors are proven: their kernels are the same for longer prompts."""
 START_S = 2
 """Seconds in which a llama-server starts and stops."""
-REACHED, REACHED_BY_EXPERTS = 0.4, 0.2
+RATE_SHARE, EXPERT_RATE_SHARE = 0.4, 0.2
 """Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
 LIMIT_TIMES = 1.5
 """Multiple of the prediction after which the processor answers no further long prompts."""
@@ -50,7 +50,7 @@ tls-certificate tls-key projector projector-offload projector-device adapter {op
 draft-cache-type-k draft-cache-type-v metrics batch repack conversations --alias -a --log-file
 """.split()
 """Options that the proof sets itself, or that concern clients or what is loaded beside the model."""
-INDIFFERENT_OPTIONS = {
+IRRELEVANT_OPTIONS = {
     *REPLACED_OPTIONS,
     "micro-batch",
     "flash-attention",
@@ -61,7 +61,7 @@ INDIFFERENT_OPTIONS = {
     "--log-verbosity",
 }
 """Options that do not change how well a model reads."""
-REPACK = ("--repack",)
+REPACK_OPTION = ("--repack",)
 """llama-server's default, which replaces the reference's --no-repack."""
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
@@ -127,7 +127,7 @@ def _compute_s(
             else:
                 dense += parameters
     pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed = (dense * tokens + outside * len(prompts) + pairs) / REACHED + experts * tokens / REACHED_BY_EXPERTS
+    computed = (dense * tokens + outside * len(prompts) + pairs) / RATE_SHARE + experts * tokens / EXPERT_RATE_SHARE
     return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
 
 
@@ -139,7 +139,7 @@ def with_proof(plan: Plan) -> Plan:
         models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
-        sides = [_side(plan, entry) for entry in plan.placement]
+        sides = [_proof_side(plan, entry) for entry in plan.placement]
         proof = proof._replace(devices=tuple(ProvenDevice(side.id, side.name) for side in sides))
     has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
     generates = plan.estimate.generation_range is not None and not has_known_answer
@@ -152,7 +152,7 @@ def work_of(plan: Plan) -> ProofWork | None:
     if not proof or not proof.layers:
         return None
     words = dict(_pairs(plan))
-    variants: list[tuple[str, ...]] = [REPACK] if plan.release.mainline else []
+    variants: list[tuple[str, ...]] = [REPACK_OPTION] if plan.release.mainline else []
     if words.get("cache-type-v", ["f16"]) == ["f16"]:
         flash = "on" if words.get("flash-attention") == ["off"] else "off"
         variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
@@ -163,20 +163,20 @@ def work_of(plan: Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        client=services.behind_tunnels(plan, ()),
+        client=services.tunnelled_endpoints(plan, ()),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),
         limit_s=math.ceil(LIMIT_TIMES * proof.seconds),
         patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
-        processor=_side(plan, None),
+        processor=_proof_side(plan, None),
         variants=tuple(variants),
-        devices=tuple(_side(plan, entry) for entry in plan.placement),
+        devices=tuple(_proof_side(plan, entry) for entry in plan.placement),
         remedies=tuple(_remedies(plan)),
     )
 
 
-def _side(plan: Plan, entry: DevicePlacement | None) -> Side:
+def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     """Return a device as a side; the head's processor without one."""
     argv = _argv(plan, entry)
     if not entry:
@@ -212,8 +212,8 @@ def _hash(plan: Plan, details: Any) -> str:
 def _reading_id(plan: Plan) -> str:
     """Return an id of everything that changes how well the model reads, but not of the release and the devices, which are what is checked."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    options_that_matter = [pair for pair in _pairs(plan) if pair[0] not in INDIFFERENT_OPTIONS]
-    whole = [plan.model.path, plan.model.revision, files, options_that_matter]
+    relevant_options = [pair for pair in _pairs(plan) if pair[0] not in IRRELEVANT_OPTIONS]
+    whole = [plan.model.path, plan.model.revision, files, relevant_options]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

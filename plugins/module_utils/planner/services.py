@@ -79,26 +79,26 @@ def _keys(host: HostPlan) -> list[str]:
     return ["--tunnel-keys", f"{host.prefix}/{names.KEYS}"]
 
 
-def ends_on_head(plan: Plan) -> list[str]:
+def head_ends(plan: Plan) -> list[str]:
     """``ACCEPT=CONNECT`` of the head's end of each tunnel: also to workers that only a fallback, or another model, uses."""
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
     return [f"{worker.endpoint}={worker.tunnel}" for worker in workers]
 
 
-def _words_of_head(plan: Plan) -> list[str]:
-    words = [word for end in ends_on_head(plan) for word in ("--tunnel", end)]
+def _head_words(plan: Plan) -> list[str]:
+    words = [word for end in head_ends(plan) for word in ("--tunnel", end)]
     return [*words, *_keys(plan.hosts[plan.head.host])] if words else []
 
 
 def with_tunnels(plan: Plan) -> Plan:
     """The plan whose head keeps its ends of tunnels."""
-    launcher = (*plan.head.launcher, *_words_of_head(plan))
+    launcher = (*plan.head.launcher, *_head_words(plan))
     return plan._replace(head=plan.head._replace(launcher=launcher))
 
 
-def behind_tunnels(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
+def tunnelled_endpoints(plan: Plan, argv: Sequence[str]) -> tuple[str, ...]:
     """A command line of the head, with the tunnels that its program needs in place of the server."""
-    host, words = plan.hosts[plan.head.host], _words_of_head(plan)
+    host, words = plan.hosts[plan.head.host], _head_words(plan)
     return (str(host.python), f"{host.runtime}/runtime.py", "client", *words, "--", *argv) if words else tuple(argv)
 
 
@@ -122,13 +122,13 @@ def _models(plan: Plan) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-SEPARATOR = re.compile("[=,:;]")
+PATH_SEPARATOR = re.compile("[=,:;]")
 """Separator of several paths in a word, or of a path and a key."""
-HOMES = re.compile(rf"(?:^|{SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
+HOME_FOLDERS = re.compile(rf"(?:^|{PATH_SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
 """Folder of users, as systemd sees it (ProtectHome), in a word."""
-OURS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
+SYSTEM_FOLDERS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders that have no links into homes."""
-SIMPLE = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
+PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
 """A path that needs no quotes among those of a unit."""
 
 
@@ -147,12 +147,12 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
         *(start.head.argv for start in plan.fallbacks),
     ]
     words = {word for argv in starts for word in argv} | set(head.environment.values())
-    parts = {part for word in words - files for part in SEPARATOR.split(word) if part.startswith("/")}
-    other_paths = {part for part in parts if not part.startswith((*OURS, host_plan.prefix + "/"))}
-    folders = {posixpath.dirname(path) for path in files if HOMES.match(path)}
+    parts = {part for word in words - files for part in PATH_SEPARATOR.split(word) if part.startswith("/")}
+    other_paths = {part for part in parts if not part.startswith((*SYSTEM_FOLDERS, host_plan.prefix + "/"))}
+    folders = {posixpath.dirname(path) for path in files if HOME_FOLDERS.match(path)}
     paths = {host_plan.prefix, f"{host_plan.prefix}/{names.MODELS}", *files, *folders, *other_paths}
-    hidden = not any(map(HOMES.search, words - files)) and all(map(SIMPLE.fullmatch, paths))
-    return sorted(paths) if hidden else None
+    hides_homes = not any(map(HOME_FOLDERS.search, words - files)) and all(map(PLAIN_PATH.fullmatch, paths))
+    return sorted(paths) if hides_homes else None
 
 
 def _reachable_for_head(plan: Plan) -> list[str]:
@@ -161,7 +161,7 @@ def _reachable_for_head(plan: Plan) -> list[str]:
     if not head.allowed and not names.is_loopback(head.address):
         return []
     endpoints = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
-    head_address = [] if head.address == names.EVERY_ADDRESS else [head.address]
+    head_address = [] if head.address == names.ANY_ADDRESS else [head.address]
     endpoints += [worker.tunnel for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
     return sorted({"localhost", *head_address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints), *head.allowed})
 

@@ -18,9 +18,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 OFF, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
 """Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
-WORDS = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
+SPEC_TYPES = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
 """Values of --spec-type that no header says."""
-TAKES_BACK = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
+STATEFUL_TYPES = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 """Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
 
 
@@ -39,7 +39,7 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
         raise Refusal(
             f"llama_server_speculation is {kind}, and {argument[0]} is given to llama-server too: remove one of them"
         )
-    if kind in WORDS and not release.mainline:
+    if kind in SPEC_TYPES and not release.mainline:
         raise Refusal(
             f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
             "use one of these"
@@ -49,14 +49,14 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
             "llama_server_speculation is draft, and llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, "
             "which needs none"
         )
-    if kind == MTP and not _predicts(model):
+    if kind == MTP and not _has_draft_model(model):
         raise Refusal(
             f"llama_server_speculation is mtp, and {model.summary.name} has no layers that predict further tokens: use a file of the model that has "
             "them, set llama_model_draft to a file of these layers, or use ngram, which needs none"
         )
 
 
-def _predicts(model: Model) -> bool:
+def _has_draft_model(model: Model) -> bool:
     """Return whether there are layers that predict further tokens, as far as headers say it."""
     if model.path_of(host_types.DRAFT):
         return model.draft is None or _has_predicting_tensors(model)
@@ -80,28 +80,28 @@ def _predicts_itself(model: Model, server: Server) -> bool:
     return server.speculation == MTP and not model.path_of(host_types.DRAFT)
 
 
-def type_of(model: Model, server: Server, release: ReleasePlan) -> str:
+def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
     """Return the value of --spec-type, as build 11063 reads it from the header of a draft model; empty if it is not needed."""
     if server.argument(options.SPECULATION):
         return ""
-    if server.speculation in WORDS:
-        return WORDS[server.speculation]
+    if server.speculation in SPEC_TYPES:
+        return SPEC_TYPES[server.speculation]
     if not release.mainline or not model.path_of(host_types.DRAFT):
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
-    special = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
+    methods = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
     if _has_predicting_tensors(model):
         return DRAFT_MTP
-    return special.get(model.draft.architecture if model.draft else "", "draft-simple")
+    return methods.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
-def uncounted(model: Model, server: Server, release: ReleasePlan) -> list[str]:
+def uncounted_states(model: Model, server: Server, release: ReleasePlan) -> list[str]:
     """Return what is not counted: states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
     layers that predict further tokens."""
     argument = server.argument(options.SPECULATION)
-    kinds = set(argument[1].split(",")) if argument else {type_of(model, server, release)}
-    recurrent = model.summary.architecture in kv_cache.RECURRENT | kv_cache.HYBRID
+    kinds = set(argument[1].split(",")) if argument else {spec_type(model, server, release)}
+    recurrent = model.summary.architecture in kv_cache.RECURRENT_ARCHITECTURES | kv_cache.HYBRID_ARCHITECTURES
     return [
-        *["states of tokens that may be taken back"] * bool(recurrent and kinds & TAKES_BACK),
+        *["states of tokens that may be taken back"] * bool(recurrent and kinds & STATEFUL_TYPES),
         *["compute buffers of layers that predict further tokens"] * _predicts_itself(model, server),
     ]

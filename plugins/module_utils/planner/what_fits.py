@@ -31,14 +31,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 ANY_MODEL = ModelRequest(None, None, None)
 """For cluster_inputs.read of a cluster that need not have one yet."""
 GIB = 1024 * MIB
-LONGER = (32768, 65536, 131072, 262144)
+CONTEXTS = (32768, 65536, 131072, 262144)
 """Contexts that are tried beyond the one that is asked for."""
-OF_ACCESS = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
-OF_ACCESS |= {"open-server", "server-for-everybody", "unlimited-server"}
+ACCESS_ADVISORIES = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
+ACCESS_ADVISORIES |= {"open-server", "server-for-everybody", "unlimited-server"}
 """Errors about who may connect, which say nothing of a model."""
 SMALLEST_FOR_SPEED = "Q4_K_M"
 """No smaller quantisation is taken only because it is faster."""
-SMALL = frozenset([*shapes.MIXTURES][[*shapes.MIXTURES].index(SMALLEST_FOR_SPEED) :])
+SMALL_QUANTISATIONS = frozenset([*shapes.MIXTURES][[*shapes.MIXTURES].index(SMALLEST_FOR_SPEED) :])
 
 
 class Question(NamedTuple):
@@ -106,9 +106,9 @@ def question_of(place: str, value: Any) -> Question:
     except typed_json.Mismatch as error:
         raise Refusal(f"{place}{error.path} {error.reason}: correct it as docs/plan.md says") from None
     fields = [field.name for field in typed_json.fields(Question)]
-    strange = sorted({*data} - {*fields})
-    if strange:
-        raise Refusal(f"{place} has {', '.join(strange)}: use {', '.join(fields)}")
+    unknown_keys = sorted({*data} - {*fields})
+    if unknown_keys:
+        raise Refusal(f"{place} has {', '.join(unknown_keys)}: use {', '.join(fields)}")
     return question
 
 
@@ -129,27 +129,27 @@ def offers_of(published: Sequence[Mapping[str, Any]], own_models: Sequence[Mappi
 
 
 def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:
-    """Return the result for each model, in the order that ``ORDER`` describes.
+    """Return the result for each model, in the order that ``ORDER_TEXT`` describes.
 
     :param cluster: cluster with any model; restrictions on its layers do not count.
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
-    unrestricted = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | OF_ACCESS)
+    unrestricted = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
     results = [_row(unrestricted, offer, catalogue, question) for offer in offers]
     reasons = {row.why_not for row in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"no model can be planned: {reasons.pop()}")
-    return sorted(results, key=lambda row: _order(row, question.speed))
+    return sorted(results, key=lambda row: _sort_key(row, question.speed))
 
 
-ORDER = (
-    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each in its largest "
-    f"quantisation that is fast enough, but for speed alone in none below {SMALLEST_FOR_SPEED}."
+ORDER_TEXT = (
+    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each is shown in its largest "
+    f"quantisation that is fast enough, but never below {SMALLEST_FOR_SPEED} for speed alone."
 )
 
 
-def _order(row: Row, tokens_per_s: float) -> tuple[float, ...]:
+def _sort_key(row: Row, tokens_per_s: float) -> tuple[float, ...]:
     if row.why_not:
         return (2, row.bytes)
     fast = row.generation_tokens_per_s >= tokens_per_s
@@ -161,14 +161,14 @@ def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Questio
     for name, summary in offer.files():
         row = _result(cluster, offer, name, summary, catalogue, question.context)
         attempts.append((row, summary))
-        if not row.why_not and (row.generation_tokens_per_s >= question.speed or name in SMALL):
+        if not row.why_not and (row.generation_tokens_per_s >= question.speed or name in SMALL_QUANTISATIONS):
             break
     best, summary = attempts[-1]
     if best.why_not or best.generation_tokens_per_s < question.speed:
         best, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
     longest = summary.context * cluster.server.parallel
-    steps = sorted({min(step, longest) for step in LONGER if step > best.context}, reverse=True)
-    longer = (step for step in steps if not best.why_not and not _try(cluster, summary, step, catalogue).refused)
+    steps = sorted({min(step, longest) for step in CONTEXTS if step > best.context}, reverse=True)
+    longer = (step for step in steps if not best.why_not and not _plan(cluster, summary, step, catalogue).refused)
     return best._replace(longest_context=next(longer, best.context))
 
 
@@ -178,7 +178,7 @@ def _result(
     experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
     active = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
     row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
-    plan = _try(cluster, summary, context, catalogue)
+    plan = _plan(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
         return row._replace(why_not=_reason(plan))
     return row._replace(
@@ -192,7 +192,7 @@ def _result(
     )
 
 
-def _try(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
+def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
     source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     changed = cluster._replace(server=server, model=ModelRequest(source, None, summary))

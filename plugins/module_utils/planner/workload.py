@@ -22,13 +22,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import sp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, Server
 
-PLACING = {
+PLACE_OPTIONS = {
     host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
     host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
 """Role of an auxiliary model → the options that place it."""
 WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
-PROMPT_PART = 4
+PROMPT_DIVISOR = 4
 """Prompts are planned for this part of the context of a request."""
 
 
@@ -66,7 +66,7 @@ class Workload(NamedTuple):
     @property
     def prompt_tokens(self) -> int:
         """Return the length of the prompt that is planned for."""
-        return max(1, self.context_per_request // PROMPT_PART)
+        return max(1, self.context_per_request // PROMPT_DIVISOR)
 
     @property
     def generates(self) -> bool:
@@ -92,8 +92,8 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
-    further_loads = [_described(model, role) for role in uncounted_models]
-    further_loads += speculation.uncounted(model, server, release)
+    further_loads = [_description(model, role) for role in uncounted_models]
+    further_loads += speculation.uncounted_states(model, server, release)
     unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
         server=server,
@@ -103,7 +103,7 @@ def work_out(server: Server, placement: str | None, model: Model, release: Relea
         cache=cache,
         context_per_request=_context_per_request(server, model.summary, cache),
         requested_batches=(server.batch, server.micro_batch),
-        speculation=speculation.type_of(model, server, release),
+        speculation=speculation.spec_type(model, server, release),
         uncounted_models=uncounted_models,
         uncounted=(*further_loads, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
         is_exact=release.mainline and not unplanned_args and not further_loads,
@@ -183,7 +183,7 @@ def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.
         return min(cache.context, longest)
     if cache.context < cache.parallel:
         raise Refusal(
-            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests divide: use a longer "
+            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests share: use a longer "
             "llama_server_context, or fewer requests"
         )
     return min(cache.context // cache.parallel, longest)
@@ -195,8 +195,8 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
     :param counts_draft: whether a draft model is counted: its use changes nothing then.
     """
     present = [option for word in server.extra_args if (option := options.by_word(word))]
-    changing = [option for option in present if option.memory == options.EXTRA_MEMORY]
-    return [option for option in changing if not (counts_draft and option.name == options.SPECULATION)]
+    memory_options = [option for option in present if option.memory == options.EXTRA_MEMORY]
+    return [option for option in memory_options if not (counts_draft and option.name == options.SPECULATION)]
 
 
 def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
@@ -206,19 +206,19 @@ def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
 
 def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
     roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
-    return {role: reason for role in roles if (reason := _why_uncounted(role, model, server, release))}
+    return {role: reason for role in roles if (reason := _uncounted_reason(role, model, server, release))}
 
 
-def _why_uncounted(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
+def _uncounted_reason(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
     if not release.mainline:
-        return f"{release.fork} chooses its device, by rules that are not known here"
+        return f"{release.fork} chooses its device by unknown rules"
     if header_of(model, role) is None:
         return "its header was not read"
-    words = [pair[0] for name in PLACING[role] if (pair := server.argument(name))]
-    return f"{words[0]} is given, which puts it where the plan does not follow" if words else ""
+    words = [pair[0] for name in PLACE_OPTIONS[role] if (pair := server.argument(name))]
+    return f"{words[0]} is given, which places it without the plan" if words else ""
 
 
-def _described(model: Model, role: str) -> str:
+def _description(model: Model, role: str) -> str:
     """Return the variable of an auxiliary model, and its size if it is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""

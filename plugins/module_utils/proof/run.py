@@ -54,13 +54,13 @@ NICE = 10
 LOG_BYTES, RECORD_BYTES, VERDICTS, REFERENCES = 65536, 1 << 20, 64, 4
 ONE_CHARACTER = 'root ::= "1"'
 """Grammar of a token that is a whole character: llama-server lists no tokens beside half a character. It lists those that are likeliest without a grammar."""
-AWAY, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
-LATE = re.compile(f"was not healthy|{replies.LATE}")
+UNREACHABLE, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
+LATE = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
 PLACE = "[.][a-z]+:[0-9]+: "
 """How llama.cpp names the line of its source at which it aborts. Lines of its other threads may come later."""
-TELLING = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
+REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
 """Pattern of a log line with a reason, in any case. No frame of a backtrace matches it."""
-MOST_TELLING = (PLACE, "error loading model", TELLING)
+REASON_PATTERNS = (PLACE, "error loading model", REASON_LINE)
 Owner = Callable[[str, int, Collection[int]], bool]
 """Whether one of some processes listens on an address and port."""
 
@@ -217,7 +217,7 @@ def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
     if not prompts or min(map(len, reference)) < 2:
-        raise Failure(f"{name} does not compute numbers")
+        raise Failure(f"{name} does not produce numbers")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
@@ -273,7 +273,7 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
                 time.sleep(RESTART_SECONDS)
             if lost and not is_retry:  # an abort repeats itself, a broken connection does not
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
-            elif not AWAY.search(str(failure)) or time.monotonic() > deadline:
+            elif not UNREACHABLE.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
 
@@ -353,7 +353,7 @@ class _Server(NamedTuple):
         """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
         lines = reading.end_of(self.log, LOG_BYTES).splitlines()
         telling = lines[-1:]
-        for pattern in MOST_TELLING:
+        for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
             if matches:
                 telling = matches

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Path, PlanId, Seconds, Word
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PathText, PlanId, Seconds, Word
 
 Line = Annotated[str, Text(longest=1024)]
 Count = Annotated[int, Number(0, 1 << 20)]
@@ -38,12 +38,12 @@ class Remedy(NamedTuple):
 class ProofWork(NamedTuple):
     """Work of the head. Its runner adds model and address to the command lines."""
 
-    model: Path
+    model: PathText
     layers: tuple[Annotated[int, Number(0, 512)], ...]
     """numbers of the layers that are computed"""
     bytes: Size
     """size of a file of these"""
-    folder: Path
+    folder: PathText
     """folder of that file while the proof runs"""
     account: Optional[Word]
     """account of the services"""

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
-LOG_LINES, TEXT = 2000, 400_000
+LOG_LINES, TEXT_LENGTH = 2000, 400_000
 """Lines of a journal and characters of each text; the last ones are kept."""
 VERSIONS = "/etc/os-release /proc/version /proc/driver/nvidia/version"
 DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
@@ -52,4 +52,4 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
         keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         secrets = {line.strip(): "API key" for line in keys.splitlines()}
     texts = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
-    return {name: redaction.redact(text[-TEXT:], secrets) for name, text in texts.items() if text}
+    return {name: redaction.redact(text[-TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

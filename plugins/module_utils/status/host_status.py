@@ -44,7 +44,7 @@ def _verified(path: Path) -> VerificationStatus | None:
 def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
     """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
     folder = Path(place.prefix, "state")
-    record, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFIED))
+    record, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFICATION))
     if not head and not record and not verified:
         return None
     current = bool(record and Path(f"/proc/{record.process}").exists())
@@ -63,7 +63,7 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
         serving=record,
         current=current,
         waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
-        ends=evidence.exits(folder / runtime.ENDS),
+        ends=evidence.exits(folder / runtime.EXITS),
         verified=verified,
         models=models,
     )

@@ -53,7 +53,7 @@ class HeadCondition(NamedTuple):
     """state of each of several models, as llama-server reports it"""
 
 
-NOTHING_KNOWN = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
+UNKNOWN_CONDITION = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):

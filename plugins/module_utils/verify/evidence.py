@@ -44,15 +44,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 RECORD_BYTES = 1024 * 1024
 """Limit of a file of the launcher."""
-LINE = 500
+LINE_LENGTH = 500
 """Number of characters shown of a log line."""
 PROMPT = "The first three prime numbers are"
-TOKENS, ANSWER_TOKENS = 16, 64
+MAX_TOKENS, ANSWER_TOKENS = 16, 64
 """Limits of an answer and of the known answer, which may never end if it is incorrect."""
-SECONDS_FOR_ANSWER, SECONDS_WITHOUT_A_HOST = 300, 60
+ANSWER_SECONDS, SHORT_ANSWER_SECONDS = 300, 60
 """Time limit of an answer, and the one of a cluster without one of its hosts, because a frozen worker blocks the head."""
 LIST_SECONDS = 5.0
-LEAST_SECONDS = 1.0
+MIN_SECONDS = 1.0
 """Shortest time to wait for one of several models."""
 WORKER_SECONDS = 3.0
 """Time to wait for a worker whose absence may explain a failed model."""
@@ -78,14 +78,14 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         health = Health(True, "ok; it slept until this check woke it" if wake else "ok; it sleeps")
     ask = health.healthy and (wake or not sleeps)
     if model and ask:  # this starts loading it
-        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, LEAST_SECONDS))
-        if reply.text.startswith(replies.LATE):
+        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_SECONDS))
+        if reply.text.startswith(replies.TIMEOUT_TEXT):
             health, ask = Health(False, server_client.LOADING), False
     completion = _complete(client, subject) if ask else None
     log = _start_log(folder, model)
     evidence = Evidence(
         health=health,
-        exits=exits(folder / runtime.ENDS),
+        exits=exits(folder / runtime.EXITS),
         log=_last_lines(log.splitlines()),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
@@ -153,7 +153,7 @@ def _start_log(folder: Path, model: ServedModel | None) -> str:
 
 
 def _last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(printable(line, LINE) for line in lines[-runtime.LAST_LINES :])
+    return tuple(printable(line, LINE_LENGTH) for line in lines[-runtime.LAST_LINES :])
 
 
 def exits(path: Path) -> Exits:
@@ -221,15 +221,15 @@ def _complete(client: Client, subject: Subject) -> Completion:
     model = subject.named_model
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
-        question.update(prompt=PROMPT, max_tokens=TOKENS)
+        question.update(prompt=PROMPT, max_tokens=MAX_TOKENS)
     argv = (model or subject.head).argv
-    embeds = replies.instead_of_text(argv)
+    embeds = replies.textless_path(argv)
     if embeds:
         question = replies.question_without_text(PROMPT)
     if model:
         question["model"] = model.name
     sleeps = server.SLEEP in argv
-    patience = (SECONDS_WITHOUT_A_HOST if subject.away else SECONDS_FOR_ANSWER) + (
+    patience = (SHORT_ANSWER_SECONDS if subject.away else ANSWER_SECONDS) + (
         subject.head.start_timeout if sleeps else 0
     )
     return server_client.completion(client.ask(embeds or "/v1/completions", patience, question), bool(embeds))

@@ -37,17 +37,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 
 ROUNDING_MIB = 0.02
 """Rounding error of a few log lines together, each with two decimal places."""
-LINE = 500
+EVIDENCE_LENGTH = 500
 """Number of recorded characters of a check."""
-LEFT_ASLEEP = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
-NOT_REPEATED = "; not proven by this run, because workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
-READINGS = 16
+ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
+PROOF_NOTE = "; not proven by this run, because workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
+MAX_READINGS = 16
 """Number of recorded readings."""
-LARGEST_BITS = 2.0
+MAX_BITS = 2.0
 """Bits per byte of plain English. Language models need 0.8 to 1.4, guessing among equally likely tokens 3.5 to 4."""
-LARGEST_RATIO = 1.07
+MAX_RATIO = 1.07
 """Perplexity divided by that of an earlier reading. Correct builds and devices differ by less than 1.02."""
-FAILED_CHECKS = 20
+MAX_FAILED_CHECKS = 20
 """Number of recorded failed checks."""
 
 
@@ -71,9 +71,9 @@ def evidence_of(head: str, data: Any) -> Evidence:
 
     :raises Refusal: it has another form. A compromised head may report anything.
     """
-    evidence = typed_json.reported(head, "the server", Evidence, data)
+    evidence = typed_json.parse_report(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise typed_json.not_as_read(head, "the server", "server does not fit its health")
+        raise typed_json.format_refusal(head, "the server", "server does not fit its health")
     return evidence
 
 
@@ -82,18 +82,18 @@ def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
-    plan = as_served(plan, evidence)
+    plan = served_plan(plan, evidence)
     checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
     checks += [_link(host, measurement) for host, measurement in evidence.links.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
         checks += _handshakes(plan, evidence.handshakes)
-        notes = {"computes": NOT_REPEATED} if observed.unproven else {}
+        notes = {"computes": PROOF_NOTE} if observed.unproven else {}
         model_checks = _check_models(plan, [evidence, *observed.other_models])
         checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
     else:
-        skipped = ("handshake", "buffers", "known answer", "completion", "speaks")
-        checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped]
+        skipped_checks = ("handshake", "buffers", "known answer", "completion", "speaks")
+        checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped_checks]
     passed = not any(check.status == "failed" for check in checks)
     return Report(SCHEMA, plan.cluster, passed, tuple(checks))
 
@@ -111,23 +111,23 @@ def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
     """Return the readings that the head keeps: the best of each model, so that several small losses do not add up unnoticed."""
     best = {reading.id: reading for reading in evidence[0].readings}
     for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
-        earlier = best.pop(reading.id, reading)
-        best[reading.id] = earlier if reading.ratio(earlier) >= 1 else reading
-    return tuple(best.values())[-READINGS:]
+        reference = best.pop(reading.id, reading)
+        best[reading.id] = reference if reading.ratio(reference) >= 1 else reading
+    return tuple(best.values())[-MAX_READINGS:]
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
     """Return the part of a report that the head keeps."""
-    failed = tuple(check.sentence()[:LINE] for check in report.failed[:FAILED_CHECKS])
+    failed = tuple(check.sentence()[:EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
     return VerificationStatus(0, report.passed, failed, plan.release.ref, asleep)
 
 
-def gate(subject: Subject, evidence: Evidence) -> str | None:
+def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
     """Return why a started head does not serve, and the remedy; None if it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
-    completion, url = _explained(evidence, evidence.server), subject.head.url
+    completion, url = _explained_completion(evidence, evidence.server), subject.head.url
     checks = [_check("completion", url, *_judge_completion(completion))]
     if subject.has_known_answer:
         checks.append(_check("known answer", url, *_judge_known_answer(subject.model, completion)))
@@ -138,7 +138,7 @@ def gate(subject: Subject, evidence: Evidence) -> str | None:
     return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
 
 
-def _explained(evidence: Evidence, server: ServerEvidence) -> Completion | None:
+def _explained_completion(evidence: Evidence, server: ServerEvidence) -> Completion | None:
     """Return the completion. Add the missing workers to its error, because the server does not name them."""
     completion = server.completion
     if not completion or not completion.error:
@@ -172,7 +172,7 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     return " ".join(texts)
 
 
-def as_served(plan: Plan, evidence: Evidence) -> Plan:
+def served_plan(plan: Plan, evidence: Evidence) -> Plan:
     """Return the plan with the placement and workers of the fallback that the head serves on."""
     fallback = evidence.fallback.find_in(plan.fallbacks) if evidence.fallback else None
     if not fallback:
@@ -192,8 +192,8 @@ def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check
     return Check(name, subject, status, printable(evidence))
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def _fallback(plan: Plan, evidence: Evidence) -> Check:
@@ -292,7 +292,7 @@ def _judge_port(
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
-            if _accepts_open(plan, name):
+            if _accepts_open_port(plan, name):
                 return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
             return (
                 False,
@@ -305,7 +305,7 @@ def _judge_port(
     return None, "not tested: no other host, nor the controller, can reach this address"
 
 
-def _accepts_open(plan: Plan, host: str) -> bool:
+def _accepts_open_port(plan: Plan, host: str) -> bool:
     return any(
         advisory.id == "unprotected-worker" and advisory.accepted and host in advisory.hosts
         for advisory in plan.advisories
@@ -339,7 +339,7 @@ def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
 
 
 def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
-    url, completion = plan.head.url, _explained(evidence, server)
+    url, completion = plan.head.url, _explained_completion(evidence, server)
     if completion or server.buffers:
         yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
@@ -379,35 +379,35 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
     if not identifier:
         return None, "this model generates no text"
     reading = server.reading
-    earlier = next((record for record in evidence.readings if record.id == identifier), None)
+    reference = next((record for record in evidence.readings if record.id == identifier), None)
     if not server.completion:
-        return None, LEFT_ASLEEP
+        return None, ASLEEP_NOTE
     if not reading:
         return None, "the server does not report token probabilities, or answers too slowly"
     text = f"{reading.bits_per_byte:.2f} bits per byte of plain text"
-    if reading.bits_per_byte > LARGEST_BITS:
-        text += f", more than {LARGEST_BITS:g}: the model computes incorrectly, or it was not trained on English text"
+    if reading.bits_per_byte > MAX_BITS:
+        text += f", more than {MAX_BITS:g}: the model computes incorrectly, or it was not trained on English text"
         return False, text
-    if not earlier:
+    if not reference:
         return True, f"{text}; nothing to compare with yet"
-    ratio = reading.ratio(earlier)
-    text += f", perplexity {ratio:.3f} times that of the best one so far"
-    if ratio > LARGEST_RATIO:
-        text += f", more than {LARGEST_RATIO:g}: the release, a device or the model file is worse than before"
-    return ratio <= LARGEST_RATIO, text
+    ratio = reading.ratio(reference)
+    text += f", perplexity {ratio:.3f} times that of the best so far"
+    if ratio > MAX_RATIO:
+        text += f", more than {MAX_RATIO:g}: the release, a device or the model file is worse than before"
+    return ratio <= MAX_RATIO, text
 
 
 def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
     """Check that no worker planned for RDMA is reached over TCP. Connections do not show which worker they belong to."""
     endpoints = {entry.endpoint for entry in plan.placement}
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
-    over_rdma = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
-    if over_rdma:
-        passed = server.rdma >= len(over_rdma)
-        text = f"{server.rdma} of {len(over_rdma)} workers are reached over RDMA"
+    rdma_endpoints = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
+    if rdma_endpoints:
+        passed = server.rdma >= len(rdma_endpoints)
+        text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
         if not passed:
             text += (
-                f", planned: {', '.join(over_rdma)}. llama-server silently fell back to TCP: find the last lines with «RDMA» in start.log of the head "
+                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: find the last lines with «RDMA» in start.log of the head "
                 "and in the logs of these workers"
             )
         yield _check("rdma", plan.head.host, passed, text)
@@ -421,8 +421,8 @@ def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
         if worker.used:
             passed, text = _judge_handshake(handshakes, worker.endpoint, capacities.get(worker.endpoint, 0))
             tunnel = worker.tunnel if isinstance(worker, WorkerPlan) else None
-            through = f", encrypted to {tunnel}" if passed and tunnel else ""
-            yield _check("handshake", worker.endpoint, passed, f"{text}{through}")
+            tunnel_note = f", encrypted to {tunnel}" if passed and tunnel else ""
+            yield _check("handshake", worker.endpoint, passed, f"{text}{tunnel_note}")
         else:
             yield _check("handshake", worker.endpoint, None, "the head does not use it")
 
@@ -469,7 +469,7 @@ def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tupl
     if not (model.known_answer or known_answer.is_name(model.name)):
         return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
-        return False if completion else None, completion.error if completion else LEFT_ASLEEP
+        return False if completion else None, completion.error if completion else ASLEEP_NOTE
     expected, words = known_answer.SENTENCE.split(), completion.text.split()
     if words == expected:
         text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (does not detect small attention errors)"
@@ -487,9 +487,9 @@ def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tupl
 
 def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     if not completion or completion.error:
-        return False if completion else None, completion.error if completion else LEFT_ASLEEP
+        return False if completion else None, completion.error if completion else ASLEEP_NOTE
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return False, f"{text}, some without a probability: the model does not compute numbers"
+        return False, f"{text}, some without a probability: the model does not produce numbers"
     return completion.tokens > 0, text

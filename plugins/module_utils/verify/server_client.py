@@ -20,11 +20,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
 """Limit of the files with API keys and the certificate."""
-LINE = 500
+LINE_LENGTH = 500
 """Number of characters shown of an invalid answer."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
-SMALLEST_LOGARITHM = -1e30
+MIN_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
 
@@ -109,7 +109,7 @@ def _error(reply: replies.Reply) -> str:
 def _is_logarithm(entry: Any) -> bool:
     """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model computes none."""
     value = entry["logprob"]
-    return isinstance(value, (int, float)) and SMALLEST_LOGARITHM < value <= 0
+    return isinstance(value, (int, float)) and MIN_LOGARITHM < value <= 0
 
 
 def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
@@ -132,5 +132,5 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"this is not an answer of llama-server ({printable(error, LINE)}): {printable(reply.text, LINE)}"
+            error=f"this is not an answer from llama-server ({printable(error, LINE_LENGTH)}): {printable(reply.text, LINE_LENGTH)}"
         )

@@ -14,11 +14,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
 
-TOKENS, FEWEST_TOKENS, SECONDS = 200, 48, 60.0
+TOKENS, MIN_TOKENS, SECONDS = 200, 48, 60.0
 """Number of tokens to read, smallest number that gives a result, and time limit."""
-LOWEST = -100.0
+MIN_LOGARITHM = -100.0
 """Logarithm that replaces a lower one. llama-server writes the lowest number for a token without any probability."""
-FORCED = 1e4
+FORCING_BIAS = 1e4
 """Bias that makes the server choose a token. It reports the probability before the bias."""
 Ask = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
@@ -40,12 +40,12 @@ def take_reading(ask: Ask, identifier: str, model: str | None) -> Reading | None
             if time.monotonic() > deadline:
                 break
             question = {"prompt": tokens[:place], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
-            question["logit_bias"] = [[tokens[place], FORCED]]
+            question["logit_bias"] = [[tokens[place], FORCING_BIAS]]
             reply = ask("/v1/completions", SECONDS, {**question, **selection})
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
             if entry["id"] != tokens[place]:
                 return None
-            logarithms.append(min(0.0, max(LOWEST, float(entry["logprob"]))))
+            logarithms.append(min(0.0, max(MIN_LOGARITHM, float(entry["logprob"]))))
             piece = entries[place]["piece"]
             size += len(piece.encode() if isinstance(piece, str) else piece)
-    return Reading(identifier, tuple(logarithms), size) if len(logarithms) >= FEWEST_TOKENS else None
+    return Reading(identifier, tuple(logarithms), size) if len(logarithms) >= MIN_TOKENS else None

@@ -15,7 +15,7 @@ WORKER_SECONDS = 45
 """Time limit for a worker whose process runs to answer the head."""
 LINE_SECONDS = 10.0
 """Time between two progress lines."""
-EXITS_BEFORE_GIVING_UP = 3
+MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
 
@@ -49,7 +49,7 @@ class Waiting:
             self._exits_before = evidence.exits.number
         if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
             return evidence
-        if evidence.exits.number - self._exits_before >= EXITS_BEFORE_GIVING_UP:
+        if evidence.exits.number - self._exits_before >= MAX_EXITS:
             exits = evidence.exits
             number = exits.number - self._exits_before
             detail = f"llama-server exited {number} times while verify waited for it, the last time {exits.how}"
@@ -60,7 +60,7 @@ class Waiting:
         if elapsed < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            source = "llama_server_start_timeout, or several times the predicted load unless it is set"
+            source = "llama_server_start_timeout, by default several times the predicted load"
             texts = [f"{LOADING}, and the limit of {limit:.0f} s has passed ({source})", *self._progress(evidence)]
             texts.append(
                 "raise llama_server_start_timeout if loading continues, otherwise read the log of the service on the head"

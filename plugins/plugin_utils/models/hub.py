@@ -35,7 +35,7 @@ MAX_NAMES = 60
 OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
 TOKEN_BYTES = 4096
 COMMIT = r"[0-9a-f]{40,64}"
-LABEL = re.compile(
+LABEL_PATTERN = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
     re.IGNORECASE,
 )
@@ -114,10 +114,10 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
     except web.RemoteError as error:
         reason = f"cannot be looked up: {endpoint()} {error}; {OFFLINE_REMEDY}"
         if error.status:
-            reason = _why_refused(repository, error, token)
+            reason = _refusal_reason(repository, error, token)
         raise Refusal(f"{_subject(source)} {reason}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"the answer of {endpoint()} is not that of Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
+        reason = f"{endpoint()} does not answer like Hugging Face ({validation.printable(error, 200)}); {OFFLINE_REMEDY}"
         raise Refusal(f"{_subject(source)} cannot be looked up: {reason}") from None
 
 
@@ -125,7 +125,7 @@ def _subject(source: ModelSource) -> str:
     return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
 
 
-def _why_refused(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """Return the meaning of a server's refusal, as the end of a sentence. The hub refuses a missing repository like one that requires a token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
@@ -181,7 +181,7 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
 def label_of(name: str) -> str:
     """Return the quantisation in the name of a file, or else in that of its folder; empty without one."""
     folder, _slash, base = _stem(name).rpartition("/")
-    labels = LABEL.findall(base) or LABEL.findall(folder)
+    labels = LABEL_PATTERN.findall(base) or LABEL_PATTERN.findall(folder)
     return labels[-1] if labels else ""
 
 
@@ -193,7 +193,7 @@ def _stem(name: str) -> str:
 
 def _without_label(name: str) -> str:
     """Return the name that a model's files have in every quantisation."""
-    return LABEL.sub("", download_record.base_name(_stem(name))).lower()
+    return LABEL_PATTERN.sub("", download_record.base_name(_stem(name))).lower()
 
 
 def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
@@ -231,18 +231,18 @@ def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, 
             )
         raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
     label = repository.quantisation
-    fitting = [model for model in models if label is None or model.label.lower() == label.lower()]
-    if not fitting:
+    suitable = [model for model in models if label is None or model.label.lower() == label.lower()]
+    if not suitable:
         raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
-    if len(fitting) > 1:
+    if len(suitable) > 1:
         remedy = f"name one of its quantisations {_labels(models)}"
         if repository.quantisation is not None:
-            remedy = f"name one of its files {_names(model.files[0].name for model in fitting)}"
+            remedy = f"name one of its files {_names(model.files[0].name for model in suitable)}"
         raise Refusal(
-            f"{subject} {len(fitting)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
+            f"{subject} {len(suitable)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
-    _check_whole(source, fitting[0].missing)
-    return _with_sizes(source, fitting[0].files)
+    _check_whole(source, suitable[0].missing)
+    return _with_sizes(source, suitable[0].files)
 
 
 def _labels(models: Sequence[RepositoryModel]) -> str:

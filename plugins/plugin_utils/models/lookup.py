@@ -61,7 +61,7 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
         return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
         raise Refusal(
-            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.shown(source)}, and try again"
+            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.source_text(source)}, and try again"
         ) from None
 
 
@@ -73,7 +73,7 @@ def _headers(
     try:
         model = read()
         if source.role == host_types.MMPROJ:
-            return model.files, projector.summarize(model) if projector.is_one(model) else None
+            return model.files, projector.summarize(model) if projector.is_projector(model) else None
         return model.files, header_summary.summarize(model)
     except web.RemoteError as error:
         reason = web.explain_error(error, query.token)

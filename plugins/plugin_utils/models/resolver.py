@@ -80,7 +80,7 @@ class _Resolver:
             return self._local(source, _entry(self.on_host, "paths", source.path))
         if source.ollama:
             return self._ollama(source)
-        stored = self._stored(source)
+        stored = self._ollama_source(source)
         if stored and not self._is_on_controller(source):
             return stored
         query = Query(source, self._token(source), self.folder)
@@ -104,7 +104,7 @@ class _Resolver:
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
             "folders": [
-                model_source.folder(prefix, source) for source in sources if prefix and model_source.is_brought(source)
+                model_source.folder(prefix, source) for source in sources if prefix and model_source.is_fetched(source)
             ],
             "paths": [source.path for source in sources if source.path],
             "ollama": [source.ollama for source in sources if source.ollama],
@@ -129,14 +129,14 @@ class _Resolver:
             _summary(source, entry),
         )
         if entry.get("error") or (source.role == host_types.MODEL and summary is None):
-            reason = validation.printable(entry.get("error") or header_summary.NOT_MODELS["mmproj"])
+            reason = validation.printable(entry.get("error") or header_summary.REFUSED_KINDS["mmproj"])
             remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
         if entry.get("closed") and source.role != host_types.MODEL:
             raise Refusal(
                 f"{source.variable} is {subject}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
             )
-        named_files = typed_json.reported(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
+        named_files = typed_json.parse_report(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
         files = [
             ModelFilePlan(
                 name or file.name,
@@ -159,7 +159,7 @@ class _Resolver:
             )
         return self._local(source, entry, ollama.file_name(name))
 
-    def _stored(self, source: ModelSource) -> ResolvedSource | None:
+    def _ollama_source(self, source: ModelSource) -> ResolvedSource | None:
         """Return the complete files of a source on the host, so that no server is asked; None without them."""
         entry, files = self._download(source), self._recorded(source)
         summary = _summary(source, entry)

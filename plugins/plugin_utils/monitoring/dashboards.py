@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 DESCRIPTION = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
 """Schema of Grafana 11; newer versions convert a dashboard when they load it."""
-COLUMNS, HEIGHT = 24, 8
+GRID_COLUMNS, PANEL_HEIGHT = 24, 8
 """Columns of Grafana's grid, and height of a row of panels."""
 TAG = "llamacpp"
 DASHBOARD_LINK = {
@@ -30,7 +30,7 @@ DASHBOARD_LINK = {
     "keepTime": True,
     "includeVars": True,
 }
-SOURCE = {"type": "prometheus", "uid": "${source}"}
+DATA_SOURCE = {"type": "prometheus", "uid": "${source}"}
 LAST_VALUE = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "timeseries": {
@@ -92,13 +92,13 @@ def read_dashboards() -> dict[str, Dashboard]:
 
 
 def _variable(name: str, metric: str) -> dict[str, Any]:
-    properties = {"name": name, "type": "query", "label": name, "datasource": SOURCE, "refresh": 2, "sort": 1}
+    properties = {"name": name, "type": "query", "label": name, "datasource": DATA_SOURCE, "refresh": 2, "sort": 1}
     choices = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
     return {**properties, **choices, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
 
 
 def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
-    over_time = panel.kind == "timeseries"
+    is_series = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
     fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
@@ -108,18 +108,18 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
         "type": "stat" if panel.kind == "names" else panel.kind,
         "title": panel.title,
         "description": panel.description,
-        "datasource": SOURCE,
+        "datasource": DATA_SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if over_time else []},
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if is_series else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
                 "refId": chr(ord("A") + index),
-                "datasource": SOURCE,
+                "datasource": DATA_SOURCE,
                 "expr": query.replace("{}", f"{{{selector}}}"),
                 "legendFormat": legend,
-                "instant": not over_time,
-                "range": over_time,
+                "instant": not is_series,
+                "range": is_series,
             }
             for index, (legend, query) in enumerate(panel.queries.items())
         ],
@@ -129,7 +129,7 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
 def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
     panels = []
     for number, row in enumerate(dashboard.rows):
-        row_position = {"h": HEIGHT, "w": COLUMNS // len(row), "y": HEIGHT * number}
+        row_position = {"h": PANEL_HEIGHT, "w": GRID_COLUMNS // len(row), "y": PANEL_HEIGHT * number}
         panels += [(panel, {**row_position, "x": row_position["w"] * position}) for position, panel in enumerate(row)]
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
     return {

@@ -17,11 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import dashboards
 
-PORT = 9100
+EXPORTER_PORT = 9100
 """Port of node exporter."""
 JOB_NAME = "llamacpp"
 """Job in Prometheus, which the rules name."""
-RULES = Path(__file__).with_name("llamacpp.rules.yml")
+RULES_FILE = Path(__file__).with_name("llamacpp.rules.yml")
 
 
 def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
@@ -42,7 +42,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
         )
     targets = [
         {
-            "targets": [f"{addresses[name]}:{PORT}"],
+            "targets": [f"{addresses[name]}:{EXPORTER_PORT}"],
             "labels": {"cluster": plan.cluster, "host": name, "role": "head" if name == plan.head.host else "worker"},
         }
         for name in plan.hosts
@@ -51,14 +51,14 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"{names.LOOPBACK}:9093"]}]}]},
-        "rule_files": [RULES.name],
+        "rule_files": [RULES_FILE.name],
         "scrape_configs": [scrape],
     }
     return {
         f"targets-{plan.cluster}.json": json.dumps(targets, indent=1) + "\n",
         "scrape.yml": _yaml({"scrape_configs": [scrape]}),
         "prometheus.yml": _yaml(configuration),
-        RULES.name: RULES.read_text(),
+        RULES_FILE.name: RULES_FILE.read_text(),
         **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
     }
 

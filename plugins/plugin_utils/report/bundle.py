@@ -30,11 +30,11 @@ HARMLESS_VALUE = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~
 """Values that are shown for any variable: a number, a word of switches, a path."""
 SECRET_LENGTH = 8
 """Characters of a value that is removed from all texts though no name marks it as a secret."""
-DERIVED = ("definition", "content")
+DERIVED_KEYS = ("definition", "content")
 """Keys of the plan whose texts are made from its other values."""
 WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths of the controller."
 NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the message of the failed run to your issue."
-SHOWN = ("plan", "status", "facts", "controller")
+JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 """Texts that host_report.read returned on a host."""
@@ -120,7 +120,7 @@ def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
         return [_clean(part, secrets, name) for part in value]
     if not isinstance(value, str):
         return value
-    if name in DERIVED or (redaction.NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
+    if name in DERIVED_KEYS or (redaction.NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
         return redaction.marker(f"{len(value)} characters")
     return redaction.redact(value, secrets)
 
@@ -144,7 +144,7 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
         for name, text in _texts(answer).items():
             texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
     redacted = {name: redaction.redact(text, secrets) for name, text in texts.items()}
-    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in SHOWN}
+    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in JSON_RECORDS}
     return _pack(f"{status.cluster.name}-bundle", redacted, status.time)
 
 

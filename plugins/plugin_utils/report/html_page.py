@@ -58,7 +58,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
         capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PARTS}
+        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PART_SIGNS}
         label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
@@ -69,7 +69,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
                     (part, _share(size, capacity))
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PARTS],
+                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PART_SIGNS],
                 "sum": f"{entry.total_mib:.0f}",
                 "of": f"{entry.capacity_mib:.0f}",
             }
@@ -159,7 +159,7 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
         view.update(
             topology=_topology(plan),
             models=speed_text.model_rows(plan),
-            notes=[plan_text.ONE_AT_A_TIME, plan_text.about_first(plan)],
+            notes=[plan_text.ROUTER_NOTE, plan_text.first_model_note(plan)],
             memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
             commands=_commands(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],

@@ -14,12 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Plan,
 )
 
-BAR = 26
-PARTS = {"weights": "█", "kv": "▓", "compute": "▒"}
-AUXILIARY = "░"
+BAR_WIDTH = 26
+PART_SIGNS = {"weights": "█", "kv": "▓", "compute": "▒"}
+AUXILIARY_SIGN = "░"
 """Sign of a projector and of a draft model."""
 ROLES = {"mmproj": "projector", "draft": "draft model"}
-FREE = "·"
+FREE_SIGN = "·"
 
 
 def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
@@ -39,12 +39,12 @@ def overcommitment(entry: DevicePlacement) -> str:
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
 
-def memory_bar(entry: DevicePlacement, width: int = BAR) -> str:
+def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
     whole = max(entry.capacity_mib, entry.total_mib, 1)
-    sizes = {sign: size_of(entry, part) for part, sign in PARTS.items()}
-    sizes[AUXILIARY] = entry.auxiliary_mib
-    sizes[FREE] = whole - entry.total_mib
+    sizes = {sign: size_of(entry, part) for part, sign in PART_SIGNS.items()}
+    sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
+    sizes[FREE_SIGN] = whole - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
     for _column in range(width - len(columns)):
         columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
@@ -58,21 +58,21 @@ def memory_plans(plan: Plan) -> dict[str, Plan]:
 
 
 def memory_lines(plan: Plan) -> list[str]:
-    rows = [["device", "".ljust(BAR), "weights", "KV", "compute", "of"]]
+    rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "of"]]
     for entry in plan.placement:
         models = _auxiliary_models_on(plan, entry.device)
         total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
         note = "too little" if total > entry.capacity_mib else overcommitment(entry)
-        sizes = [amount_text(entry, part) for part in PARTS]
+        sizes = [amount_text(entry, part) for part in PART_SIGNS]
         rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
         rows += map(_auxiliary_row, models)
     other_devices = {model.device for model in plan.auxiliary_models} - {entry.device for entry in plan.placement}
     for device in sorted(other_devices, key=str):
         rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
-    signs = {**PARTS, **({"auxiliary models": AUXILIARY} if plan.auxiliary_models else {})}
-    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in signs.items())
-    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE} free"
+    part_signs = {**PART_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
+    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in part_signs.items())
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE_SIGN} free"
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
 
@@ -82,7 +82,7 @@ def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelP
 
 
 def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
-    sizes = [f"≤ {size_of(model, part):.0f}" for part in PARTS]
+    sizes = [f"≤ {size_of(model, part):.0f}" for part in PART_SIGNS]
     return [f"  {ROLES[model.role]}", "", *sizes, "compute assumed" if model.assumed else ""]
 
 
@@ -90,10 +90,10 @@ def auxiliary_model_lines(plan: Plan) -> list[str]:
     """Return projector and draft model, for a page without rows for them."""
     lines = []
     for model in plan.auxiliary_models:
-        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PARTS)
+        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PART_SIGNS)
         place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
-        assumed = " (assumed)" if model.assumed else ""
-        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed}")
+        assumed_note = " (assumed)" if model.assumed else ""
+        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed_note}")
     return lines
 
 

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
-SHOWN_OF_COMMIT = 12
+COMMIT_LENGTH = 12
 SHOWN_DIFFERENCES = 12
 """Number of differences for each host; the JSON of the plan and the run itself name them all."""
 
@@ -33,21 +33,21 @@ SHOWN_DIFFERENCES = 12
 def plan_table(plan: Plan) -> str:
     """Return the first parts of the page: release, source, and the devices of the layers."""
     parts, titles = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
-    uncached = [
+    uncached_workers = [
         line
         for worker, reason in _workers_without_cache(plan)
         for line in tables.wrap("  ", f"no cache on {worker}: {reason}")
     ]
-    lines = [*plan_title(plan), *uncached]
+    lines = [*plan_title(plan), *uncached_workers]
     for title in titles:
         lines += ["", *parts.get(title, [])]
     return "\n".join([*lines, ""])
 
 
-ONE_AT_A_TIME = "One is loaded at a time: a request for another model waits while it loads."
+ROUTER_NOTE = "One is loaded at a time: a request for another model waits while it loads."
 
 
-def about_first(plan: Plan) -> str:
+def first_model_note(plan: Plan) -> str:
     return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
 
 
@@ -58,7 +58,7 @@ def source_of(plan: Plan) -> str:
         return ""
     source = model.source
     if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
-        source = source.replace(str(model.revision), str(model.revision)[:SHOWN_OF_COMMIT])
+        source = source.replace(str(model.revision), str(model.revision)[:COMMIT_LENGTH])
     sizes = [file.bytes for file in model.files]
     size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
     return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
@@ -119,8 +119,8 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
     parts = {
         "Models": [
             *tables.table(speed_text.model_rows(plan)).splitlines(),
-            f"  {ONE_AT_A_TIME}",
-            *tables.wrap("  ", about_first(plan)),
+            f"  {ROUTER_NOTE}",
+            *tables.wrap("  ", first_model_note(plan)),
         ]
         if plan.head.models
         else [],
@@ -228,7 +228,7 @@ def _ports(plan: Plan) -> list[str]:
         )
         closed += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
         for (address, sources), numbers in ports.items():
-            clients = "everybody" if names.EVERYBODY in sources else f"{', '.join(sources)}; {closed}"
+            clients = "everybody" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {closed}"
             lines += tables.wrap("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
     for worker in plan.external_workers:
         text = f"{worker.host}  {worker.endpoint}: run elsewhere; its clients are unknown"
@@ -289,7 +289,7 @@ def changes_of(
 def request_lines(plan: Plan) -> list[str]:
     """Return a request to the server as a shell command."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
-    path = replies.instead_of_text((plan.head.models[0] if plan.head.models else plan.head).argv)
+    path = replies.textless_path((plan.head.models[0] if plan.head.models else plan.head).argv)
     model = plan.per_model()[0].model
     if path:
         question |= replies.question_without_text("Once upon a time")
@@ -316,7 +316,7 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: st
             words.append(word)
     lines = [start]
     for word in words:
-        if len(lines[-1]) + len(word) + 3 > tables.WIDTH and lines[-1].strip():
+        if len(lines[-1]) + len(word) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
             lines[-1] += "\\"
             lines.append(start + "  ")
         lines[-1] += word + " "

@@ -17,8 +17,8 @@ def model_rows(plan: Plan) -> list[list[str]]:
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
         loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
         speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
-        called = ", ".join([model.name, *model.aliases])
-        rows.append([called, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
+        model_names = ", ".join([model.name, *model.aliases])
+        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
     return rows
 
 
@@ -37,7 +37,7 @@ def served_without_worker(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if rows else []
 
 
-RATES = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
+RATE_TEXTS = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
 SERVICES_S = 7
 """Seconds in which services stop and start, without loading and proof, measured on five containers."""
 
@@ -101,7 +101,7 @@ def speed_notes(plan: Plan) -> list[str]:
         *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
         *([f"{best.host} alone: {speed}"] if best.fits or hosts != {best.host} else []),
         "About four in five measurements fell within the predicted range. "
-        f"Device rates {RATES[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
+        f"Device rates {RATE_TEXTS[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
         *_correction(estimate),
         _conversations(plan),
@@ -129,7 +129,7 @@ def _conversations(plan: Plan) -> str:
     conversations = f"Conversations that left their slot are cached in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         conversations = "Conversations that left their slot are not cached"
-    points = f" Checkpoints of the context take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
+    points = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     kept = head.conversations
     disk = (
         f" They survive a restart on {head.host}'s disk: a full context takes {kept.file_mib} MiB, and {kept.move_s:g} s to save or to restore; "
@@ -157,13 +157,13 @@ def network_lines(plan: Plan) -> list[str]:
     if not estimate.links:
         return ["  none: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
-    ways = ", ".join(
+    latency_text = ", ".join(
         f"{time:g} ms by {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
     )
     return tables.wrap(
         "  ",
         f"about {estimate.network_ms_per_token:.1f} ms for each token, including worker overhead; one-way latency: "
-        f"{ways}.",
+        f"{latency_text}.",
     )
 
 
@@ -181,9 +181,9 @@ def fallback_lines(plan: Plan) -> list[str]:
         obstacle = f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
         rows.append([f"without {entry.without}:", obstacle])
     seconds = plan.head.fallback_after
-    meaning = (
+    fallback_note = (
         f"llama_server_fallback is true: if the model fits, the head serves without the worker after {seconds} seconds."
     )
     if seconds is None:
-        meaning = "llama_server_fallback is false: while one of them is away, nothing is served."
-    return [*tables.table(rows).splitlines(), *tables.wrap("  ", meaning)] if rows else []
+        fallback_note = "llama_server_fallback is false: while one of them is away, nothing is served."
+    return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

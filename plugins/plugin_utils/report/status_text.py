@@ -17,7 +17,7 @@ LAST_RESTARTS = 3
 """Number of restarts to show; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
 """Number of differences to show for each host; the JSON has all."""
-STATES = {**serving.TEXTS, "starting": "is restarting"}
+STATE_TEXTS = {**serving.TEXTS, "starting": "is restarting"}
 """Words for states of a cluster."""
 LABEL, LONGEST_NAME = 10, 24
 """Columns of the names on the left, and of names in tables: longer names end in an ellipsis."""
@@ -41,7 +41,7 @@ def _labelled_lines(start: str, text: str) -> list[str]:
     """Return a name and a text, which continues below itself."""
     return textwrap.wrap(
         text,
-        tables.WIDTH,
+        tables.PAGE_WIDTH,
         initial_indent=f"  {start.ljust(LABEL)}",
         subsequent_indent=" " * (LABEL + 2),
         break_on_hyphens=False,
@@ -53,7 +53,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
     seconds = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
     duration = f" for {units.duration(seconds)}" if seconds is not None else ""
     missing_workers = f" without {', '.join(cluster.without)}" * bool(cluster.without)
-    lines = [*_labelled_lines("state", f"{STATES.get(cluster.state, cluster.state)}{missing_workers}{duration}")]
+    lines = [*_labelled_lines("state", f"{STATE_TEXTS.get(cluster.state, cluster.state)}{missing_workers}{duration}")]
     if cluster.load:
         lines += _labelled_lines("loaded", loading.progress_sentence(cluster.load))
     if cluster.url:
@@ -153,6 +153,6 @@ def text_of(status: types.Status) -> str:
     lines += [*_cluster_lines(status), ""]
     lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
     if workers:
-        head = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *tables.table([head, *workers]).splitlines()]
+        header = ["worker", "host", "device, protocol", "up", "client", "state"]
+        lines += ["", *tables.table([header, *workers]).splitlines()]
     return "\n".join([*lines, *([""] if notes else []), *notes, ""])

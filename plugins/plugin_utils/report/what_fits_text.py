@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import GIB, ORDER, Question, Row
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import GIB, ORDER_TEXT, Question, Row
 
 
 def text_of(rows: Sequence[Row], question: Question) -> str:
@@ -18,14 +18,14 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
     for row in rows:
         if row.why_not:
-            reason = textwrap.shorten(row.why_not, tables.WIDTH, placeholder=" …")
+            reason = textwrap.shorten(row.why_not, tables.PAGE_WIDTH, placeholder=" …")
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    intro = f"With {question.context} tokens of context, and the most that fit; speeds with an empty one. {ORDER.format(question.speed)}"
+    introduction = f"With {question.context} tokens of context, and with the most that fit. Speeds are with an empty context. {ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(intro, tables.WIDTH),
+            *textwrap.wrap(introduction, tables.PAGE_WIDTH),
             *("\n" + tables.table(part) for part in (served_rows, other_rows) if part[1:]),
             "",
         ]
@@ -39,7 +39,7 @@ def _cells(row: Row) -> list[str]:
     if row.why_not:
         return cells
     contexts = dict.fromkeys((row.context, row.longest_context))
-    longer = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
+    longer_contexts = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
     place = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
-    return [*cells, longer, str(row.generation_range or ""), str(row.prompt_range or ""), place]
+    return [*cells, longer_contexts, str(row.generation_range or ""), str(row.prompt_range or ""), place]

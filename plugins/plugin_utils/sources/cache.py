@@ -18,7 +18,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
 
 LOCK = ".lock"
-WORK = ".work-"
+WORK_PREFIX = ".work-"
 """Prefix of folders with incomplete files."""
 
 
@@ -59,7 +59,7 @@ def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
             if not locks.take(lock):
                 Display().display(f"  [controller] {path} is in use: waiting for {locks.shown_holders(path / LOCK)}")
                 locks.take(lock, math.inf)
-            for leftover in path.glob(WORK + "*"):
+            for leftover in path.glob(WORK_PREFIX + "*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             yield path
         finally:
@@ -68,7 +68,7 @@ def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
 
 def work(path: Path) -> tempfile.TemporaryDirectory[str]:
     """Return a folder inside another, for incomplete files of this process."""
-    return tempfile.TemporaryDirectory(dir=path, prefix=WORK)
+    return tempfile.TemporaryDirectory(dir=path, prefix=WORK_PREFIX)
 
 
 @contextmanager

@@ -44,14 +44,14 @@ class Fetched(NamedTuple):
     commit: str
 
 
-RELEASE = "llama_release"
+VARIABLE = "llama_release"
 PIP_SECONDS = 3600
 PACKING_SECONDS = 60.0
 """Longest silence of a server: some make an archive when they are asked for it."""
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
 PROGRESS_SECONDS = 10
-WITHOUT_GITHUB = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
+OTHER_SOURCES = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
@@ -113,7 +113,7 @@ def _commit_of(repository: str, ref: str) -> str:
 def _unreadable_repository(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        f"the network of the controller, or use {WITHOUT_GITHUB}"
+        f"the network of the controller, or use {OTHER_SOURCES}"
     )
 
 
@@ -123,10 +123,10 @@ def _unknown_ref(repository: str, ref: str) -> str:
 
 def _build_of(repository: str, ref: str, commit: str) -> int:
     """Return the build number of a commit, which is counted once."""
-    record = cache.folder("sources", RELEASE) / f"{commit}.build"
+    record = cache.folder("sources", VARIABLE) / f"{commit}.build"
     with suppress(OSError, ValueError):
         return int(record.read_text())
-    with cache.exclusive_folder("sources", RELEASE) as folder, cache.work(folder) as work:
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
         try:
             number = git.count_commits(repository, commit, Path(work))
         except git.NotFound:
@@ -151,10 +151,10 @@ def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[Fetched]:
 
 
 def _fetch_one(release: ReleasePlan, name: str) -> Fetched:
-    fetched = _cached(release, name, cache.folder("sources", RELEASE))
+    fetched = _cached(release, name, cache.folder("sources", VARIABLE))
     if fetched:
         return fetched
-    with cache.exclusive_folder("sources", RELEASE) as folder, cache.work(folder) as work:
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
         fetched = _cached(release, name, folder)
         if fetched:
             return fetched
@@ -185,7 +185,7 @@ def _cache_paths(release: ReleasePlan, name: str, folder: Path) -> tuple[Path, P
 
 
 def _is_cached(checksum: str) -> bool:
-    return (cache.folder("sources", RELEASE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
+    return (cache.folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
 def _recorded(record: Path) -> dict[str, str]:
@@ -241,7 +241,7 @@ def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has it (url), or "
-            f"{WITHOUT_GITHUB}"
+            f"{OTHER_SOURCES}"
         )
         _download(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:

@@ -55,7 +55,7 @@ class _LimitedStream:
     def read(self, size: int) -> bytes:
         self.remaining -= size
         if size < 0 or self.remaining < 0:
-            raise tarfile.ReadError("its headers are too long: leave out .git and folders of builds")
+            raise tarfile.ReadError("its headers are too long: leave out .git and build folders")
         return self._stream.read(size)
 
 

@@ -57,9 +57,9 @@ class Builder(Installer):
     def _make_folder(self, path: Path) -> None:
         """Make a folder that belongs to the building account, with its contents."""
         path.mkdir(parents=True, exist_ok=True)
-        uid = commands.as_account(self.account).get("user")
+        uid = commands.account_options(self.account).get("user")
         if uid is not None and path.stat().st_uid != uid:
-            gid = commands.as_account(self.account)["group"]
+            gid = commands.account_options(self.account)["group"]
             commands.run(["chown", "-Rh", f"{uid}:{gid}", str(path)], commands.COMMAND_SECONDS)
 
     def _run_logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
@@ -86,7 +86,7 @@ class Builder(Installer):
                 umask=0o022,
                 check=False,
                 pass_fds=[self._lock],
-                **commands.as_account(self.account),
+                **commands.account_options(self.account),
             )
         with self.log.open("rb") as log:
             log.seek(start)
@@ -196,7 +196,7 @@ class Builder(Installer):
             for target in self.build.targets:
                 with (partial / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work / "build" / "bin" / target)]
-                    changes = commands.as_account(self.account)
+                    changes = commands.account_options(self.account)
                     copied = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **changes)
                 if copied.returncode:
                     raise Refusal(f"{target} could not be copied: {copied.stderr.decode(errors='replace').strip()}")

@@ -220,7 +220,7 @@ class Installer:
                 check=False,
                 cwd="/",
                 env={**os.environ, **self.build.environment},
-                **commands.as_account(self.account),
+                **commands.account_options(self.account),
             )
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error

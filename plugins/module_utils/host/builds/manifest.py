@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 NAME = "manifest.json"
 LIMIT_BYTES = 16 << 20
-FILE = r"bin/\w[\w.+-]*"
+FILE_PATTERN = r"bin/\w[\w.+-]*"
 
 
 class Manifest(NamedTuple):
@@ -38,7 +38,7 @@ def read_manifest(release: Path) -> Optional[Manifest]:
         manifest = typed_json.parse(Manifest, reading.read_object(release / NAME, LIMIT_BYTES))
     except (OSError, ValueError):
         return None
-    return manifest if all(re.fullmatch(FILE, name, re.ASCII) for name in manifest.files) else None
+    return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in manifest.files) else None
 
 
 def write(release: Path, manifest: Manifest) -> None:

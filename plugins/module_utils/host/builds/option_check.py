@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, WORDS_INSTEAD
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, REPLACEMENTS_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
@@ -45,7 +45,7 @@ def check_options(
         replacements = options.words_instead(listing, fork) if argv == launched and program == options.SERVER else {}
         values = {word: rest for word, *rest in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], listing, fork) if listing else ():
-            option, replacement = options.owned(program, word), replacements.get(word)
+            option, replacement = options.exclusive_option(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")
@@ -53,7 +53,7 @@ def check_options(
                 notes.append(
                     f"{text}{_similar_option(word, listing)}: it is omitted, and llama-server's default applies"
                 )
-            elif option or fork in options.LISTS_ALL:
+            elif option or fork in options.COMPLETE_HELP:
                 refusals.append(f"{text}{_similar_option(word, listing)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
             refusals.append(
@@ -68,7 +68,7 @@ def write_replacements(release: Path, listing: Mapping[str, bool], fork: str) ->
 
     :param release: folder of the build.
     """
-    path, text = release / WORDS_INSTEAD, json.dumps(options.words_instead(listing, fork), sort_keys=True)
+    path, text = release / REPLACEMENTS_FILE, json.dumps(options.words_instead(listing, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 

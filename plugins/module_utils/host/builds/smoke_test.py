@@ -76,12 +76,12 @@ class _Program(NamedTuple):
     def seconds_left(self) -> float:
         return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
 
-    def failure(self, ending: str, remedy: str) -> Refusal:
+    def failure(self, outcome: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         output = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         return Refusal(
-            f"{self.name} was tried on this host's processor and {ending}. {remedy}. The release was not installed, and no running service was "
+            f"{self.name} was tried on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
             "touched. Its last output:\n" + "\n".join(output)
         )
 
@@ -94,12 +94,12 @@ def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], tr
     """
     home = trial.folder / "home"
     home.mkdir()
-    account = commands.as_account(trial.account)
+    account = commands.account_options(trial.account)
     os.chown(home, account.get("user", -1), account.get("group", -1))
     for name, words in help_options.items():
         if name == options.SERVER:
             _check_server(programs / name, words, trial)
-        elif name != options.MEASURING and options.render_listed("worker-device", "CPU", words):
+        elif name != options.BENCH and options.render_listed("worker-device", "CPU", words):
             _check_worker(programs / name, words, trial)
 
 
@@ -115,9 +115,9 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
         reply = _answer(
             server, port, "/completion", {"prompt": question(), "n_predict": ANSWER_PIECES, "temperature": 0}
         )
-        got = str(reply.get("content", "")).strip()
-        if got != answer():
-            raise server.failure(f"computed a wrong answer: {got[:100]!r}, expected {answer()!r}", GENERAL_REMEDY)
+        text = str(reply.get("content", "")).strip()
+        if text != answer():
+            raise server.failure(f"computed a wrong answer: {text[:100]!r}, expected {answer()!r}", GENERAL_REMEDY)
 
 
 def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
@@ -149,7 +149,7 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env={**environment, **trial.environment, **HIDING_VARIABLES},
-                **commands.as_account(trial.account),
+                **commands.account_options(trial.account),
             )
         except OSError as error:
             raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error

@@ -39,8 +39,8 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
         return []
     builds = Path(cache) / "builds"
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
-    for ending in UNFINISHED:
-        identities.update(path.name[: -len(ending)] for path in builds.glob("*" + ending))
+    for suffix in UNFINISHED:
+        identities.update(path.name[: -len(suffix)] for path in builds.glob("*" + suffix))
     return sorted(identity for identity in identities - set(exceptions) if words.backend_of(identity))
 
 
@@ -49,8 +49,8 @@ def clear_build(cache: str, identity: str) -> None:
     if words.backend_of(identity):
         builds = Path(cache) / "builds"
         shutil.rmtree(builds / identity, ignore_errors=True)
-        for ending in (".log", PACKED, *UNFINISHED):
-            (builds / (identity + ending)).unlink(missing_ok=True)
+        for suffix in (".log", PACKED, *UNFINISHED):
+            (builds / (identity + suffix)).unlink(missing_ok=True)
 
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:

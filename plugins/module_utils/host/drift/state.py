@@ -161,9 +161,9 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
     manager = plan.firewall_manager or "a firewall that is not active"
     if firewall_rules.differs(plan.firewall_manager, plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
-    if configuration.differs(plan.links, system):
+    if configuration.has_changes(plan.links, system):
         yield Difference("link", "links", "links are not as planned")
-    if kernel_parameters.differ(plan.tuning.parameters, system):
+    if kernel_parameters.has_changes(plan.tuning.parameters, system):
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
@@ -180,9 +180,9 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
     running = processes.account_processes(plan.prefix, plan.account)
-    in_use = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
+    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
     is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
-    unused = set() if is_building else {name for name in times if name.lstrip(".") not in in_use}
+    unused = set() if is_building else {name for name in times if name.lstrip(".") not in used_builds}
     return retention.unneeded_releases(planned_ids, times, unused)
 
 
@@ -218,7 +218,7 @@ def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences
 
 
 def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
-    yield from _differences("model", differences.missing, "{} of the model is missing or has other content")
+    yield from _differences("model", differences.missing, "{} of the model is missing or has different content")
     yield from _differences(
         "model", differences.unchecked, "{} of the model has not been checked, or was changed since"
     )
@@ -263,7 +263,7 @@ def drift(plan: HostPlan) -> Drift:
             *_file_differences(changed_files),
             *_model_differences(models),
             *_differences("definition", redefined, "{} is not defined as planned"),
-            *_differences("boot", sorted(place.not_at_boot(installation, services)), "{} is not started at boot"),
+            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} is not started at boot"),
             *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
             *_system_differences(plan),
             *(
@@ -271,7 +271,7 @@ def drift(plan: HostPlan) -> Drift:
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_differences("unplanned", surplus, "{} is not planned any more"),
+            *_differences("unplanned", surplus, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
             *_record_difference(plan.id, last),
             *_differences(

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 PRIORITIES = {"accept": -20050, "drop": -20049}
 NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
 NFT_TABLE = f"inet {names.NAME}"
-NFT_AT_BOOT = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
+NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
 """Link that sets the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
@@ -59,8 +59,8 @@ def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
     rules = []
     for rule in sorted(plans, key=lambda rule: (rule.address, rule.port)):
         rules += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
-        if names.EVERYBODY not in rule.sources:
-            rules.append(Rule("drop", names.EVERYBODY, rule.address, rule.port))
+        if names.ANY_NETWORK not in rule.sources:
+            rules.append(Rule("drop", names.ANY_NETWORK, rule.address, rule.port))
     return rules
 
 
@@ -68,22 +68,22 @@ def _firewalld(rules: Sequence[Rule], system: System) -> State:
     """Return the rich rules, which are the same in each zone in use, at run time and permanently."""
     zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
-    held: list[set[str]] = []
+    entry_sets: list[set[str]] = []
     for scope in ([], ["--permanent"]):
         lines, zone = set(), ""
         for line in system.run(["firewall-cmd", *scope, "--list-all-zones"]).splitlines():
             zone = line.split()[0] if line[:1].strip() else zone
             if re.search(r'rule priority="(-20050|-20049)" ', line):
                 lines.add(f"{zone}: {line.strip()}")
-        held.append(lines)
+        entry_sets.append(lines)
     texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
-    partial = frozenset(held[0] ^ held[1])
-    return State(sorted(held[0] | held[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
+    partial = frozenset(entry_sets[0] ^ entry_sets[1])
+    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
 
 
 def _rich_rule(rule: Rule) -> str:
-    source = "" if rule.source == names.EVERYBODY else f' source address="{rule.source}"'
-    destination = "" if rule.address == names.EVERY_ADDRESS else f' destination address="{rule.address}"'
+    source = "" if rule.source == names.ANY_NETWORK else f' source address="{rule.source}"'
+    destination = "" if rule.address == names.ANY_ADDRESS else f' destination address="{rule.address}"'
     port = f' port port="{rule.port}" protocol="tcp"'
     return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
 
@@ -99,23 +99,23 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
     added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present = [rule for rule, _word, comment in added if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)]
     foreign_rules = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
-    opened = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
-    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in opened]
+    open_rules = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
+    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in open_rules]
     return State(present, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
 
 
 def _ufw_command(rule: Rule) -> str:
     action = {"accept": "allow", "drop": "deny"}[rule.action]
-    source = "" if rule.source == names.EVERYBODY else f" from {rule.source}"
-    if rule.address != names.EVERY_ADDRESS:
+    source = "" if rule.source == names.ANY_NETWORK else f" from {rule.source}"
+    if rule.address != names.ANY_ADDRESS:
         return f"ufw {action}{source} to {rule.address} port {rule.port} proto tcp"
     return f"ufw {action}{source} to any port {rule.port} proto tcp" if source else f"ufw {action} {rule.port}/tcp"
 
 
 def ufw_arguments(text: str) -> dict[str, Any]:
     action, source, address, port, short = UFW_RULE.findall(text)[0]
-    ends = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or short}
-    return {"rule": action, **ends, "proto": "tcp"}
+    endpoints = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or short}
+    return {"rule": action, **endpoints, "proto": "tcp"}
 
 
 def _nftables(rules: Sequence[Rule], system: System) -> State:
@@ -123,10 +123,10 @@ def _nftables(rules: Sequence[Rule], system: System) -> State:
     stored = NFT_COMMENT.findall(system.text(NFT_FILE))
     if foreign_things(system):
         if rules:
-            raise Refusal(f"This host has {foreign_things(system)[0]}{names.NOT_OURS}.")
+            raise Refusal(f"This host has {foreign_things(system)[0]}{names.FOREIGN_REMEDY}.")
         return State([], {})
-    lasting = stored if system.path(NFT_AT_BOOT).is_symlink() else []
-    partial = frozenset({*active, *stored} - set(active).intersection(lasting))
+    stored_rules = stored if system.path(NFT_BOOT_LINK).is_symlink() else []
+    partial = frozenset({*active, *stored} - set(active).intersection(stored_rules))
     return State(list(dict.fromkeys([*active, *stored])), {_comment(rule): rule._asdict() for rule in rules}, partial)
 
 
@@ -145,9 +145,9 @@ def foreign_things(system: System) -> list[str]:
     """Return foreign things under the names of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
-    theirs = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
+    foreign_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
     files = [NFT_FILE] if text and names.DEFINITION_MARK not in text else []
-    return files + [f"the table {NFT_TABLE} of nftables"] * any("type filter hook" not in line for line in theirs)
+    return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in foreign_lines)
 
 
 def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> State:

@@ -54,17 +54,17 @@ def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, sys
         destination = itemgetter("to_ip", "to_port")
         closed = {destination(state.goals[rule]) for rule in state.missing if " deny " in rule}
         accepting = [rule for rule in state.present if rule in state.goals and " allow " in rule]
-        moved = [rule for rule in accepting if destination(state.goals[rule]) in closed]
-        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing, *moved]]
-        deletions = [{**state.goals[rule], "delete": True} for rule in moved]
+        reopened = [rule for rule in accepting if destination(state.goals[rule]) in closed]
+        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing, *reopened]]
+        deletions = [{**state.goals[rule], "delete": True} for rule in reopened]
         return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete])
     added, removed = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing, obsolete))
     return Steps(*summary, added, removed)
 
 
 def _closing_chains(system: System) -> tuple[str, ...]:
-    printed = system.run(["nft", "list", "chains"])
-    return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", printed))
+    chain_listing = system.run(["nft", "list", "chains"])
+    return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", chain_listing))
 
 
 def _nft_table(comments: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def _nft_table(comments: Sequence[str]) -> str:
 
 def _nft_rule(comment: str) -> str:
     action, source, _word, address, _port, port = comment.split()
-    client = "" if source == names.EVERYBODY else f"ip saddr {source} "
-    destination = "ip daddr 0.0.0.0/0" if address == names.EVERY_ADDRESS else f"ip daddr {address}"
+    client = "" if source == names.ANY_NETWORK else f"ip saddr {source} "
+    destination = "ip daddr 0.0.0.0/0" if address == names.ANY_ADDRESS else f"ip daddr {address}"
     new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
     return f'{new}{client}{destination} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 CONFIGURE_SECONDS = 15
 """Time in which an interface must get its settings."""
 POLL_SECONDS = 0.3
-MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
+FILE_MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 
 
@@ -43,7 +43,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         system.path(path).unlink()
     for path, text in new.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(system.path(path), text, MODES[state.manager])
+        replace_file(system.path(path), text, FILE_MODES[state.manager])
     changed = [
         link
         for (link, (path, text)), line, goal in zip(state.planned.items(), state.lines, goals)
@@ -69,8 +69,8 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
             if not is_unplugged(link, system):
-                up = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
-                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up])
+                up_command = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
+                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up_command])
     if manager == NETWORKD:
         system.run(["networkctl", "reload"])
         for link in links:

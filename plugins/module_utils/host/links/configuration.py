@@ -27,17 +27,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-FILES = {
+FILE_PATTERNS = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
 """Manager → file of an interface."""
-MARK = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
-HEADER = """# Written by llamacpp.cluster, which overwrites what is changed here.
+HEADER_PATTERN = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
+FILE_HEADER = """# Written by llamacpp.cluster, which overwrites what is changed here.
 # link {interface} {address}
 """
 TEMPLATES = {
-    NETWORKD: HEADER
+    NETWORKD: FILE_HEADER
     + """[Match]
 Name={interface}
 
@@ -51,7 +51,7 @@ LinkLocalAddressing=ipv6
 IPv6AcceptRA=no
 ConfigureWithoutCarrier=yes
 """,
-    NETWORK_MANAGER: HEADER
+    NETWORK_MANAGER: FILE_HEADER
     + """[connection]
 id=llamacpp-{interface}
 uuid={uuid}
@@ -101,7 +101,7 @@ def managed(links: Sequence[LinkPlan]) -> list[LinkPlan]:
 def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     """:raises Refusal: the links must not be configured."""
     managed_links, state, old = managed(links), inspection.inspect(system), _installed(system)
-    former = {name: address for text in old.values() for name, address in MARK.findall(text)}
+    former = {name: address for text in old.values() for name, address in HEADER_PATTERN.findall(text)}
     refusals = [*_removal_refusals(managed_links, former, state), *_link_refusals(managed_links, former, state, system)]
     if refusals:
         raise Refusal(" ".join(refusals))
@@ -115,7 +115,7 @@ def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     )
 
 
-def differs(links: Sequence[LinkPlan], system: System) -> bool:
+def has_changes(links: Sequence[LinkPlan], system: System) -> bool:
     """Return whether a file, an address or an MTU differs from the plan, or a file belongs to no link.
 
     :raises Refusal: the links must not be configured.
@@ -135,12 +135,12 @@ def _installed(system: System) -> dict[str, str]:
 
 
 def _matching(system: System) -> dict[str, str]:
-    paths = [path for pattern in FILES.values() for path in sorted(system.root.glob(pattern.format("*")))]
+    paths = [path for pattern in FILE_PATTERNS.values() for path in sorted(system.root.glob(pattern.format("*")))]
     return {f"/{path.relative_to(system.root)}": text_of(path) for path in paths}
 
 
 def _path(link: LinkPlan, manager: str) -> str:
-    return "/" + FILES[manager].format(link.interface)
+    return "/" + FILE_PATTERNS[manager].format(link.interface)
 
 
 def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
@@ -164,10 +164,10 @@ def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> 
     lines = []
     for link in links:
         actual = state.interfaces[str(link.interface)]
-        good = link.address in actual.addresses and link.mtu in (None, actual.mtu)
+        is_configured = link.address in actual.addresses and link.mtu in (None, actual.mtu)
         # NetworkManager sets the address as soon as the other end is connected.
         waits = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
-        lines.append(_interface_line(link, None if good or waits else actual))
+        lines.append(_interface_line(link, None if is_configured or waits else actual))
     return lines
 
 
@@ -212,7 +212,7 @@ def _link_refusals(
                 "cable."
             )
         elif _path(link, str(state.manager)) in foreign_files(system):
-            yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.NOT_OURS}."
+            yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.FOREIGN_REMEDY}."
         elif name not in former and (foreign := _foreign_addresses(link, addresses_by_name[name])):
             yield f"llama_links: {name} is already in use with address {foreign[0]}: remove that address, {alternative}."
         else:

@@ -16,13 +16,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 
-FLOAT, HALF = 4, 2
+F32, F16 = 4, 2
 
-COPIES = 4
+PIPELINE_COPIES = 4
 """Number of copies of each mask and of a device's input, one for each part of the pipeline (GGML_SCHED_MAX_COPIES)."""
-STATES, RECURRENT_STATES = 8, 16
+STATE_VECTORS, RECURRENT_VECTORS = 8, 16
 """Number of vectors for each token: of the model's width, including four copies, and of a recurrent layer's inner width."""
-AT_ONCE = 2
+LIVE_OUTPUTS = 2
 """Factor for the outputs of a layer's matrices that exist at once; 1.5 was observed."""
 SLOT_OUTPUTS = 17
 """Tokens of a slot with logits, including drafted tokens."""
@@ -61,7 +61,7 @@ def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
 def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the number of heads whose scores exist at once, which ``-amb`` of ik_llama.cpp limits."""
     heads, limit = summary.heads, (settings.attention_batch or 0) * MIB
-    scores = FLOAT * heads * context * settings.tokens
+    scores = F32 * heads * context * settings.tokens
     if settings.fork != IK_LLAMA or not limit or scores <= limit:
         return heads
     return -(-heads // min(heads, -(-scores // limit)))
@@ -69,7 +69,7 @@ def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, cont
 
 def _whole_heads(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the bytes of the heads that ik_llama.cpp expands at once from its compressed cache with ``-mla`` 2 and 3, limited by ``-amb``."""
-    if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT:
+    if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT_ARCHITECTURES:
         return 0
     if kv_cache.latent_mode(settings) < 2 or not uses_flash(summary, settings):
         return 0
@@ -77,7 +77,7 @@ def _whole_heads(summary: ModelSummary, settings: kv_cache.CacheSettings, contex
     key = summary.number("attention.key_length_mla") or summary.key_dimension
     value = summary.number("attention.value_length_mla") or summary.value_dimension
     limit = (settings.attention_batch or 0) * MIB
-    size = FLOAT * heads * (key + value) * context
+    size = F32 * heads * (key + value) * context
     while limit and size > limit and heads % 2 == 0:
         heads, size = heads // 2, size // 2
     return LATENT_COPIES * size
@@ -97,7 +97,7 @@ def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells:
     """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
     heads = max(summary.by_layer("attention.head_count_kv", summary.kv_heads))
-    return HALF * cells * heads * sum(size for kind, size in sizes if kind != "f16")
+    return F16 * cells * heads * sum(size for kind, size in sizes if kind != "f16")
 
 
 def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
@@ -108,18 +108,18 @@ def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
     heads = 0 if flash else _heads_at_once(summary, settings, full)
     outputs = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
-    values = RECURRENT_STATES * (summary.number("ssm.inner_size") or 0)
+    values = RECURRENT_VECTORS * (summary.number("ssm.inner_size") or 0)
     if is_mainline and summary.tensors:
-        values += STATES * width + AT_ONCE * _largest_layer_outputs(summary)
+        values += STATE_VECTORS * width + LIVE_OUTPUTS * _largest_layer_outputs(summary)
     else:
         values += UNNAMED_STATES * width + UNNAMED_HEADS * summary.heads * (
             summary.key_dimension + summary.value_dimension
         )
-    size = FLOAT * (tokens * values + outputs * summary.vocabulary)
+    size = F32 * (tokens * values + outputs * summary.vocabulary)
     if all(kv_cache.recurrent_layers(summary)):
         return size
     if not is_mainline:
         masks = (IK_FLASH_MASKS if flash else IK_MASKS) * full
-        return size + FLOAT * tokens * (heads * full + masks) + _whole_heads(summary, settings, full)
-    masks = COPIES * masked * (HALF if flash else FLOAT)
-    return size + tokens * (FLOAT * heads * full + masks) + (_whole_cache(summary, settings, full) if flash else 0)
+        return size + F32 * tokens * (heads * full + masks) + _whole_heads(summary, settings, full)
+    masks = PIPELINE_COPIES * masked * (F16 if flash else F32)
+    return size + tokens * (F32 * heads * full + masks) + (_whole_cache(summary, settings, full) if flash else 0)

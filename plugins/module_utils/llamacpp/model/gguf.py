@@ -33,29 +33,29 @@ MAX_DIMENSIONS = 4
 MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
 FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
 """Size of the first and of the largest request in bytes; each request is twice as large as the one before."""
-KEPT_ARRAY = 4096
+MAX_ARRAY = 4096
 """Maximum length of a stored array; of longer arrays (vocabularies) only the length is stored."""
-KEPT_STRING = 65536
+MAX_STRING = 65536
 """Maximum length of a stored string; longer strings are cut."""
 
-_PAGE = (
+_WEB_PAGE = (
     "is a web page, not a GGUF file: use the address of the file, which on Hugging Face has /resolve/ instead of /blob/"
 )
-_REFUSAL = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
+_ERROR_PAGE = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
 FOREIGN_FORMATS = {
-    b"entry not found": _REFUSAL,
-    b'{"error"': _REFUSAL,
-    b"access to model": _REFUSAL,
-    b"<?xml": _REFUSAL,
+    b"entry not found": _ERROR_PAGE,
+    b'{"error"': _ERROR_PAGE,
+    b"access to model": _ERROR_PAGE,
+    b"<?xml": _ERROR_PAGE,
     **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file in it"),
-    b"<!doctype html": _PAGE,
-    b"<html": _PAGE,
+    b"<!doctype html": _WEB_PAGE,
+    b"<html": _WEB_PAGE,
     b"version https://git-lfs": "is a pointer of Git LFS, not a GGUF file: download the file with git lfs pull",
 }
 """Start of other files that are often mistaken for a model, in lower case → error message."""
 
-WHOLE = "download it completely, or if it was cut, join all of its parts with cat"
-CUT = "is a part of a file that was cut: join all of its parts in order with cat, and use the joined file"
+INCOMPLETE_REMEDY = "download it completely, or if it was cut up, join all of its parts with cat"
+PIECE_MESSAGE = "is a part of a file that was cut up: join all of its parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -152,7 +152,7 @@ class _Reader:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
         raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
 
-    def need(self, count: int) -> None:
+    def require(self, count: int) -> None:
         """Load the next ``count`` bytes into the window."""
         if self.at + count <= len(self.window):
             return
@@ -169,7 +169,7 @@ class _Reader:
         self.at += count
 
     def number(self, form: struct.Struct) -> Any:
-        self.need(form.size)
+        self.require(form.size)
         (value,) = form.unpack_from(self.window, self.at)
         self.at += form.size
         return value
@@ -181,14 +181,14 @@ class _Reader:
             raise GGUFError(
                 f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
-        self.need(count)
+        self.require(count)
         self.at += count
         return self.window[self.at - count : self.at]
 
     def text(self) -> str:
         length = self.number(U64)
         self.check_remaining(length)
-        data = self.keep(min(length, KEPT_STRING))
+        data = self.keep(min(length, MAX_STRING))
         self.skip(length - len(data))
         return data.decode("utf-8", "replace")
 
@@ -210,17 +210,17 @@ class _Reader:
         return self.scalars(SCALARS[kind], count)
 
     def scalars(self, form: str, count: int | None) -> Any:
-        single = struct.Struct("<" + form)
+        scalar_format = struct.Struct("<" + form)
         if count is None:
-            return single.unpack(self.keep(single.size))[0]
-        if count > KEPT_ARRAY:
-            self.skip(count * single.size)
+            return scalar_format.unpack(self.keep(scalar_format.size))[0]
+        if count > MAX_ARRAY:
+            self.skip(count * scalar_format.size)
             return count
-        return list(struct.unpack(f"<{count}{form}", self.keep(count * single.size)))
+        return list(struct.unpack(f"<{count}{form}", self.keep(count * scalar_format.size)))
 
     def texts(self, count: int) -> list[str] | int:
         self.check_remaining(count * U64.size)
-        if count <= KEPT_ARRAY:
+        if count <= MAX_ARRAY:
             self.keep(0, count)
             return [self.text() for _index in range(count)]
         for _index in range(count):
@@ -244,7 +244,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     start = -(-reader.position // alignment) * alignment
     ends = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
     for (name, shape, elements, kind, offset), next_offset in zip(entries, ends):
-        stored, row = tensor_types.ALL.get(kind), shape[0] if shape else 1
+        stored, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
         size = stored.size(row, elements // row) if stored else next_offset - offset
         if not stored and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
@@ -253,12 +253,12 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
-            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {WHOLE}"
+            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {INCOMPLETE_REMEDY}"
         )
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
         raise GGUFError(
-            "has parts that were joined like text: join them with llama-gguf-split --merge, or use the first part"
+            "has parts that were concatenated: join them with llama-gguf-split --merge, or use the first part"
         )
 
 
@@ -271,7 +271,7 @@ class _Metadata(NamedTuple):
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
     reader.begin(source)
-    reader.need(min(source.size, 24))
+    reader.require(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
         begin = reader.window.lstrip().lower()
         raise GGUFError(
@@ -280,7 +280,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
     reader.skip(4)
     version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
     if version not in (2, 3):
-        raise GGUFError(f"is refused: GGUF version {version} is unknown; known are 2 and 3")
+        raise GGUFError(f"is refused: GGUF version {version} is unknown; 2 and 3 are known")
     for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
         reader.check_remaining(number * size)
         if number > limit:
@@ -304,7 +304,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
-    match = split_files.FIRST.fullmatch(name)
+    match = split_files.FIRST_PART.fullmatch(name)
     if not is_whole(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: use the first part, whose name ends in -00001-of-{short(count):0>5}.gguf"
@@ -329,7 +329,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             metadata = _read_file(reader, source, tensors)
         except GGUFError as error:
             cut = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
-            raise GGUFError(CUT) if cut else error from None
+            raise GGUFError(PIECE_MESSAGE) if cut else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata.values):
         try:

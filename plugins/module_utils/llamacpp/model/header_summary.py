@@ -29,7 +29,7 @@ FILE_TYPES = {
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
 }
 """``general.file_type``, llama_ftype of llama.h → name."""
-NOT_MODELS = {
+REFUSED_KINDS = {
     "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was made",
     "imatrix": "is an importance matrix, not a model: use a model that was quantised with it",
     "mmproj": "is a projector, not a model: set llama_model_mmproj to it, and serve the model for which it was made",
@@ -88,7 +88,7 @@ def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> 
     return max(sizes, key=lambda kind: sizes[kind], default=None)
 
 
-def _whole(value: Any, label: str) -> int:
+def _parse_integer(value: Any, label: str) -> int:
     """Return a positive count; for a list (one value per layer), the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
@@ -119,13 +119,13 @@ def _counts(model: gguf.ModelHeader, architecture: str) -> dict[str, int]:
     """Return the counts in the metadata that describe the model's size."""
 
     def count(key: str, label: str, default: int | None = None) -> int:
-        return _whole(model.metadata.get(f"{architecture}.{key}", default), label)
+        return _parse_integer(model.metadata.get(f"{architecture}.{key}", default), label)
 
     layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
     if layers > MAX_LAYERS:
         raise gguf.GGUFError(f"is refused: it has {layers} layers, and llama.cpp loads at most {MAX_LAYERS}")
     heads = kv_heads = 1
-    if architecture not in kv_cache.RECURRENT:
+    if architecture not in kv_cache.RECURRENT_ARCHITECTURES:
         heads = count("attention.head_count", "number of heads")
         kv_heads = count("attention.head_count_kv", "number of KV heads", heads)
     tokens = model.metadata.get("tokenizer.ggml.tokens")
@@ -177,8 +177,8 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     metadata, tensors = model.metadata, model.tensors
     architecture = metadata.get("general.architecture")
     kind = "mmproj" if architecture == "clip" else metadata.get("general.type")
-    if isinstance(kind, str) and kind in NOT_MODELS:
-        raise gguf.GGUFError(NOT_MODELS[kind])
+    if isinstance(kind, str) and kind in REFUSED_KINDS:
+        raise gguf.GGUFError(REFUSED_KINDS[kind])
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
     name, counts = metadata.get("general.name"), _counts(model, architecture)

@@ -28,7 +28,7 @@ SENTENCE = (
 CONTEXT = 4096
 EPSILON = 1e-9
 HEAD_DIMENSION = 64
-BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
+TYPE_BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
 """Supported tensor type → elements and bytes of a block."""
 
 CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
@@ -107,8 +107,8 @@ MAX_WIDTH = 1 << 15
 
 def problem(layers: int, width: int, kind: str) -> str | None:
     """Return the error and remedy for a model of this size, or None."""
-    if kind not in BLOCKS:
-        return f"its type is {kind!r}: use one of {', '.join(BLOCKS)}"
+    if kind not in TYPE_BLOCKS:
+        return f"its type is {kind!r}: use one of {', '.join(TYPE_BLOCKS)}"
     if not HEAD_DIMENSION <= width <= MAX_WIDTH or width % HEAD_DIMENSION:
         return f"its width is {width}: use a multiple of {HEAD_DIMENSION} up to {MAX_WIDTH}"
     if not 1 <= layers <= MAX_LAYERS:
@@ -117,7 +117,7 @@ def problem(layers: int, width: int, kind: str) -> str | None:
 
 
 def bytes_of(elements: int, kind: str) -> int:
-    per_block, size = BLOCKS[kind]
+    per_block, size = TYPE_BLOCKS[kind]
     return elements // per_block * size
 
 
@@ -129,13 +129,13 @@ def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
     return [("token_embd.weight", tokens), *layer_tensors, ("output_norm.weight", (width,)), ("output.weight", tokens)]
 
 
-NAME = "known answer, {} layers of {}, {}"
+MODEL_NAME = "known answer, {} layers of {}, {}"
 """Name in the file, with layers, width and type."""
 
 
 def is_name(name: str) -> bool:
     """Return whether a name is that of a known-answer model."""
-    return bool(re.fullmatch(NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
+    return bool(re.fullmatch(MODEL_NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
 def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -151,7 +151,7 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
     types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
     return [
         ("general.architecture", "STRING", "llama"),
-        ("general.name", "STRING", NAME.format(layers, width, kind)),
+        ("general.name", "STRING", MODEL_NAME.format(layers, width, kind)),
         ("llama.context_length", "UINT32", CONTEXT),
         ("llama.embedding_length", "UINT32", width),
         ("llama.block_count", "UINT32", layers),

@@ -21,7 +21,7 @@ VERSION = 3
 """Version of GGUF."""
 ALIGNMENT = 32
 """Alignment of tensors in the file."""
-TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
+VALUE_TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
 """Type of a value in GGUF → its number and its format for struct."""
 ARRAY = 9
 TENSOR_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
@@ -42,7 +42,7 @@ def write(path: Path, layers: int, width: int, kind: str) -> None:
         for tensor in _tensors(layers, width, kind):
             stream.write(tensor)
             stream.write(bytes(-len(tensor) % ALIGNMENT))
-    os.utime(path, (names.KNOWN_ANSWER_TIME, names.KNOWN_ANSWER_TIME))
+    os.utime(path, (names.KNOWN_ANSWER_MTIME, names.KNOWN_ANSWER_MTIME))
 
 
 def file_bytes(layers: int, width: int, kind: str) -> int:
@@ -90,12 +90,12 @@ def _typed(form: str, value: Any) -> bytes:
     """Return the type and the value of a key."""
     if form.startswith("["):
         items = b"".join(_packed(form[1:-1], item) for item in value)
-        return struct.pack("<IIQ", ARRAY, TYPES[form[1:-1]][0], len(value)) + items
-    return struct.pack("<I", TYPES[form][0]) + _packed(form, value)
+        return struct.pack("<IIQ", ARRAY, VALUE_TYPES[form[1:-1]][0], len(value)) + items
+    return struct.pack("<I", VALUE_TYPES[form][0]) + _packed(form, value)
 
 
 def _packed(form: str, value: Any) -> bytes:
-    return _string(value) if form == "STRING" else struct.pack("<" + TYPES[form][1], value)
+    return _string(value) if form == "STRING" else struct.pack("<" + VALUE_TYPES[form][1], value)
 
 
 def _tensors(layers: int, width: int, kind: str) -> Iterator[Buffer]:
@@ -120,7 +120,7 @@ def _matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kin
 
     :param entries: row and column → value, without zeros.
     """
-    elements, size = known_answer.BLOCKS[kind]
+    elements, size = known_answer.TYPE_BLOCKS[kind]
     blocks: dict[int, list[float]] = {}
     for (row, column), value in entries.items():
         index = row * width + column
@@ -142,11 +142,11 @@ def _attention(layer: int, width: int, kind: str) -> Iterator[Buffer]:
     """Yield four matrices of noise. Operations on whole byte strings make them as fast as a disk writes."""
     count = width * width
     random = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
-    matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.BLOCKS[kind][1]
+    matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.TYPE_BLOCKS[kind][1]
     if kind == "q8_0":
         scale = struct.pack("<e", ATTENTION_SPREAD / width * math.sqrt(3) / 127)
         matrix[0::size], matrix[1::size] = (bytes([part]) * (len(matrix) // size) for part in scale)
-        elements = known_answer.BLOCKS[kind][0]
+        elements = known_answer.TYPE_BLOCKS[kind][0]
         for index in range(elements):
             matrix[len(scale) + index :: size] = random[index:count:elements]
     else:

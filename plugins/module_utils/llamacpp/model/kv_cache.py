@@ -29,20 +29,20 @@ CACHE_TYPES = {
     "iq4_nl": 18 / 32,
 }
 """Type of the KV cache → bytes of an element."""
-WHOLE = ("f32", "f16", "bf16")
+UNQUANTISED_TYPES = ("f32", "f16", "bf16")
 """Types that are not quantised."""
 
 BATCH, MICRO_BATCH = 2048, 512
 """llama-server's defaults: tokens in a batch, and tokens that a device computes at once."""
 
-_PLAIN = """
+_PLAIN_ARCHITECTURES = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r dbrx deci deepseek
 deepseek2 deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma glm4 glm4moe gpt2 gptneox granite granitemoe grok grovemoe
 hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 llama maincoder minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt
 nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe
 qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
 """
-PLAIN = frozenset(_PLAIN.split())
+PLAIN_ARCHITECTURES = frozenset(_PLAIN_ARCHITECTURES.split())
 """Architectures without windows and recurrent layers."""
 
 
@@ -90,7 +90,7 @@ EXAONE4_LAYERS = 64
 GEMMA3N_LAYERS = 20
 """First layer that uses the cache of an earlier layer."""
 
-RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
+RECURRENT_ARCHITECTURES = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
 """Architectures in which every layer has a state and none a cache."""
 
 _NO_CACHE = "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe"
@@ -101,13 +101,13 @@ NO_HEADS = frozenset(
     ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
 )
 """Architectures whose recurrent layers are the layers without KV heads."""
-INTERVAL = frozenset(("qwen3next", "qwen35", "qwen35moe"))
+INTERVAL_ARCHITECTURES = frozenset(("qwen3next", "qwen35", "qwen35moe"))
 """Architectures with recurrent layers except for one attention layer in each interval, by default four."""
-BOTH = frozenset(("falcon-h1",))
+DUAL_ARCHITECTURES = frozenset(("falcon-h1",))
 """Architectures in which every layer has a cache and a state."""
-HYBRID = NO_HEADS | INTERVAL | BOTH
+HYBRID_ARCHITECTURES = NO_HEADS | INTERVAL_ARCHITECTURES | DUAL_ARCHITECTURES
 
-LATENT = frozenset(("deepseek2", "kimi-linear", "mistral4"))
+LATENT_ARCHITECTURES = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector per token (MLA) if the file has the size of the expanded heads."""
 IK_LLAMA_LATENT_MODE = 3
 """Default of ``-mla`` in ik_llama.cpp: gpt_params in common/common.h."""
@@ -152,7 +152,7 @@ class CacheSettings(NamedTuple):
 
     def flash(self) -> bool:
         """Return whether values are stored for flash attention. Quantised values need it, and ``auto`` starts with it."""
-        if self.type_v not in WHOLE:
+        if self.type_v not in UNQUANTISED_TYPES:
             return True
         return self.flash_attention != "off"
 
@@ -224,13 +224,13 @@ def _state(summary: ModelSummary) -> int:
 def recurrent_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has a state; true for unknown architectures."""
     layers, architecture = summary.layers, summary.architecture
-    if architecture in RECURRENT or architecture in BOTH:
+    if architecture in RECURRENT_ARCHITECTURES or architecture in DUAL_ARCHITECTURES:
         return [True] * layers
     if architecture in NO_HEADS:
         feeds = summary.by_layer("feed_forward_length")
         free = architecture.startswith("nemotron_h")
         return [not heads and not (free and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
-    if architecture in INTERVAL:
+    if architecture in INTERVAL_ARCHITECTURES:
         if summary.listed("attention.recurrent_layers") is not None:
             return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
         interval = summary.number("full_attention_interval") or 4
@@ -246,15 +246,15 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
         last = min(last, GEMMA3N_LAYERS)
     if architecture == "gemma4":
         last -= summary.number("attention.shared_kv_layers") or 0
-    if architecture in RECURRENT | NO_CACHE:
+    if architecture in RECURRENT_ARCHITECTURES | NO_CACHE:
         return [False] * layers
-    free = architecture in NO_HEADS or architecture in INTERVAL
+    free = architecture in NO_HEADS or architecture in INTERVAL_ARCHITECTURES
     return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
 
 
 def is_latent(summary: ModelSummary) -> bool:
     """Return whether the file uses llama.cpp's form of MLA: compressed keys, and the size of the expanded heads."""
-    return summary.architecture in LATENT and bool(summary.number("attention.key_length_mla"))
+    return summary.architecture in LATENT_ARCHITECTURES and bool(summary.number("attention.key_length_mla"))
 
 
 def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
@@ -305,7 +305,7 @@ def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
 
 def is_known_architecture(summary: ModelSummary) -> bool:
     """Return whether the caches of this architecture are known."""
-    return summary.architecture in PLAIN | set(WINDOWS) | RECURRENT | HYBRID
+    return summary.architecture in PLAIN_ARCHITECTURES | set(WINDOWS) | RECURRENT_ARCHITECTURES | HYBRID_ARCHITECTURES
 
 
 def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
@@ -346,7 +346,7 @@ def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float
     mode = latent_mode(settings)
     rank, rotated = summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0
     compressed = is_latent(summary) and summary.kv_heads == 1
-    if summary.architecture not in LATENT or not mode or not (compressed or (rank and rotated)):
+    if summary.architecture not in LATENT_ARCHITECTURES or not mode or not (compressed or (rank and rotated)):
         return None
     width, values = (summary.key_dimension, summary.value_dimension) if compressed else (rank + rotated, rank)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
@@ -358,7 +358,7 @@ def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
     """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
-    alike = settings._replace(unified=True, full_window=True)
+    one_stream = settings._replace(unified=True, full_window=True)
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
@@ -369,8 +369,8 @@ def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]
         plain = plain._replace(architecture="llama")
     token = _latent_token(summary, settings)
     if token is None:
-        return _sizes(plain, alike, True)
-    return [int(cells(plain, alike)[0] * sum(token))] * summary.layers
+        return _sizes(plain, one_stream, True)
+    return [int(cells(plain, one_stream)[0] * sum(token))] * summary.layers
 
 
 def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:

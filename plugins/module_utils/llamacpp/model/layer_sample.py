@@ -22,19 +22,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.gg
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 
 LAYER_NAME = re.compile(r"blk\.(\d+)\.")
-PREDICTING, SHARING, DENSE = "nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count"
+N_MTP, N_SHARED, N_DENSE = "nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count"
 """Keys: how many of the last layers predict further tokens, how many use the cache of earlier layers, how many of the first have no experts."""
-NOT_BY_LAYER = ("rope.dimension_sections",)
+GLOBAL_ARRAYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
-PART = "split."
+PART_PREFIX = "split."
 """Prefix of the keys that say which part of a model a file is."""
-WHOLE_ONLY = {"deepseek2": (26, 27)}
+FIXED_LAYER_COUNTS = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
-NUMBERS = {
+NUMBER_FORMATS = {
     **{f"{tensor_types.FUTURE_PREFIX}{number}": number for number in tensor_types.FUTURE_NUMBERS},
-    **{kind.name: number for number, kind in tensor_types.ALL.items()},
+    **{kind.name: number for number, kind in tensor_types.ALL_TYPES.items()},
 }
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class LayerSample(NamedTuple):
@@ -75,17 +75,17 @@ def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
     if expert_layers.issuperset(range(dense, len(kinds))):  # one of the leading dense layers is enough
         del places[1:dense]
     outside = sum(group.bytes for group in summary.tensors if group.layers is None)
-    whole = summary.layers in WHOLE_ONLY.get(summary.architecture, ())
+    whole = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
     for count in range(min(room.layers, len(places)), 0, -1):
-        layers = _spread(places[:count], kinds)
+        layers = _spread_layers(places[:count], kinds)
         size = outside + sum(summary.layer_bytes[layer] for layer in layers)
         if size <= room.bytes and not (whole and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if whole:
-        return f"llama.cpp recognises this model by its {summary.layers} layers, and all of them are too many"
+        return f"llama.cpp recognises this model by its {summary.layers} layers, and that many do not fit"
     smallest = outside + min(summary.layer_bytes[: len(kinds)])
-    return f"one layer and the tables have {smallest / 2**30:.1f} GiB, the limit is {room.bytes / 2**30:.1f}"
+    return f"one layer and the tables need {smallest / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
 
 
 class Kind(NamedTuple):
@@ -99,8 +99,8 @@ class Kind(NamedTuple):
 
 def _kinds(summary: ModelSummary) -> list[Kind]:
     """Return the kind of each layer that computes."""
-    count = summary.layers - (summary.number(PREDICTING) or 0)
-    shared = summary.layers - (summary.number(SHARING) or 0)
+    count = summary.layers - (summary.number(N_MTP) or 0)
+    shared = summary.layers - (summary.number(N_SHARED) or 0)
     listed = [value for _key, value in summary.keys if isinstance(value, tuple)]
     listed += [tuple(kv_cache.windowed(summary)), tuple(kv_cache.recurrent_layers(summary))]
     members = [
@@ -115,15 +115,15 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     return kinds
 
 
-def _spread(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
+def _spread_layers(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
     """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
     queues = {}
     for rules in {place.rules for place in places}:
         layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
         count = sum(place.rules == rules for place in places)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
-        even = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
-        preferred = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *even, *layers])
+        evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
+        preferred = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
         queues[rules] = iter(sorted([*preferred][:count]))
     return tuple(next(queues[place.rules]) for place in places)
 
@@ -148,38 +148,38 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
             tensors[name] = (name, tensor)
         elif int(match[1]) in layers:
             tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
-    keys = [key for key in model.keys if not key.startswith(PART)]
+    keys = [key for key in model.keys if not key.startswith(PART_PREFIX)]
     with closing(gguf.File(source)) as file, open(target, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
             entry = file.read(model.keys[key].start, len(model.keys[key]))
-            stream.write(_cut(model, architecture, key, entry, layers))
+            stream.write(_cut_array(model, architecture, key, entry, layers))
         stream.write(b"".join(_entries({name: tensor for name, (_old, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
             path, offset, size = places[old_name]
             with closing(gguf.File(path)) as part:
-                for start in range(0, size, CHUNK):
-                    stream.write(part.read(offset + start, min(CHUNK, size - start)))
+                for start in range(0, size, CHUNK_BYTES):
+                    stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))
 
 
-def _cut(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+def _cut_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return a key and its value for a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    predicting = model.metadata.get(f"{architecture}.{PREDICTING}")
+    predicting = model.metadata.get(f"{architecture}.{N_MTP}")
     computing = count - (predicting if gguf.is_whole(predicting) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
     kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
     begin = kind + gguf.U32.size
-    if isinstance(value, list) and len(value) in (count, computing) and name and name not in NOT_BY_LAYER:
+    if isinstance(value, list) and len(value) in (count, computing) and name and name not in GLOBAL_ARRAYS:
         form, first = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, begin)), begin + gguf.U32.size
         size, start = struct.calcsize(form or ""), first + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
         return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
-    new = {"block_count": len(layers), PREDICTING: 0}.get(name)
-    if gguf.is_whole(value) and name in (SHARING, DENSE):
+    new = {"block_count": len(layers), N_MTP: 0}.get(name)
+    if gguf.is_whole(value) and name in (N_SHARED, N_DENSE):
         first_sharing = count - value
-        new = sum(layer >= first_sharing if name == SHARING else layer < value for layer in layers)
+        new = sum(layer >= first_sharing if name == N_SHARED else layer < value for layer in layers)
     form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
     return entry if new is None or not form else entry[:begin] + struct.pack(f"<{form}", new)
 
@@ -190,5 +190,5 @@ def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[byt
     for name, tensor in tensors.items():
         raw = name.encode()
         yield gguf.U64.pack(len(raw)) + raw + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        yield struct.pack("<IQ", NUMBERS[tensor.type], offset)
+        yield struct.pack("<IQ", NUMBER_FORMATS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment

@@ -14,11 +14,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import Name
 
 ARCHITECTURE = "clip"
-COMPUTE = 512 * MIB
+COMPUTE_BYTES = 512 * MIB
 """Assumed size of its compute buffer: build 11063 logged 121 MiB for gemma3, and internvl computes four images at once."""
 
 
-def is_one(model: gguf.ModelHeader) -> bool:
+def is_projector(model: gguf.ModelHeader) -> bool:
     return model.metadata.get("general.architecture") == ARCHITECTURE
 
 

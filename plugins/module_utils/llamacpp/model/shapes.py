@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import MAX_LAYERS, ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL_TYPES
 
-TYPES = {kind.name: kind for kind in ALL.values()}
-STATE, CONVOLUTION, PERIOD = 128, 4, 4
+TYPES = {kind.name: kind for kind in ALL_TYPES.values()}
+STATE_SIZE, CONV_SIZE, LAYER_PERIOD = 128, 4, 4
 """Constants of models with recurrent layers: elements of a head, tokens of the convolution, and period of attention layers."""
 Count = Annotated[int, Number(1, 1 << 24)]
 CountOrZero = Annotated[int, Number(0, 1 << 24)]
@@ -105,12 +105,12 @@ MIXTURES: dict[str, dict[str, str]] = {
 }
 """Quantisation, the largest first → kind of tensor → its type. The default for the output is Q6_K; ``more`` applies to values and ffn_down in layers
 that get more bits."""
-NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+NARROW_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
 UNQUANTISED = re.compile(r"norm|_inp$|conv1d")
 """Pattern for names of tensors that stay F32."""
-VALUES = {"attn_v", "attn_qkv"}
-TYPES_BY_LAYER = ("value", "ffn_down")
+VALUE_TENSORS = {"attn_v", "attn_qkv"}
+MIXED_KINDS = ("value", "ffn_down")
 TensorShapes = dict[str, "tuple[int, ...]"]
 """Name of a tensor → elements in each dimension, the row first."""
 
@@ -131,10 +131,10 @@ def _attention(shape: Shape, layer: int) -> TensorShapes:
             "attn_v_b": (latent.cached, latent.value, heads),
             "attn_output": (heads * latent.value, width),
         }
-    if shape.recurrent and layer % PERIOD != PERIOD - 1:
-        keys, values_width = shape.recurrent.keys * STATE, shape.recurrent.values * STATE
+    if shape.recurrent and layer % LAYER_PERIOD != LAYER_PERIOD - 1:
+        keys, values_width = shape.recurrent.keys * STATE_SIZE, shape.recurrent.values * STATE_SIZE
         gates = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
-        inner = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONVOLUTION, 2 * keys + values_width)}
+        inner = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONV_SIZE, 2 * keys + values_width)}
         return {**inner, **gates, "attn_gate": (width, values_width), "ssm_out": (values_width, width)}
     if shape.window and shape.window.head:
         values = _windowed(shape, layer)
@@ -168,18 +168,18 @@ def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> st
     """
     if UNQUANTISED.search(name):
         return "F32"
-    kind = "value" if name in VALUES else re.sub("_(exps|shexp)$", "", name)
+    kind = "value" if name in VALUE_TENSORS else re.sub("_(exps|shexp)$", "", name)
     gets_more_bits = index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
     alternatives = (
         "experts" if name.endswith("_exps") else kind,
-        "more" if gets_more_bits and kind in TYPES_BY_LAYER else "",
+        "more" if gets_more_bits and kind in MIXED_KINDS else "",
     )
     return next(mixture[key] for key in (kind, *alternatives, "") if key in mixture)
 
 
 def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
     if size[0] % TYPES[kind].elements:
-        kind = NARROW.get(kind, "Q4_0")
+        kind = NARROW_TYPES.get(kind, "Q4_0")
     elements = math.prod(size)
     return gguf.Tensor(kind, size, elements, TYPES[kind].size(size[0], elements // size[0]))
 
@@ -193,10 +193,10 @@ def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
     if not shape.tied:
         result["output.weight"] = _tensor(output, embedding)
     layers = [_attention(shape, layer) for layer in range(shape.layers)]
-    values = [layer for layer, attention in enumerate(layers) if VALUES & attention.keys()]
+    values = [layer for layer, attention in enumerate(layers) if VALUE_TENSORS & attention.keys()]
     for layer, attention in enumerate(layers):
         for name, size in {"attn_norm": norm, "ffn_norm": norm, **attention, **_forward(shape, layer)}.items():
-            position = (values.index(layer), len(values)) if name in VALUES else (layer, shape.layers)
+            position = (values.index(layer), len(values)) if name in VALUE_TENSORS else (layer, shape.layers)
             result[f"blk.{layer}.{name}.weight"] = _tensor(_type_name(mixture, name, *position), size)
     return result
 
@@ -216,9 +216,9 @@ def keys(shape: Shape) -> dict[str, int | list[int]]:
     if shape.experts:
         result.update(expert_count=shape.experts.number, expert_used_count=shape.experts.active)
     if shape.recurrent:
-        inner, groups = shape.recurrent.values * STATE, shape.recurrent.keys
-        result.update({"full_attention_interval": PERIOD, "ssm.conv_kernel": CONVOLUTION, "ssm.inner_size": inner})
-        result.update({"ssm.state_size": STATE, "ssm.group_count": groups})
+        inner, groups = shape.recurrent.values * STATE_SIZE, shape.recurrent.keys
+        result.update({"full_attention_interval": LAYER_PERIOD, "ssm.conv_kernel": CONV_SIZE, "ssm.inner_size": inner})
+        result.update({"ssm.state_size": STATE_SIZE, "ssm.group_count": groups})
     if window := shape.window:
         result["attention.sliding_window"] = window.size
         if window.head:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
+FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 """Pattern for the name of the first part."""
 
 

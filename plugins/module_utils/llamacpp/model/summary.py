@@ -5,12 +5,12 @@
 
 from typing import Annotated, NamedTuple, Optional, Union
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import LONGEST, Number, Size, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 MAX_LAYERS = 512
 """Maximum number of layers that llama.cpp and ik_llama.cpp load: LLAMA_MAX_LAYERS in llama-hparams.h."""
-Name = Annotated[str, Text(longest=LONGEST)]
+Name = Annotated[str, Text(longest=MAX_TEXT)]
 Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
 Number0 = Annotated[int, Number(0, gguf.MAX_COUNT)]
 KeyValue = Union[Number0, tuple[Number0, ...]]
@@ -18,7 +18,7 @@ KeyValue = Union[Number0, tuple[Number0, ...]]
 _DIFFUSION = "a diffusion model, which llama-server does not support: use a model that predicts one token after another"
 _SPEECH = "a speech model, which only llama-tts supports: use a model that generates text"
 _DRAFT = "a draft model: set llama_model_draft to it, and serve the model for which it predicts tokens"
-NOT_SERVED = {
+UNSUPPORTED = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     "t5": "an encoder-decoder model, which llama-server does not support: use a decoder-only model",
     "clip": "a projector: set llama_model_mmproj to it, and serve the model for which it reads images or sound",
@@ -27,12 +27,12 @@ NOT_SERVED = {
     **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
 }
 """Architecture that llama-server does not serve → reason and remedy (llm_arch_is_diffusion and llama_model_has_encoder of build 11434)."""
-_EMBEDS = """
+_EMBEDDERS = """
 bert eurobert gemma-embedding gemma-embedding2 jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
 """
-EMBEDS = frozenset(_EMBEDS.split())
+EMBEDDERS = frozenset(_EMBEDDERS.split())
 """Architectures that make embeddings only; other headers contain a pooling type."""
-RANK = 4
+RANK_POOLING = 4
 """``pooling_type`` of a model for reranking (LLAMA_POOLING_TYPE_RANK); 0 means no pooling."""
 
 
@@ -97,9 +97,9 @@ class ModelSummary(NamedTuple):
     def switch(self) -> Optional[str]:
         """Option for a model that makes embeddings or reranks; None for a model that generates text."""
         pools = self.number("pooling_type") or 0
-        if pools == RANK:
+        if pools == RANK_POOLING:
             return "--reranking"
-        return "--embeddings" if pools or self.architecture in EMBEDS else None
+        return "--embeddings" if pools or self.architecture in EMBEDDERS else None
 
     @property
     def size(self) -> int:

@@ -126,25 +126,25 @@ IK_LLAMA_TYPES = {
 }
 """Number → type that only one fork has, without types that never occur in files."""
 
-ALL = {**SHARED_TYPES, **MAINLINE_TYPES, **IK_LLAMA_TYPES}
+ALL_TYPES = {**SHARED_TYPES, **MAINLINE_TYPES, **IK_LLAMA_TYPES}
 
-ONLY_OF = {
+EXCLUSIVE_TYPES = {
     fork: frozenset(kind.name for kind in kinds.values())
     for fork, kinds in ((MAINLINE, MAINLINE_TYPES), (IK_LLAMA, IK_LLAMA_TYPES))
 }
 """Fork → names of the types that only it has."""
-FUTURE_NUMBERS, FUTURE_PREFIX = {*range(max(MAINLINE_TYPES) + 1, 512)} - set(ALL), "type "
+FUTURE_NUMBERS, FUTURE_PREFIX = {*range(max(MAINLINE_TYPES) + 1, 512)} - set(ALL_TYPES), "type "
 """Numbers that newer builds may assign to types, and prefix of the names of such types. Offsets in the file determine the size of their tensors."""
 
-SINCE = {"F8_E4M3": 12211}
+FIRST_BUILDS = {"F8_E4M3": 12211}
 """Type → first reviewed build of llama.cpp that has it, unless that is the oldest supported build."""
 
 
 def unknown_types(kinds: Collection[str]) -> list[str]:
     """Return the types that no reviewed build has."""
-    return sorted({*kinds} - {kind.name for kind in ALL.values()})
+    return sorted({*kinds} - {kind.name for kind in ALL_TYPES.values()})
 
 
 def types_of_other_forks(kinds: Collection[str], fork: str) -> list[str]:
     """Return the types that only another fork has."""
-    return sorted(kind for owner, names in ONLY_OF.items() if owner != fork for kind in names & set(kinds))
+    return sorted(kind for owner, names in EXCLUSIVE_TYPES.items() if owner != fork for kind in names & set(kinds))

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
-WITHOUT_ROCBLAS = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
+UNSUPPORTED_GFX = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
 """Architectures without rocBLAS kernels in any ROCm. Programs for gfx1030 run on them."""
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 GFX906_ROCM = (6, 4)
@@ -41,16 +41,16 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
         if unused:
             kinds = {accelerator.backend for accelerator in unused}
             backend = next(preferred for preferred in backends.PREFERRED if preferred in kinds)
-            toolkit, built = toolkits.TOOLKIT_OF.get(backend), context.backends_of(name)
+            toolkit, built = toolkits.TOOLKITS.get(backend), context.backends_of(name)
             cards = [card for card in built if card != backends.CPU.name]
             compiles = sources[backend] in release_request.COMPILED and not cards
             parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and compiles else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
             values = {
                 "where": f"{devices} on {name}",
-                "built": remedies.as_list(built),
-                "backend": None if facts.distribution.family == "unknown" else remedies.as_list([*cards, backend]),
-                "toolkit": remedies.listed(parts) or None,
+                "built": remedies.join_words(built),
+                "backend": None if facts.distribution.family == "unknown" else remedies.join_words([*cards, backend]),
+                "toolkit": remedies.join_names(parts) or None,
             }
             cases.append((name, values))
     return cases
@@ -65,8 +65,8 @@ def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
 def broken_drivers(context: AdvisoryContext) -> Cases:
     """Return hosts whose NVIDIA cards are unknown to ``auto``."""
     hosts = context.cluster.hosts.items()
-    automatic = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
-    return [(name, {"failure": facts.nvidia_smi}) for name, facts in automatic if facts.nvidia_smi]
+    automatic_hosts = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
+    return [(name, {"failure": facts.nvidia_smi}) for name, facts in automatic_hosts if facts.nvidia_smi]
 
 
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
@@ -87,7 +87,7 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
         host = context.cluster.hosts.get(device.host)
         card = accelerator_of(host.facts, device.name) if host else None
         name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
-        if name in WITHOUT_ROCBLAS and OVERRIDE not in device.environment:
+        if name in UNSUPPORTED_GFX and OVERRIDE not in device.environment:
             builds = context.plan.hosts[device.host].builds
             compiles = any(build.cmake_options for build in builds if build.backend == device.backend)
             targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if compiles else ""

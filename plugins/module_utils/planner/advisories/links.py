@@ -13,7 +13,7 @@ SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 """Kinds of links with more than two ends, unless llama_links declares a peer."""
 
 
-def why_unfiltered(context: AdvisoryContext, name: str) -> str:
+def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
     facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
@@ -31,9 +31,9 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
         exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
         if exposed and not host.unit_closes and not host.firewall_manager:
             values = {
-                "where": f"{remedies.listed(exposed)} of {name}",
-                "reason": why_unfiltered(context, name),
-                "managers": remedies.listed(names.FIREWALLS, "or") if host.host_settings else None,
+                "where": f"{remedies.join_names(exposed)} of {name}",
+                "reason": unfiltered_reason(context, name),
+                "managers": remedies.join_names(names.FIREWALLS, "or") if host.host_settings else None,
                 "scope": "system" if host.service_manager == "systemd_user" else None,
             }
             cases.append((name, values))
@@ -53,7 +53,7 @@ def external_workers(context: AdvisoryContext) -> Cases:
         if not names.is_loopback(worker.endpoint):
             ports.setdefault(worker.host, []).append(worker.endpoint)
     return [
-        (name, {"where": f"{remedies.listed(endpoints)} of {name}", "head": context.cluster.head})
+        (name, {"where": f"{remedies.join_names(endpoints)} of {name}", "head": context.cluster.head})
         for name, endpoints in ports.items()
     ]
 

@@ -33,7 +33,7 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
             program[0].host,
             {
                 **values,
-                "where": f"{round(size)} MiB on {remedies.listed(device.name for device in program)} of {program[0].host}",
+                "where": f"{round(size)} MiB on {remedies.join_names(device.name for device in program)} of {program[0].host}",
             },
         )
         for size, program in sizes
@@ -74,15 +74,15 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
         shares = zip(planned.layout.devices, planned.layout.shares())
         return sum(share.layers + share.output for device, share in shares if device.host == now.site.head)
 
-    without = with_size(0)
-    moved = head_units(without) - head_units(now)
-    if moved <= 0 or not cost_model.is_surely_faster(without.parts, now.parts):
+    without_cache = with_size(0)
+    moved_layers = head_units(without_cache) - head_units(now)
+    if moved_layers <= 0 or not cost_model.is_surely_faster(without_cache.parts, now.parts):
         return []
     steps = remedies.largest_fitting(
-        size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without)
+        size // STEP_MIB, lambda number: head_units(with_size(number * STEP_MIB)) == head_units(without_cache)
     )
-    ranges = [str(generation_figures(planned)["generation_range"]) for planned in (now, without)]
-    values = {"size": size, "moved": moved, "now": ranges[0], "without": ranges[1], "largest": steps * STEP_MIB}
+    ranges = [str(generation_figures(planned)["generation_range"]) for planned in (now, without_cache)]
+    values = {"size": size, "moved": moved_layers, "now": ranges[0], "without": ranges[1], "largest": steps * STEP_MIB}
     return [(context.cluster.head, values)]
 
 
@@ -116,8 +116,8 @@ def untuned(context: AdvisoryContext) -> Cases:
     for name, host in context.cluster.hosts.items():
         memory, by_the_run = host.facts.memory_mib, context.plan.hosts[name].host_settings
         for device in host.facts.accelerators if not context.plan.fits else ():
-            little = device.backend == backends.HIP.name and device.unified and device.memory_mib < memory * 3 // 4
-            if little and not (host.tuning.enabled and host.tuning.reboot):
+            is_small = device.backend == backends.HIP.name and device.unified and device.memory_mib < memory * 3 // 4
+            if is_small and not (host.tuning.enabled and host.tuning.reboot):
                 settings = kernel_parameters.parameters(memory)
                 parameters = None if by_the_run else " ".join(f"{key}={value}" for key, value in settings.items())
                 values = {"where": f"{device.name} of {name}", "mib": device.memory_mib, "memory": memory}

@@ -40,7 +40,7 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     if not context.release.mainline or not backends.needs_all_quants(*kinds):
         return []
     compiled = context.release.source in release_request.COMPILED
-    variables = None if compiled else remedies.listed(context.variables_of(context.release.id))
+    variables = None if compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
     for name in dict.fromkeys(device.host for device in context.holders if backends.RECORDS[device.backend].all_quants):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
@@ -49,9 +49,9 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
             for build in builds
             if (option := backends.RECORDS[build.backend].all_quants)
         }
-        if not options or not all(map(backends.is_on, options.values())):
+        if not options or not all(map(backends.is_enabled, options.values())):
             overridden = [option for option in options if option in context.cluster.every_host[name].cmake_options]
-            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.listed(overridden) or None}
+            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.join_names(overridden) or None}
             cases.append((name, {**values, "variables": variables}))
     return cases
 
@@ -65,13 +65,13 @@ def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     return None if supported or patched else appeared
 
 
-def _respelled(architecture: str, release: ReleasePlan) -> str | None:
+def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
     """Return the name under which a release has an architecture that it spells with other punctuation."""
 
     def letters(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "", name.lower())
 
-    for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.APPEARED.values()).split()):
+    for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.NEW_ARCHITECTURES.values()).split()):
         appeared = capabilities.appearance_of(name, release.fork)
         is_known = not appeared or release.build >= (appeared.oldest_with or math.inf)
         if is_known and name != architecture and letters(name) == letters(architecture):
@@ -83,7 +83,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
     appeared = _architecture(context)
-    twin = _respelled(name, release) if appeared else None
+    twin = _other_spelling(name, release) if appeared else None
     if source and (twin or name in OLLAMA_ARCHITECTURES):
         who = f"build {release.build} knows {twin} but not" if twin else "only Ollama knows"
         remove = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
@@ -91,7 +91,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
         would, does = ("would", "does") if release.build <= appeared.newest_without else ("may", "may")
         newer = f"build {appeared.oldest_with} or newer" if appeared.oldest_with else "a newer build that knows it"
-        variables = remedies.listed(context.variables_of(release.id))
+        variables = remedies.join_names(context.variables_of(release.id))
         values = {"would": would, "who": f"build {release.build} {does} not know", "and_remove": None}
         values.update(newer=newer, variables=variables)
     else:
@@ -107,7 +107,7 @@ def unread_model(context: AdvisoryContext) -> Cases:
         f"tensors of {kind}" for kind in kinds
     ]
     release = context.release
-    values = {"what": remedies.listed(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
+    values = {"what": remedies.join_names(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
     return [(context.plan.head.host, values)] if parts else []
 
 
@@ -120,11 +120,11 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
         host = context.cluster.hosts.get(name)
         if missing and context.release.mainline:
             present = {device.backend for device in host.facts.accelerators} if host else set()
-            able = sorted(name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing))
-            if host and not able and not backends.UNIVERSAL.no_kernels.intersection(missing):
-                able = [*filter(None, [toolchains.by_vulkan(host.facts)])]
-            instead = (*able, "cpu")[0] if host else None
-            cases.append((name, {"backend": backend, "types": remedies.listed(missing), "instead": instead}))
+            computing = sorted(name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing))
+            if host and not computing and not backends.UNIVERSAL.no_kernels.intersection(missing):
+                computing = [*filter(None, [toolchains.by_vulkan(host.facts)])]
+            instead = (*computing, "cpu")[0] if host else None
+            cases.append((name, {"backend": backend, "types": remedies.join_names(missing), "instead": instead}))
     return cases
 
 
@@ -132,9 +132,9 @@ def _is_misspelt(name: str, known: str) -> bool:
     """Return whether two letters, added, removed or changed, make one name the other."""
     row = list(range(len(known) + 1))
     for number, letter in enumerate(name, 1):
-        above, row = row, [number]
+        row_above, row = row, [number]
         for place, known_letter in enumerate(known):
-            row.append(min(row[-1] + 1, above[place + 1] + 1, above[place] + (letter != known_letter)))
+            row.append(min(row[-1] + 1, row_above[place + 1] + 1, row_above[place] + (letter != known_letter)))
     return row[-1] <= 2
 
 

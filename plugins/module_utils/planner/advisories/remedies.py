@@ -19,17 +19,17 @@ Change = Callable[[Cluster], Cluster]
 Attempt = Callable[[Cluster], Optional[Plan]]
 """A function that returns the plan of a changed cluster, without remedies; None if its input is refused."""
 
-LEAST_CONTEXT = 1024
+MIN_CONTEXT = 1024
 """Smallest number of tokens per slot that a remedy suggests."""
 
 
-def listed(words: Iterable[str], last: str = "and") -> str:
+def join_names(words: Iterable[str], last: str = "and") -> str:
     """Return ``a, b and c``."""
     *start, end = [*words] or [""]
     return f"{', '.join(start)} {last} {end}" if start else end
 
 
-def as_list(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as an inventory holds them: one word, or a list."""
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
@@ -72,7 +72,7 @@ def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
 
     :param parallel: number of slots that share a context.
     """
-    while context // 2 >= LEAST_CONTEXT * parallel:
+    while context // 2 >= MIN_CONTEXT * parallel:
         context //= 2
         yield context
 
@@ -90,17 +90,17 @@ def _most_layers(trial: Trial) -> int | None:
     """Return the largest number of offloaded layers that devices can hold, if necessary without the upper bound of the compute buffer.
     None if the model fits with no number, because the head has to hold the rest."""
 
-    def are_held(bounded: bool, number: int) -> bool:
+    def fits_on_device(bounded: bool, number: int) -> bool:
         plan = trial.attempt(_set_server(gpu_layers=number)(trial.cluster))
         return plan is not None and all(
             entry.total_mib - (0 if bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
         )
 
-    numbers = (largest_fitting(trial.plan.model.layers, partial(are_held, bounded)) for bounded in (True, False))
+    numbers = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bounded)) for bounded in (True, False))
     return next((number for number in numbers if trial.fits(_set_server(gpu_layers=number))), None)
 
 
-def for_more_room(trial: Trial) -> list[str]:
+def memory_remedies(trial: Trial) -> list[str]:
     """Return changes to variables that make the model fit: each was tried."""
     server, clauses = trial.cluster.server, []
     shorter = [*_shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)]
@@ -128,12 +128,12 @@ def for_more_room(trial: Trial) -> list[str]:
 def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
     """Return a remedy with the longest of these contexts, the shortest first, for which a number of layers fits."""
 
-    def layers_with(context: int) -> int | None:
+    def fitting_layers(context: int) -> int | None:
         return _most_layers(trial._replace(cluster=_set_server(context=context)(trial.cluster)))
 
-    count = largest_fitting(len(contexts), lambda number: layers_with(contexts[number - 1]) is not None)
+    count = largest_fitting(len(contexts), lambda number: fitting_layers(contexts[number - 1]) is not None)
     context = contexts[count - 1] if count else 0
-    return [f"set llama_server_context to {context} and llama_server_gpu_layers to {layers_with(context)}"] * bool(
+    return [f"set llama_server_context to {context} and llama_server_gpu_layers to {fitting_layers(context)}"] * bool(
         count
     )
 

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import f
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import why_unfiltered
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import unfiltered_reason
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout, prompt_cache
 
@@ -39,10 +39,10 @@ def server_for_everybody(context: AdvisoryContext) -> Cases:
 def unlimited_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     host = context.plan.hosts[head.host]
-    closes = host.unit_closes or host.firewall_manager or names.EVERYBODY in head.allowed
+    closes = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
     if not head.allowed or names.is_loopback(head.address) or closes:
         return []
-    reason = why_unfiltered(context, head.host)
+    reason = unfiltered_reason(context, head.host)
     if host.host_settings:
         reason += ". No supported firewall (firewalld, ufw or nftables) is active there"
     return [(head.host, {"networks": ", ".join(head.allowed), "reason": reason})]
@@ -51,25 +51,25 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """Return the faster host, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
-    best = estimate.best_single_host
+    best_host = estimate.best_single_host
     cluster_speed = estimate.generation_range or estimate.prompt_range
-    intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
-    if intended or not cluster_speed or not estimate.links or not best.faster:
+    is_intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
+    if is_intended or not cluster_speed or not estimate.links or not best_host.faster:
         return []
-    host, head = best.host, context.cluster.head
+    host, head = best_host.host, context.cluster.head
     steps = [f"put {host} with the model's files into llama_head instead of {head}"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     sizes = () if host == head else ("memory_mib", "reserve_mib")
     stale = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
-    if best.gpu_layers is not None:
-        steps.append(f"set llama_server_gpu_layers to {best.gpu_layers}")
+    if best_host.gpu_layers is not None:
+        steps.append(f"set llama_server_gpu_layers to {best_host.gpu_layers}")
     elif server.gpu_layers is not None:
         stale.append("llama_server_gpu_layers")
     stale += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in stale]
-    speeds = {"together": str(cluster_speed), "alone": str(best.generation_range or best.prompt_range)}
-    return [(host, {**speeds, "steps": remedies.listed(steps)})]
+    speeds = {"together": str(cluster_speed), "alone": str(best_host.generation_range or best_host.prompt_range)}
+    return [(host, {**speeds, "steps": remedies.join_names(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:
@@ -92,7 +92,7 @@ def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing = [options.by_name(name) for name in workload.PLACING[auxiliary.role]]
+        placing = [options.by_name(name) for name in workload.PLACE_OPTIONS[auxiliary.role]]
         words = [word for word in context.server.extra_args if options.by_word(word) in placing]
         word = " and ".join(words) or None
         values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}

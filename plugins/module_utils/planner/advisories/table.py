@@ -57,7 +57,7 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "The plan does not use {where}, whose port nothing would restrict to the head, so this run does not start it.",
+        "The plan does not use {where}, and nothing would restrict its port to the head, so this run does not start it.",
         ("leave it out of the inventory", "accept unprotected-worker to start it anyway"),
         "docs/security.md",
     ),
@@ -68,7 +68,7 @@ ADVISORIES = (
         "The collection does not manage the external workers {where}, so it cannot verify that only {head} reaches them. RPC has no authentication.",
         (
             "restrict these ports to {head} with a firewall on {hosts}, then accept this advisory",
-            "use a tunnel: let the worker listen on 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's end at 127.0.0.1 of {head}",
+            "use a tunnel: let the worker listen on 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's end at 127.0.0.1 on {head}",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
@@ -167,7 +167,7 @@ ADVISORIES = (
         "tensor-kernels",
         "error",
         releases.missing_kernels,
-        "Backend {backend} of {hosts} has no known kernels for the model's tensors of {types}. A worker crashes at the first token; the head falls back "
+        "Backend {backend} of {hosts} has no known kernels for the model's {types} tensors. A worker crashes at the first token; the head falls back "
         "to its CPU.",
         ("set llama_backend of {hosts} to {instead}", "use a model file with other tensor types, like Q4_K"),
         "docs/models.md",
@@ -334,7 +334,7 @@ ADVISORIES = (
         "chat-template-missing",
         "warning",
         server.missing_chat_template,
-        "The file of {model} has no chat template, so llama-server applies one that the model was not trained with to chats.",
+        "The file of {model} has no chat template, so llama-server formats chats with one that the model was not trained on.",
         (
             "use an instruct model for chats",
             "add --chat-template to llama_server_extra_args",
@@ -435,14 +435,14 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
     """Return the advisories that apply to a plan, with one finding for all hosts that share its values."""
     findings = []
     for advisory in ADVISORIES:
-        alike: dict[str, Cases] = {}
+        grouped_cases: dict[str, Cases] = {}
         for host, values in advisory.condition(context):
             shared = {key: value for key, value in values.items() if key != "where"}
             key = repr({**shared, "host": host} if "{host}" in advisory.message else shared)
-            alike.setdefault(key, []).append((host, values))
-        for cases in alike.values():
+            grouped_cases.setdefault(key, []).append((host, values))
+        for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
-            where = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
-            host_names = {"host": cases[0][0], "hosts": remedies.listed(hosts)}
-            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": where}))
+            place_text = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
+            host_names = {"host": cases[0][0], "hosts": remedies.join_names(hosts)}
+            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": place_text}))
     return findings

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, ReleaseRequest
 
 VARIABLE = "llama_release"
-COMPILING_ADDS = "compiling would add llama_build_fast_load, patches, and CUDA and HIP code for all pairs of llama_server_cache_type_k and _v"
+COMPILING_BENEFITS = "compiling would add llama_build_fast_load, patches, and CUDA and HIP code for all pairs of llama_server_cache_type_k and _v"
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -36,12 +36,12 @@ def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     request = releases.requested(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
-    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT), request)
+    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
     archives = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
     ready = _with_release(cluster, archives, request)
-    obstacle = _obstacle(ready, compiled, catalogue)
+    obstacle = _missing_program(ready, compiled, catalogue)
     choice = releases.requested(VARIABLE, (compiled if obstacle else ready).releases)
-    reason = obstacle or f"upstream has an archive for each host; {COMPILING_ADDS}"
+    reason = obstacle or f"upstream has an archive for each host; {COMPILING_BENEFITS}"
     return _with_release(cluster, choice._replace(why=reason), request)
 
 
@@ -50,7 +50,7 @@ def _with_release(cluster: Cluster, request: ReleaseRequest, replaced: ReleaseRe
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 
-def _obstacle(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
+def _missing_program(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
     """Return why not all hosts can run upstream's programs; empty if they can."""
     request = releases.requested(VARIABLE, ready.releases)
     try:

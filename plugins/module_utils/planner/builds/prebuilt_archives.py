@@ -36,14 +36,14 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
 def can_run(facts: Facts, backend: str) -> bool:
     """Return whether an archive for a backend runs on a host."""
     try:
-        return bool(names_of("", facts, backend, prebuilt.SINCE))
+        return bool(names_of("", facts, backend, prebuilt.FIRST_BUILD))
     except Refusal:
         return False
 
 
 def libraries(facts: Facts, backend: str) -> list[str]:
     """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
-    runtime = toolkits.RUNTIME if facts.system == "Linux" else {}
+    runtime = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
     return [name for name, user in runtime.items() if user in ("", backend)]
 
 
@@ -59,9 +59,9 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
 
     :raises Refusal: no archive runs there.
     """
-    if build < prebuilt.SINCE:
+    if build < prebuilt.FIRST_BUILD:
         raise Refusal(
-            f"llama_release has the build {build}, but source: prebuilt needs build {prebuilt.SINCE} or newer: use a newer build, "
+            f"llama_release has the build {build}, but source: prebuilt needs build {prebuilt.FIRST_BUILD} or newer: use a newer build, "
             "or source: binary with url and checksum"
         )
     kinds = [
@@ -72,7 +72,7 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
     if not kinds:
         raise Refusal(
             f"{name} has the backend {backend}, but upstream has no archive of it with an RPC worker for {facts.system} {facts.architecture} "
-            f"(llama_release, source: prebuilt): {prebuilt.INSTEAD}"
+            f"(llama_release, source: prebuilt): {prebuilt.REMEDY}"
         )
     problems = [next(_problems(facts, backend, asset), None) for asset in kinds]
     if all(problems):
@@ -92,17 +92,17 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
         yield f"has {library}, but {archive} needs {kind} {asset.oldest}: use a newer distribution there, or compile with source: git"
     cuda = facts.newest_cuda
     if asset.cuda and cuda is not None and numbers(cuda) < numbers(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.INSTEAD}"
-    old = [device for device in devices if device and numbers(device) < numbers(asset.capability)]
-    if old:
-        yield f"has a device of compute capability {old[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.INSTEAD}"
+        yield f"has an NVIDIA driver for CUDA {cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
+    old_devices = [device for device in devices if device and numbers(device) < numbers(asset.capability)]
+    if old_devices:
+        yield f"has a device of compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"
     rocm = _toolkit(facts, backend)
     if asset.rocm and facts.toolchains is not None and (not rocm or numbers(rocm[0])[:1] != numbers(asset.rocm)):
         installed = f"ROCm {rocm[0]}" if rocm else "no ROCm"
-        yield f"has {installed}, but {archive} needs the libraries of ROCm {asset.rocm}: install them, or {prebuilt.INSTEAD}"
+        yield f"has {installed}, but {archive} needs the libraries of ROCm {asset.rocm}: install them, or {prebuilt.REMEDY}"
     unsupported = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
     if unsupported:
-        yield f"has the device {unsupported[0]}, but {archive} has no code for it: {prebuilt.INSTEAD}"
+        yield f"has the device {unsupported[0]}, but {archive} has no code for it: {prebuilt.REMEDY}"
 
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:

@@ -236,7 +236,7 @@ def builds(
             targets.add(capabilities.WORKER_BINARY[releases[backend].fork])
         if equipped[name].host.is_head:
             targets.add("llama-server")
-            targets.update([options.MEASURING] if measures and releases[backend].mainline else [])
+            targets.update([options.BENCH] if measures and releases[backend].mainline else [])
     builds_of_kinds = {
         (name, backend): _with_programs(
             kind, releases[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue
@@ -334,9 +334,9 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
 def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
     """Return the cmake options of a host's build. The operator's options override ours."""
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
-        if not backends.is_on(host.cmake_options.get(option, "ON")):
+        if not backends.is_enabled(host.cmake_options.get(option, "ON")):
             raise Refusal(
-                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove either"
+                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove one of them"
             )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)

@@ -53,16 +53,16 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
 
 def _driver_failure(facts: Facts, backend: str) -> str:
     """Return the remedy for a driver that does not work; empty if none is known to fail."""
-    fails = "nvidia" in backends.RECORDS[backend].other_names and facts.nvidia_smi
-    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if fails else ""
+    driver_fails = "nvidia" in backends.RECORDS[backend].other_names and facts.nvidia_smi
+    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if driver_fails else ""
 
 
 def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
     """Return the chosen backend, or for auto the best backend that has a device and can be compiled or installed."""
     if choice == "auto":
-        return _best(host.facts, sources, packaged)
+        return _best_backend(host.facts, sources, packaged)
     if choice not in BACKENDS:
-        meant = backends.BY_OTHER_NAME.get(str(choice).lower(), str(choice).lower())
+        meant = backends.NAMES_BY_ALIAS.get(str(choice).lower(), str(choice).lower())
         remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
         raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged and choice not in packaged:
@@ -79,12 +79,12 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: C
     return choice
 
 
-def _best(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
-    possible = (backend for backend in backends.PREFERRED if _possible(facts, backend, sources, packaged))
+def _best_backend(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+    possible = (backend for backend in backends.PREFERRED if _is_possible(facts, backend, sources, packaged))
     return next(possible, backends.CPU.name)
 
 
-def _possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
+def _is_possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
     """Return whether the host has devices of this backend, and the tools for its programs."""
     tools = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
     buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
@@ -100,7 +100,7 @@ def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list
     installed = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
     if backend in toolkits.SIDE_BY_SIDE and installed:
         return min(map(toolchains.missing_libraries, installed), key=len)
-    return [name for name in toolkits.libraries(backend, fork) if _lacks(facts, name)]
+    return [name for name in toolkits.libraries(backend, fork) if _lacks_tool(facts, name)]
 
 
 def unused_accelerators(host: Host, built: Collection[str]) -> list[str]:
@@ -133,16 +133,16 @@ def tools_of(
     root_tools = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head] * (facts.scope == "system")
     service_tools = [
         *service_managers.MANAGERS[facts.service_manager].tools,
-        *(name for name in root_tools if name in packages and _lacks(facts, name)),
+        *(name for name in root_tools if name in packages and _lacks_tool(facts, name)),
         *[names.STUNNEL] * (host.transport == names.STUNNEL),
         *[toolkits.IBVERBS.name] * host.rdma,
     ]
     tools: dict[str, str] = {}
     for backend in built:
-        needs = _needs(host, backend, catalogue, releases[backend])
+        needs = _requirements(host, backend, catalogue, releases[backend])
         compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED
         common = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
-        missing = needs.missing | {name for name in common if _lacks(facts, name)}
+        missing = needs.missing | {name for name in common if _lacks_tool(facts, name)}
         release_packages = {name: name for name in needs.tools if releases[backend].source == "package"}
         tools.update(_installable(host, Needs([*needs.tools, *common], missing), {**release_packages, **packages}))
     if facts.python is None:
@@ -152,12 +152,12 @@ def tools_of(
     return tools
 
 
-def _lacks(facts: Facts, tool: str) -> bool:
+def _lacks_tool(facts: Facts, tool: str) -> bool:
     """Return whether a host lacks a tool. A host on paper has every tool that its facts do not list."""
     return facts.toolchain.get(tool, "") is None
 
 
-def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
+def _requirements(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
     facts = host.facts
     if release.source == "package":
         llama = catalogue.llama.get(facts.distribution.family)
@@ -177,7 +177,7 @@ def _needs(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan)
         missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
         return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *missing})
     libraries = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
-    return Needs(libraries, {name for name in libraries if _lacks(facts, name)})
+    return Needs(libraries, {name for name in libraries if _lacks_tool(facts, name)})
 
 
 def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[str, str]:
@@ -193,13 +193,13 @@ def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[
             f"{host.name} lacks {', '.join(unpackaged)}, and the collection knows no package for it on {facts.distribution.id}: "
             f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
         )
-    lacks = f"{host.name} lacks {', '.join(missing)}"
+    fault = f"{host.name} lacks {', '.join(missing)}"
     to_install = dict.fromkeys(packages[tool] for tool in missing)
     if missing and facts.system == "Darwin":
-        raise Refusal(f"{lacks}: run brew install {' '.join(sorted(to_install))} there, then run the playbook again")
+        raise Refusal(f"{fault}: run brew install {' '.join(sorted(to_install))} there, then run the playbook again")
     if missing and facts.scope == "user":
         raise Refusal(
-            f"{lacks}, and this run has no root access there: set llama_host_scope to system and use --ask-become-pass, "
+            f"{fault}, and this run has no root access there: set llama_host_scope to system and use --ask-become-pass, "
             f"or ask an administrator to install {', '.join(to_install)}"
         )
     return {tool: packages[tool] for tool in needs.tools if tool in packages}

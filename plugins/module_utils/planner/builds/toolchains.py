@@ -42,7 +42,7 @@ def instead(facts: Facts, backend: str) -> str:
     return f"{', '.join(start)} or {last}" if start else last
 
 
-def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
+def _unfit_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Return why a toolchain cannot build for these architectures, with a remedy; None if it can."""
     toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
     title = f"{toolkit.title} {toolchain.version}"
@@ -61,7 +61,7 @@ def _unfit(toolchain: Toolchain, architectures: list[str]) -> str | None:
     return None
 
 
-def _at_prefix(prefix: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
+def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
     """Return the toolkits at the prefix that the operator names, by backend, or the compiler there as ``cpu``. On a host that was not contacted, the
     prefix is believed."""
     prefix = prefix.rstrip("/") or "/"
@@ -89,19 +89,19 @@ def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: li
     if not offered:
         return None
     alternative = f"or set llama_backend of {name} to {instead(facts, offered[0].backend)}"
-    fitting = [toolkit for toolkit in offered if not _unfit(toolkit, architectures)]
-    if not fitting:
-        raise Refusal(f"{name} has {_unfit(offered[-1], architectures)}, {alternative}")
-    whole = [toolkit for toolkit in fitting if not missing_libraries(toolkit)]
-    whole = whole or [toolkit for toolkit in fitting if toolkit.prefix == names.SYSTEM]
-    if not whole:
-        newest = fitting[-1]
+    suitable = [toolkit for toolkit in offered if not _unfit_reason(toolkit, architectures)]
+    if not suitable:
+        raise Refusal(f"{name} has {_unfit_reason(offered[-1], architectures)}, {alternative}")
+    complete = [toolkit for toolkit in suitable if not missing_libraries(toolkit)]
+    complete = complete or [toolkit for toolkit in suitable if toolkit.prefix == names.SYSTEM]
+    if not complete:
+        newest = suitable[-1]
         title = toolkits.SIDE_BY_SIDE[newest.backend].title
         raise Refusal(
             f"{name} has {title} {newest.version} in {newest.prefix} without {', '.join(missing_libraries(newest))}: install their development "
             f"packages for that {title}, name a complete {title} in llama_build_toolchain, {alternative}"
         )
-    return whole[-1]
+    return complete[-1]
 
 
 def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[st
         and ``environment`` of the build.
     :raises Refusal: no toolkit fits.
     """
-    at_prefix, toolkit = _at_prefix(prefix, facts, backend) if prefix else {}, None
+    at_prefix, toolkit = _toolchains_at(prefix, facts, backend) if prefix else {}, None
     compiler = at_prefix.get(backends.CPU.name)
     if backend in toolkits.SIDE_BY_SIDE:
         installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
@@ -142,7 +142,7 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
         return {}
     cxx = str(compiler.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
-    toolkit = toolkits.TOOLKIT_OF.get(backend)
+    toolkit = toolkits.TOOLKITS.get(backend)
     return {**environment, **({toolkit.host_compiler: cxx} if toolkit and toolkit.host_compiler else {})}
 
 

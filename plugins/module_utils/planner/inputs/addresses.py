@@ -23,19 +23,19 @@ def _bits_in_common(first_address: str, second_address: str) -> int:
     return 32 - (int(first) ^ int(second)).bit_length()
 
 
-def address_of(host: Host, peer: str, towards: str | None = None) -> str:
+def address_of(host: Host, peer: str, interface_address: str | None = None) -> str:
     """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of the
     first link without a peer, or where the host is reached.
 
-    :param towards: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
+    :param interface_address: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
     """
-    joining = [index for index, link in enumerate(host.links) if link.peer == peer]
-    general = [index for index, link in enumerate(host.links) if not link.peer]
-    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*joining, *general]]
+    peer_links = [index for index, link in enumerate(host.links) if link.peer == peer]
+    other_links = [index for index, link in enumerate(host.links) if not link.peer]
+    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*peer_links, *other_links]]
     places += [("ansible_host", host.address)]
     variable, address = places[0]
-    if towards and not joining:
-        variable, address = max(places, key=lambda place: _bits_in_common(place[1], towards))
+    if interface_address and not peer_links:
+        variable, address = max(places, key=lambda place: _bits_in_common(place[1], interface_address))
     try:
         parsed = ipaddress.IPv4Interface(address).ip
     except ValueError:

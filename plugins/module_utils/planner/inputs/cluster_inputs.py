@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB, Facts, facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     limits,
     model_inputs,
@@ -41,11 +41,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     WorkerRequest,
 )
 
-UNNAMED = "declared"
+UNNAMED_DEVICE = "declared"
 """Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
-MOST_THREADS = 4096
+MAX_THREADS = 4096
 
-DECLARED: dict[str, Any] = {
+DEFAULT_FACTS: dict[str, Any] = {
     "system": "Linux",
     "architecture": "x86_64",
     "distribution": {"id": "debian", "version": "13", "family": "debian"},
@@ -65,20 +65,20 @@ DECLARED: dict[str, Any] = {
 }
 """Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of the name of a variable of a process."""
 HOST_NAME = r"\w[\w.:@+-]*"
 """Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Form of the name of a variable of a process whose value is a secret."""
 
-PLANNED_FROM = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
+PLANNING_FACTS = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
 
-EXTERNAL = "llama_external_workers"
+EXTERNAL_WORKERS = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
-STANDS_IN = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
+SUBSTITUTE_FACTS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
 """Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
 
 
@@ -161,9 +161,9 @@ def _check_name(subject: str, name: str) -> None:
 
 def _problem_of_name(name: str) -> str | None:
     """Return the remedy for an impossible name of a host; None for a possible one."""
-    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.LONGEST_NAME:
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.MAX_NAME:
         return None
-    return f"use letters, digits, and . : @ + - _ between them, at most {validation.LONGEST_NAME}"
+    return f"use letters, digits, and . : @ + - _ between them, at most {validation.MAX_NAME}"
 
 
 def catalogue(packages: Mapping[str, Any]) -> Catalogue:
@@ -174,7 +174,7 @@ def catalogue(packages: Mapping[str, Any]) -> Catalogue:
 def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = entry["variables"]
     if entry["facts"]:
-        typed_json.reported(name, "itself", Facts, entry["facts"])
+        typed_json.parse_report(name, "itself", Facts, entry["facts"])
         owner = entry["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
@@ -231,13 +231,13 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
     )
 
 
-FOLDER = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+FOLDER_PATH = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
 """Form of a path that a unit takes as it is."""
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
-    if not re.fullmatch(FOLDER, folder):
+    if not re.fullmatch(FOLDER_PATH, folder):
         raise Refusal(
             f"llama_metrics_folder of {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
         )
@@ -310,7 +310,7 @@ def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, st
     """Variables of a process as text: true and false as programs read them, not as Python writes them."""
     values = {}
     for name, value in (variables or {}).items():
-        if not re.fullmatch(NAME, str(name), re.ASCII):
+        if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
             raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
@@ -339,7 +339,7 @@ def _external(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> t
     """
     workers: list[External] = []
     for index, values in enumerate(entries):
-        place = f"{EXTERNAL}[{index}]"
+        place = f"{EXTERNAL_WORKERS}[{index}]"
         address, port = _place(place, values.get("endpoint"))
         worker = External(
             address=address,
@@ -349,7 +349,7 @@ def _external(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> t
             protocol=values.get("protocol"),
             backend=values.get("backend") or backends.CPU.name,
             architecture=values.get("architecture") or "",
-            device=values.get("device") or UNNAMED,
+            device=values.get("device") or UNNAMED_DEVICE,
         )
         _check_external(place, worker, hosts, workers)
         workers.append(worker)
@@ -372,7 +372,7 @@ def _place(place: str, endpoint: Any) -> tuple[str, int]:
 
 
 def _check_external(place: str, worker: External, hosts: Collection[str], earlier_workers: Sequence[External]) -> None:
-    limit = validation.limit(worker.memory_mib, 1, MOST_MIB)
+    limit = validation.limit(worker.memory_mib, 1, MAX_MIB)
     if limit:
         raise Refusal(f"{place} has the memory_mib {worker.memory_mib}: {limit}")
     if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
@@ -391,7 +391,7 @@ def _check_external(place: str, worker: External, hosts: Collection[str], earlie
         )
     if any((worker.address, worker.port) == (earlier.address, earlier.port) for earlier in earlier_workers):
         raise Refusal(
-            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove either"
+            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove one of them"
         )
 
 
@@ -405,7 +405,7 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     place = f"llama_build_cmake_options of {name}"
     values = {}
     for option, value in (options or {}).items():
-        if not re.fullmatch(NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
+        if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option, and a text value")
         values[str(option)] = str(value)
     return values
@@ -434,7 +434,7 @@ def _sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
 def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in toolkits.OPTIONAL_TOOLS}
-    return {**{key: value for key, value in facts.items() if key in PLANNED_FROM}, "toolchain": toolchain}
+    return {**{key: value for key, value in facts.items() if key in PLANNING_FACTS}, "toolchain": toolchain}
 
 
 def merge_hardware(
@@ -458,7 +458,7 @@ def merge_hardware(
         )
         raise Refusal(
             f"llama_hardware of {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
-            f"llama_workers, and declare its workers in {EXTERNAL} of a Linux or macOS head"
+            f"llama_workers, and declare its workers in {EXTERNAL_WORKERS} of a Linux or macOS head"
         )
     for tool, version in (declared.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
@@ -474,13 +474,13 @@ def merge_hardware(
         facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
     elif "toolchain" in declared:
         facts = {**facts, "toolchains": None}
-    return {**facts, **{key: value for key, value in declared.items() if key not in STANDS_IN}}
+    return {**facts, **{key: value for key, value in declared.items() if key not in SUBSTITUTE_FACTS}}
 
 
 def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
-    possible = service_managers.possible(system, scope)
+    possible = service_managers.usable(system, scope)
     manager = hardware.get("service_manager", possible[0])
     if manager not in possible:
         raise Refusal(
@@ -488,13 +488,13 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
             f"have: use {' or '.join(possible)}, or leave it out"
         )
     facts = {
-        **DECLARED,
+        **DEFAULT_FACTS,
         "system": system,
-        "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DECLARED["architecture"]),
+        "architecture": hardware.get("architecture", "arm64" if system == "Darwin" else DEFAULT_FACTS["architecture"]),
         "cpu": {
-            **DECLARED["cpu"],
-            "model": hardware.get("processor", DECLARED["cpu"]["model"]),
-            "cores": hardware.get("cores", DECLARED["cpu"]["cores"]),
+            **DEFAULT_FACTS["cpu"],
+            "model": hardware.get("processor", DEFAULT_FACTS["cpu"]["model"]),
+            "cores": hardware.get("cores", DEFAULT_FACTS["cpu"]["cores"]),
         },
         "scope": scope,
         "service_manager": manager,
@@ -507,6 +507,6 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
         number = re.match(r"\d+", version)
         too_old = number and int(number[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
-        if too_old or facts["distribution"]["family"] != DECLARED["distribution"]["family"]:
+        if too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
             facts["packaged"] = None
     return facts

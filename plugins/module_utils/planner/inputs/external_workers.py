@@ -21,7 +21,7 @@ def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
     for index, worker in enumerate(workers):
         if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
+                f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
 
@@ -33,7 +33,7 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
         owner = owners.get(worker.address)
         if owner:
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
                 f"counts: remove it, and put {owner} into llama_workers"
             )
 
@@ -82,7 +82,7 @@ def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
 
 
 def _host(name: str, externals: Sequence[External]) -> Host:
-    facts = facts_of({**cluster_inputs.DECLARED, "memory_mib": sum(worker.memory_mib for worker in externals)})
+    facts = facts_of({**cluster_inputs.DEFAULT_FACTS, "memory_mib": sum(worker.memory_mib for worker in externals)})
     accelerators = tuple(
         Accelerator(worker.backend, worker.device, worker.architecture, worker.memory_mib, False)
         for worker in externals

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
 
-DEEPEST = 32
+LEVELS = 32
 """Levels of a value."""
 
 
@@ -23,7 +23,7 @@ class Problem(NamedTuple):
 
 def problem(variable: str, value: Any, level: int = 0) -> Problem | None:
     """The first part of a value that cannot be planned with, however the value is nested; None where there is none."""
-    text = _problem_of_value(value) if level <= DEEPEST else f"is nested more than {DEEPEST} levels deep: flatten it"
+    text = _problem_of_value(value) if level <= LEVELS else f"is nested more than {LEVELS} levels deep: flatten it"
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
         text = text or next(filter(None, map(_problem_of_name, value)), "")
@@ -37,8 +37,8 @@ def problem(variable: str, value: Any, level: int = 0) -> Problem | None:
 
 def _problem_of_name(name: Any) -> str:
     """Return what is wrong with a name in a mapping; nothing if it is right."""
-    if isinstance(name, str) and len(name) > validation.LONGEST_NAME:
-        return f"has a name of {len(name)} characters: use {validation.LONGEST_NAME} or fewer"
+    if isinstance(name, str) and len(name) > validation.MAX_NAME:
+        return f"has a name of {len(name)} characters: use {validation.MAX_NAME} or fewer"
     if isinstance(name, str) and not _problem_of_value(name):
         return ""
     text = validation.show(name) if isinstance(name, str) else repr(validation.show(name))
@@ -48,8 +48,8 @@ def _problem_of_name(name: Any) -> str:
 def _problem_of_value(value: Any) -> str:
     """Return what is wrong with a value, whatever it contains; nothing if it is right."""
     if isinstance(value, str):
-        if len(value) > validation.LONGEST:
-            return f"has {len(value)} characters: use {validation.LONGEST} or fewer"
+        if len(value) > validation.MAX_TEXT:
+            return f"has {len(value)} characters: use {validation.MAX_TEXT} or fewer"
         if not validation.is_plain(value):
             return f"is {validation.show(value)}, which has a line break or another control character: remove it"
         if redaction.has_secret(value):
@@ -61,8 +61,8 @@ def _problem_of_value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return (
             ""
-            if -validation.LARGEST <= value <= validation.LARGEST
-            else f"is {validation.show(value)}: use a finite number up to {validation.LARGEST}"
+            if -validation.MAX_INT <= value <= validation.MAX_INT
+            else f"is {validation.show(value)}: use a finite number up to {validation.MAX_INT}"
         )
     if value is None or isinstance(value, (Mapping, list, tuple)):
         return ""

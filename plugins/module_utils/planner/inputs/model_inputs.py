@@ -23,18 +23,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     ModelSource,
 )
 
-KINDS = ("path", "huggingface", "url", "ollama", "copy")
+SOURCE_KINDS = ("path", "huggingface", "url", "ollama", "copy")
 """Kinds of sources; each is a variable ``llama_model_KIND``."""
 KNOWN_ANSWER = "llama_model_known_answer"
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
 QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-AUXILIARY = re.compile(
+AUXILIARY_FORM = re.compile(
     r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
 )
 """Form of llama_model_mmproj and llama_model_draft."""
-OLLAMA = re.compile(
+OLLAMA_NAME = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
@@ -46,13 +46,13 @@ OLLAMA_OF_HUGGING_FACE = ("hf.co", "huggingface.co")
 def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     """:raises Refusal: not exactly one source is set, or one of them is not possible."""
     size = variables[KNOWN_ANSWER]
-    sources = [f"llama_model_{kind}" for kind in KINDS if _is_set(variables[f"llama_model_{kind}"])]
+    sources = [f"llama_model_{kind}" for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"])]
     sources += [KNOWN_ANSWER] * (size is not None)
     if len(sources) != 1:
         raise Refusal(
             f"{' and '.join(sources)} are set: keep only the model that is served"
             if sources
-            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in KINDS)} and {KNOWN_ANSWER}, "
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} and {KNOWN_ANSWER}, "
             "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
@@ -79,7 +79,7 @@ def _is_set(value: Any) -> bool:
 
 
 def _model_source(variables: Mapping[str, Any]) -> ModelSource:
-    kind = next(kind for kind in KINDS if _is_set(variables[f"llama_model_{kind}"]))
+    kind = next(kind for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"]))
     checksum = variables["llama_model_checksum"] or ()
     if checksum and kind not in ("url", "copy"):
         raise Refusal(
@@ -91,13 +91,13 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
 def _auxiliary(role: str, text: str | None) -> ModelSource | None:
     if text is None:
         return None
-    variable, match = f"llama_model_{role}", AUXILIARY.fullmatch(text)
+    variable, match = f"llama_model_{role}", AUXILIARY_FORM.fullmatch(text)
     if not match:
         raise Refusal(
             f"{variable} is {validation.show(text)}: use /PATH on the head, http://… or https://…, file:/PATH on the controller, ollama:NAME:TAG, or "
             "OWNER/NAME, OWNER/NAME:QUANTISATION or OWNER/NAME/FILE on Hugging Face"
         )
-    kind = next(kind for kind in KINDS if match[kind])
+    kind = next(kind for kind in SOURCE_KINDS if match[kind])
     value: Any = match[kind]
     if kind == "huggingface":
         files = [match["file"]] * bool(match["file"])
@@ -132,7 +132,7 @@ def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
     if given.get("quantisation") and files:
-        raise Refusal(f"{variable} has quantisation and files: remove either")
+        raise Refusal(f"{variable} has quantisation and files: remove one of them")
     revision = given.get("revision") or "main"
     for key, value, form in (
         ("quantisation", given.get("quantisation"), QUANTISATION),
@@ -151,21 +151,21 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: they are not of one model.
     """
-    whole = split_files.siblings(names[0]) if names else []
-    if not set(names) <= set(whole):
+    parts = split_files.siblings(names[0]) if names else []
+    if not set(names) <= set(parts):
         raise Refusal(
             f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: name one file of the model"
         )
-    return tuple(whole)
+    return tuple(parts)
 
 
 def _url(variable: str, url: str) -> str:
     try:
         address = urlsplit(url)
-        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        is_valid = address.scheme in ("http", "https") and address.hostname and address.port != 0
     except ValueError:
-        known = None
-    if not known or download_record.problem_of_name(download_record.name_of_url(url)):
+        is_valid = None
+    if not is_valid or download_record.problem_of_name(download_record.name_of_url(url)):
         raise Refusal(f"{variable} is {validation.show(url)}: use the http:// or https:// address of a GGUF file")
     return url
 
@@ -185,7 +185,7 @@ def _checksums(given: Sequence[str]) -> tuple[str, ...]:
 
 def _ollama(variable: str, given: str) -> str:
     """The whole name of a model, as Ollama itself completes it."""
-    match = OLLAMA.fullmatch(given)
+    match = OLLAMA_NAME.fullmatch(given)
     if not match:
         raise Refusal(
             f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"

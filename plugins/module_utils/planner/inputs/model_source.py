@@ -40,13 +40,13 @@ PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """Folders that the unit has for itself (PrivateTmp)."""
 AUXILIARY = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
-LONGEST_FOLDER = 80
+MAX_FOLDER = 80
 """Characters of a folder's name, before its digest."""
 VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
 """Role of an auxiliary model → its variable."""
 
 
-def is_brought(source: ModelSource) -> bool:
+def is_fetched(source: ModelSource) -> bool:
     """Return whether its files are downloaded or copied; others are used in place on the head."""
     return bool(source.huggingface or source.url or source.copy)
 
@@ -54,11 +54,11 @@ def is_brought(source: ModelSource) -> bool:
 def folder(prefix: str, source: ModelSource) -> str:
     """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _person_name(source)).strip("-.")[:LONGEST_FOLDER]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _readable_name(source)).strip("-.")[:MAX_FOLDER]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
-def _person_name(source: ModelSource) -> str:
+def _readable_name(source: ModelSource) -> str:
     """Return the name that a person would use."""
     if source.huggingface:
         repository = source.huggingface
@@ -132,7 +132,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
         ]
     revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
     return model._replace(
-        source=model.source or (shown(request.source, revision) if request.source else ""),
+        source=model.source or (source_text(request.source, revision) if request.source else ""),
         revision=revision,
         files=tuple(files),
         offered=report.offered,
@@ -141,7 +141,7 @@ def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix:
     )
 
 
-def shown(source: ModelSource, revision: str | None = None) -> str:
+def source_text(source: ModelSource, revision: str | None = None) -> str:
     if source.huggingface:
         return f"huggingface:{source.huggingface.repo}@{revision or source.huggingface.revision}"
     if source.ollama:
@@ -151,21 +151,21 @@ def shown(source: ModelSource, revision: str | None = None) -> str:
     return f"copy:{source.copy}" if source.copy else f"path:{source.path}"
 
 
-def scaled(whole: ModelSummary, size: int) -> ModelSummary:
+def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     """Return the model as if its files had so many bytes: every tensor in proportion."""
-    ratio = size / whole.size
+    ratio = size / summary.size
 
     def part(number: int) -> int:
         return int(number * ratio)
 
-    largest, tensors = whole.largest_tensor_bytes, whole.tensors
-    return whole._replace(
-        input_bytes=part(whole.input_bytes),
-        output_bytes=part(whole.output_bytes),
-        layer_bytes=tuple(map(part, whole.layer_bytes)),
+    largest, tensors = summary.largest_tensor_bytes, summary.tensors
+    return summary._replace(
+        input_bytes=part(summary.input_bytes),
+        output_bytes=part(summary.output_bytes),
+        layer_bytes=tuple(map(part, summary.layer_bytes)),
         bytes=size,
         largest_tensor_bytes=None if largest is None else part(largest),
-        expert_bytes=tuple(map(part, whole.expert_bytes)),
+        expert_bytes=tuple(map(part, summary.expert_bytes)),
         tensors=None if tensors is None else tuple(row._replace(bytes=part(row.bytes)) for row in tensors),
     )
 
@@ -219,7 +219,7 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     """
     source = next(iter(request.sources()), None)
     if source and report.problem:
-        raise typed_json.not_as_read("the head", f"the model ({_subject(source)})", report.problem)
+        raise typed_json.format_refusal("the head", f"the model ({_subject(source)})", report.problem)
     if report.refused:
         raise Refusal(report.refused)
     if request.known_answer:
@@ -230,9 +230,9 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
         return with_files(model, request, report, facts.prefix)
     source = cast(ModelSource, request.source)
-    summary = report.summary or _given_summary(source, request.summary)
+    summary = report.summary or _declared_summary(source, request.summary)
     if request.instead_bytes:
-        summary = scaled(summary, request.instead_bytes)
+        summary = scale_summary(summary, request.instead_bytes)
     model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
     path = str(model.path_of(host_types.MODEL))
     if facts.scope == "system" and report.closed:
@@ -263,10 +263,10 @@ def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary:
 
 def _subject(source: ModelSource) -> str:
     """The beginning of a sentence about a model."""
-    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {shown(source)}"
+    return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {source_text(source)}"
 
 
-def _given_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
+def _declared_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if summary is None:
         raise Refusal(

@@ -43,13 +43,13 @@ def _check(worker: str, host: Host, address: str) -> None:
             f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:
-        known = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
+        known_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
-            f"{refused} no RDMA device of {host.name} has its address {address} ({known}): set the device's interface in llama_links, "
+            f"{refused} no RDMA device of {host.name} has its address {address} ({known_text}): set the device's interface in llama_links, "
             f"or set llama_transport to {names.PLAIN}"
         )
     tunnelled = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
     if tunnelled:
         raise Refusal(
-            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove either"
+            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove one of them"
         )

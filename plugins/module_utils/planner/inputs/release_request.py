@@ -28,7 +28,7 @@ SOURCES = {
     "auto": {"source", "url"},
 }
 """Source of a release → what ``llama_release`` may say of it."""
-DEFAULT = {
+DEFAULT_RELEASE = {
     "source": "pypi",
     "version": "0.3.36",
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
@@ -42,38 +42,38 @@ VERSION_TAG = r"v\d+\.\d+\.\d+"
 """Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
 
 
-def _form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
+def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
     return re.compile(expression, re.ASCII), remedy
 
 
-FORMS = {
-    "checksum": _form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
-    "version": _form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
-    "git commit": _form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
-    "repository": _form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
-    "ref": _form(
+KEY_FORMS = {
+    "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
+    "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
+    "commit": _key_form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
+    "git commit": _key_form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
+    "repository": _key_form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
+    "ref": _key_form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "archive path": _form(
+    "archive path": _key_form(
         r".+(?<!\.zip)", "the path of a tar archive on the controller (unpack a .zip, and pack it with tar)"
     ),
-    "archive url": _form(
+    "archive url": _key_form(
         r"https?://\S+(?<!\.zip)",
         "the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path)",
     ),
-    "path": _form(r".+", "the path of an archive on the controller"),
-    "url": _form(r"https?://\S+", "the http:// or https:// address of an archive"),
-    "prebuilt url": _form(
+    "path": _key_form(r".+", "the path of an archive on the controller"),
+    "url": _key_form(r"https?://\S+", "the http:// or https:// address of an archive"),
+    "prebuilt url": _key_form(
         r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
     ),
-    "fork": _form(
+    "fork": _key_form(
         "|".join(map(re.escape, capabilities.FORKS)),
         f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
     ),
 }
 """Words of ``llama_release``, of one source or of all → its form, and what to use."""
-REQUIRED = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
+REQUIRED_KEYS = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
 
 
 def request_of(value: Any) -> ReleaseRequest:
@@ -116,9 +116,9 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
     source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")
-    for key in [*REQUIRED.get(source, ()), *fields]:
+    for key in [*REQUIRED_KEYS.get(source, ()), *fields]:
         expression, remedy = (
-            FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or FORMS.get(key) or (None, "")
+            KEY_FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_FORMS.get(key) or (None, "")
         )
         if expression and not (
             isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
@@ -135,9 +135,9 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
         raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
     names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
-        if not re.fullmatch(names, str(name)) or not FORMS["checksum"][0].fullmatch(str(checksum)):
+        if not re.fullmatch(names, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
-                f"llama_release has the checksums {checksums!r}: use a mapping from names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
+                f"llama_release has the checksums {checksums!r}: map names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
                 "64 hexadecimal digits of that archive"
             )
 

@@ -56,6 +56,6 @@ def devices(facts: Facts) -> list[Accelerator]:
 def _match_score(first: Accelerator, second: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
-    same_name = first.name == second.name != cluster_inputs.UNNAMED
+    same_name = first.name == second.name != cluster_inputs.UNNAMED_DEVICE
     same_size = (first.memory_mib, first.unified) == (second.memory_mib, second.unified)
     return 4 * same_name + 2 * same_size + (first.unified and second.unified)

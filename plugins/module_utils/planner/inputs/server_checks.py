@@ -13,18 +13,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, tensor_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NOT_SERVED, ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import UNSUPPORTED, ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, Server, Worker
 
-LIMITS = {
+FIELD_LIMITS = {
     "context": (1, (1 << 31) - 1),
     "parallel": (1, 1024),
-    "threads": (1, MOST_THREADS),
+    "threads": (1, MAX_THREADS),
     "gpu_layers": (0, (1 << 31) - 1),
     "prompt_cache_mib": (0, (1 << 31) - 1),
     "conversations_mib": (1, (1 << 31) - 1),
@@ -51,7 +51,7 @@ def check(name: str, server: Server, workers: Sequence[Worker], release: Release
 
     :param workers: workers of the head, which has this name.
     """
-    for field, (low, high) in LIMITS.items():
+    for field, (low, high) in FIELD_LIMITS.items():
         limit = validation.limit(getattr(server, field), low, high)
         if limit:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
@@ -78,7 +78,7 @@ def check(name: str, server: Server, workers: Sequence[Worker], release: Release
 
 def _check_flash(server: Server) -> None:
     """Refuse quantised values without flash attention: neither llama-server makes a context of them."""
-    if server.cache_type_v in kv_cache.WHOLE or server.flash_attention != "off":
+    if server.cache_type_v in kv_cache.UNQUANTISED_TYPES or server.flash_attention != "off":
         return
     raise Refusal(
         f"llama_server_cache_type_v is {server.cache_type_v}, which needs flash attention, and llama_server_flash_attention is 'off': set it to 'on', or "
@@ -125,14 +125,14 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     if lines and not any(option.secret for option in known_options.values()):
         text = "as one argument: use a list, with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, lines))} {text}")
-    strange = [
+    foreign_words = [
         word for word, option in known_options.items() if not option.owned and not option.has(word, release.fork)
     ]
-    if strange:
+    if foreign_words:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
         problems.append(
-            f"{', '.join(strange)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
+            f"{', '.join(foreign_words)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
         )
     if problems:
         raise Refusal(f"llama_server_extra_args has {'. It has '.join(problems)}")
@@ -140,42 +140,42 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
 
 def _check_environment(environment: Mapping[str, str]) -> None:
     """Refuse variables that stand for an option: the plan counts options as variables and as extra args."""
-    found = [name for name in environment if options.is_variable(name)]
-    if found:
+    names_found = [name for name in environment if options.is_variable(name)]
+    if names_found:
         raise Refusal(
-            f"llama_server_environment has {', '.join(found)}, which stands for an option: set the variable of that option, or put the option into "
+            f"llama_server_environment has {', '.join(names_found)}, which sets an option: set the variable of that option, or put the option into "
             "llama_server_extra_args"
         )
 
 
 def check_kind(request: ModelRequest, summary: ModelSummary) -> None:
     """Refuse a model that llama-server does not serve."""
-    if summary.architecture in NOT_SERVED and request.source:
-        raise Refusal(f"{request.source.variable} is {summary.name}, {NOT_SERVED[summary.architecture]}")
+    if summary.architecture in UNSUPPORTED and request.source:
+        raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")
 
 
 def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
     """Refuse a model with tensor types that llama-server of this release does not have: it would not load it."""
     subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
-    strange = tensor_types.types_of_other_forks(kinds, release.fork)
-    if strange:
+    foreign_words = tensor_types.types_of_other_forks(kinds, release.fork)
+    if foreign_words:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
         raise Refusal(
-            f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(strange)}), but {release.ref} is a "
+            f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(foreign_words)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a file of the model without these types"
         )
     untested = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST[release.fork] + 1)
     newer = {
         kind: build
-        for kind, build in {**tensor_types.SINCE, **untested}.items()
+        for kind, build in {**tensor_types.FIRST_BUILDS, **untested}.items()
         if kind in kinds and release.build < build
     }
     if newer:
         raise Refusal(
             f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
-            f"{max(newer.values())} or a newer one, or use a file of the model without these types"
+            f"{max(newer.values())} or newer, or use a file of the model without these types"
         )
 
 

@@ -14,14 +14,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 
 VARIABLE = "llama_models"
 MODEL, SERVER = "llama_model_", "llama_server_"
-SHARED = {f"{MODEL}token_file"}
+SHARED_VARIABLES = {f"{MODEL}token_file"}
 """Variables of models that no entry has."""
-OF_SERVER = ("context", "parallel", "idle_seconds", "extra_args")
+SERVER_KEYS = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that are variables of the server."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Form of a model's name: llama-server writes everything after a colon in capitals, and a section of its presets ends at ]."""
 ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
-PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(OF_SERVER)})\b))")
+PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED_VARIABLES)})\b)(?:{MODEL}|{SERVER}(?=(?:{'|'.join(SERVER_KEYS)})\b))")
 """How a variable begins that an entry has as a key without this."""
 RESERVED = "default"
 """Name of llama-server for the options of all models."""
@@ -43,7 +43,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     :raises Refusal: they cannot be served together.
     """
     entries: Sequence[Mapping[str, Any]] | None = variables[VARIABLE]
-    model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED]
+    model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED_VARIABLES]
     present = [name for name in model_variables if variables[name] not in (None, [])]
     if not entries:
         return ()
@@ -52,9 +52,9 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
             f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {present[0][len(MODEL) :]} there"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove either")
+        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove one of them")
     if variables[f"{SERVER}keep_conversations"]:
-        raise Refusal(f"{SERVER}keep_conversations is true, but models of {VARIABLE} keep none: remove either")
+        raise Refusal(f"{SERVER}keep_conversations is true, but models of {VARIABLE} keep none: remove one of them")
     _check_names(entries)
     return tuple(
         Overlay(
@@ -64,9 +64,9 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
                 **variables,
                 VARIABLE: None,
                 **{name: entry.get(name[len(MODEL) :]) for name in model_variables},
-                **{f"{SERVER}{key}": entry[key] for key in OF_SERVER if entry.get(key) is not None},
+                **{f"{SERVER}{key}": entry[key] for key in SERVER_KEYS if entry.get(key) is not None},
             },
-            tuple(f"{SERVER}{key}" for key in OF_SERVER if entry.get(key) is not None),
+            tuple(f"{SERVER}{key}" for key in SERVER_KEYS if entry.get(key) is not None),
         )
         for entry in entries
     )
@@ -87,7 +87,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
                 all_names.add(name)
 
 
-def found_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def report_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the report of a model, from the reports of all; empty if nobody looked for it."""
     models = reports.get("models")
     report = models.get(name) if isinstance(models, Mapping) else None
@@ -96,9 +96,9 @@ def found_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def sentence(name: str, reason: str) -> str:
     """A reason that is one entry's, in the entry's words."""
-    return f"{name} in {VARIABLE}: {own_words(reason)}"
+    return f"{name} in {VARIABLE}: {entry_keys(reason)}"
 
 
-def own_words(text: str) -> str:
+def entry_keys(text: str) -> str:
     """A text about variables, with the keys of an entry in place of those that it may have of its own."""
     return PREFIX.sub("", text)

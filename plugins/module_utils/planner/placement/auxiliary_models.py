@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import PLACING, Workload, header_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import PLACE_OPTIONS, Workload, header_of
 
 PROCESSOR = "none"
 """Name of the head's processor as a place."""
@@ -38,7 +38,7 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
     model, excluded = workload.model, workload.uncounted_models
-    roles = [role for role in PLACING if header_of(model, role) and role not in excluded]
+    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded]
     places = [*head_devices[:1], None]
     return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
 
@@ -47,7 +47,7 @@ def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> Au
     backend = backends.RECORDS[device.backend] if device else backends.CPU
     if role == host_types.MMPROJ:
         header = cast(Projector, workload.model.projector)
-        return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE)
+        return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     summary = cast(ModelSummary, workload.model.draft)
     load = device_load.load_of(_loaded(summary), _cache_settings(workload), workload.release.build)
     units, kv = list(range(load.units)), _cache_bytes(load, summary)
@@ -84,12 +84,12 @@ def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
     return workload.cache._replace(type_k=types[0][1], type_v=types[1][1])
 
 
-def in_memory(models: Sequence[AuxiliaryModel]) -> int:
+def memory_bytes(models: Sequence[AuxiliaryModel]) -> int:
     """Return the bytes that the models take of the head's memory."""
     return sum(model.in_memory + (0 if model.device else model.total) for model in models)
 
 
-def on_device(models: Sequence[AuxiliaryModel], device: Device) -> int:
+def bytes_on(models: Sequence[AuxiliaryModel], device: Device) -> int:
     return sum(model.total for model in models if model.device and model.device.buffer == device.buffer)
 
 
@@ -102,7 +102,7 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
     """Return the devices with the capacity that the models leave; None if one of them holds less."""
     remaining = []
     for device in all_devices:
-        size = on_device(models, device)
+        size = bytes_on(models, device)
         if size > device.capacity_mib * MIB:
             return None
         remaining.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-size // MIB))))
@@ -112,11 +112,11 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
 def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
     """Return the devices with the capacity that these models took added again."""
     return tuple(
-        device._replace(capacity_mib=device.capacity_mib - -on_device(models, device) // MIB) for device in used_devices
+        device._replace(capacity_mib=device.capacity_mib - -bytes_on(models, device) // MIB) for device in used_devices
     )
 
 
-def beside_memory(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
+def host_memory_devices(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
     """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""
     sharing = [device for device in all_devices if device.host == head and devices.shares_memory(device, facts)]
@@ -152,7 +152,7 @@ def sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
     """Return the least memory of each model, for a plan that does not fit."""
     return [
         f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
-        f"{model.device.name if model.device else 'the memory'} of {head}, which are not left for the model"
+        f"{model.device.name if model.device else 'the memory'} of {head}, which leaves too little for the model"
         for model in models
     ]
 

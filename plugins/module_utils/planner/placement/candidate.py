@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
-IN_A_LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.")
 
 
 class Candidate(NamedTuple):
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
                 device,
                 self.site.facts_of(device),
                 round(share.weights / MIB, 2),
-                round(share.kv / MIB, 2) + round(auxiliary_models.on_device(self.layout.auxiliary, device) / MIB, 2),
+                round(share.kv / MIB, 2) + round(auxiliary_models.bytes_on(self.layout.auxiliary, device) / MIB, 2),
             )
             for device, share in zip(self.layout.devices, self.layout.shares())
         ]
@@ -74,11 +74,11 @@ class Candidate(NamedTuple):
         load_mode, load, workload = self.load_mode(), self.layout.load, self.workload
         entries = []
         for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
-            auxiliary = auxiliary_models.on_device(self.layout.auxiliary, device)
+            auxiliary = auxiliary_models.bytes_on(self.layout.auxiliary, device)
             compute = self.layout.compute_on(device)
             maps = backends.RECORDS[device.backend].maps_weights and load_mode not in ("none", "mlock")
-            sure_size = not (device.worker.external if device.worker else maps)
-            exact = {"weights_mib": load.weights_exact and sure_size, "kv_mib": load.kv_exact}
+            is_exact_size = not (device.worker.external if device.worker else maps)
+            exact = {"weights_mib": load.weights_exact and is_exact_size, "kv_mib": load.kv_exact}
             entries.append(
                 DevicePlacement(
                     device=device.buffer,
@@ -130,7 +130,7 @@ def _shares(
     shares = {index: _Share() for index in (None, *indices.values())}
     overridden: list[list[int | None]] = [[] for _unit in range(load.units)]
     for part, cost in zip(load.parts, cost_model.part_costs(load)):
-        layer = IN_A_LAYER.match(part.name)
+        layer = LAYER_TENSOR.match(part.name)
         if part.unit is None and not part.device and not layer:
             continue
         owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
@@ -158,8 +158,8 @@ def _with_visits(
         for owner in visited:
             share = shares[owner]
             visits = share.visits + (owner != last)
-            nodes_here = nodes / len(visited) if unit < len(owners) - 1 else 0
-            shares[owner] = share._replace(visits=visits, nodes=share.nodes + nodes_here)
+            unit_nodes = nodes / len(visited) if unit < len(owners) - 1 else 0
+            shares[owner] = share._replace(visits=visits, nodes=share.nodes + unit_nodes)
             last = owner
     return shares
 

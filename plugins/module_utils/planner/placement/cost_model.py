@@ -47,9 +47,9 @@ def rate_of_row(
 ) -> Rate:
     """Return the rate that llama.cpp reaches with a row's figures."""
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
-    reached = 1000 * row.tflops * family.prompt_share
+    prompt_rate = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
-    return Rate(round(row.gb_per_s * family.share, 1), round(reached, 1), source, round(family.node_us, 2), factor)
+    return Rate(round(row.gb_per_s * family.share, 1), round(prompt_rate, 1), source, round(family.node_us, 2), factor)
 
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
@@ -60,7 +60,7 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
     row = device_rates.accelerator_row(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
     source = TABLE if row else ASSUMED
     if not row and accelerator.unified:
-        row = device_rates.ASSUMED["unified"]
+        row = device_rates.ASSUMED_RATES["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
     return rate_of_row(row, source, accelerator.backend, architecture)
 
@@ -68,12 +68,12 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
 def processor_rate(facts: Facts) -> Rate:
     """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     model, cores = facts.cpu.model, facts.cpu.cores
-    shared = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.processor_row, (model, *shared))), None)
+    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(device_rates.processor_row, (model, *unified_names))), None)
     rate = (
         rate_of_row(row, TABLE)
         if row
-        else rate_of_row(device_rates.ASSUMED["board" if is_board(facts) else "processor"], ASSUMED)
+        else rate_of_row(device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"], ASSUMED)
     )
     cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
@@ -106,11 +106,11 @@ def active_share(summary: ModelSummary) -> float:
 ASSUMED_BITS = 4.85
 """Bits of a weight, if the summary has no number of weights: those of Q4_K_M."""
 LAYER = re.compile(r"^blk\.\d+\.")
-LATENT, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
+LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 """Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
 
 
-PROMPT = 512
+PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
 EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
 """So many times as long takes a multiplication with an expert in prompts, and twice that where an expert gets so many tokens."""
@@ -151,15 +151,15 @@ def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, 
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT * active))
+    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active))
     active_bytes = size - experts + experts * active * experts_cost
-    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT.search(row.name) else 1
+    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
         (size - experts * (1 - active)) * cost.generation_factor * latent, 8 * active_bytes / bits * cost.prompt_factor
     )
 
 
-def units_read(load: device_load.Load) -> list[float]:
+def read_units(load: device_load.Load) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
     unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
@@ -168,7 +168,7 @@ def units_read(load: device_load.Load) -> list[float]:
     return unit_bytes
 
 
-NODES = {"layer": 31, "experts": 19, "recurrent": 33}
+LAYER_NODES = {"layer": 31, "experts": 19, "recurrent": 33}
 """Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, or with
 a state in place of attention, take besides reading: backends compute many of them together."""
 
@@ -177,8 +177,8 @@ a state in place of attention, take besides reading: backends compute many of th
 def nodes_per_layer(summary: ModelSummary) -> float:
     """Return about how many nodes the graph has for each layer."""
     recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
-    nodes: float = NODES["layer"] + NODES["recurrent"] * sum(recurrent) / summary.layers
-    return nodes + (NODES["experts"] if active_share(summary) < 1 else 0)
+    nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * sum(recurrent) / summary.layers
+    return nodes + (LAYER_NODES["experts"] if active_share(summary) < 1 else 0)
 
 
 def generation_ms(rate: Rate, read_bytes: float, nodes: float) -> float:
@@ -193,7 +193,7 @@ VISIT_MS = 1.1
 """Each visit to a worker, besides the round trip: 0.73 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
 WAKE_MS = 1.5
 """So much more for the first visit to a worker on another host: interrupts, and devices that wake up. The same on USB4 and Ethernet."""
-BOARD = 4
+BOARD_FACTOR = 4
 """So many times as long takes a small board: 16 ms were seen for each worker."""
 
 
@@ -210,7 +210,7 @@ class Link(NamedTuple):
     """Whether the worker's host is a small board."""
 
 
-LINKS = {
+ASSUMED_LINKS = {
     kind: Link(kind, round_trip_ms, gbit, measured=False)
     for kind, round_trip_ms, gbit in (
         ("loopback", 0.04, 11.0),
@@ -239,7 +239,7 @@ def worker_ms(link: Link, visits: int = 1) -> float:
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
-    return (WAKE_MS + visits * (VISIT_MS + link.round_trip_ms)) * (BOARD if link.board else 1)
+    return (WAKE_MS + visits * (VISIT_MS + link.round_trip_ms)) * (BOARD_FACTOR if link.board else 1)
 
 
 class Work(NamedTuple):
@@ -290,7 +290,7 @@ ATTENTION_FACTOR = 2.2
 """By which that may be larger or smaller besides, as in these reports."""
 LINK_FACTOR = 1.4
 """By which the time for a worker, besides what its device computes, may be shorter or longer."""
-PROMPT_SURE = 1.25
+PROMPT_POWER = 1.25
 """Prompts are less sure: the factor of a device to this power."""
 
 
@@ -310,30 +310,30 @@ def token_factor(works: Sequence[Work]) -> float:
     )
 
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """So many times as fast something has to be predicted before that is said."""
 
 
 def is_surely_faster(faster: Sequence[Work], slower: Sequence[Work]) -> bool:
     """Whether these parts are predicted to generate faster than the others by more than predictions may be wrong. A kind of device that
     takes part in both is wrong in both alike."""
-    unsure: dict[Rate | None, float] = {}
+    uncertainty_by_rate: dict[Rate | None, float] = {}
     for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works)
         for work in works:
             for rate, ms in ((work.rate, device_ms(work)), (None, link_ms(work))):
-                unsure[rate] = unsure.get(rate, 0.0) + sign * ms / total
-    parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in unsure.items())
-    return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(LEAST_GAIN), sum(parts))
+                uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + sign * ms / total
+    parts = (abs(share) * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items())
+    return math.log(token_ms(slower) / token_ms(faster)) > max(math.log(MIN_GAIN), sum(parts))
 
 
-LINK = "link to"
+LINK_KIND = "link to"
 """Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
 """A node takes so many times as long with the tokens of a prompt as with one."""
 
 
-def prompt_costs(work: Work, width: int, tokens: int = PROMPT) -> dict[str, float]:
+def prompt_costs(work: Work, width: int, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses.
 
@@ -347,22 +347,22 @@ def prompt_costs(work: Work, width: int, tokens: int = PROMPT) -> dict[str, floa
     }
     if work.link:
         wire = work.visits * 8 * tokens * 2 * 4 * width / work.link.gbit / 1e6
-        costs[LINK] = link_ms(work) + wire
+        costs[LINK_KIND] = link_ms(work) + wire
     return costs
 
 
-def prompt_ms(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
+def prompt_ms(works: Sequence[Work], width: int, tokens: int = PROMPT_TOKENS) -> float:
     """Milliseconds for a prompt of PROMPT tokens, of which so many are computed together; see prompt_costs."""
-    return PROMPT / tokens * sum(sum(prompt_costs(work, width, tokens).values()) for work in works)
+    return PROMPT_TOKENS / tokens * sum(sum(prompt_costs(work, width, tokens).values()) for work in works)
 
 
-def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT) -> float:
+def prompt_factor(works: Sequence[Work], width: int, tokens: int = PROMPT_TOKENS) -> float:
     """Return the factor by which prompts may be faster or slower than prompt_ms says."""
     costs = []
     for work in works:
-        device_factor, costs_of_part = work.rate.factor**PROMPT_SURE, prompt_costs(work, width, tokens)
+        device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, width, tokens)
         attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
-        costs += [(ms, LINK_FACTOR if kind == LINK else device_factor) for kind, ms in costs_of_part.items()]
+        costs += [(ms, LINK_FACTOR if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()]
         costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

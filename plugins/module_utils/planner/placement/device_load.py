@@ -25,19 +25,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Worker
 
-ROWS = frozenset(("token_embd", "position_embd", "token_types"))
-STAYS = ROWS | {"per_layer_token_embd"}
+ROW_TENSORS = frozenset(("token_embd", "position_embd", "token_types"))
+HEAD_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
-WITH_FIRST_LAYER = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
+FIRST_LAYER_TENSORS = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
 """Beginnings of tensors that go with the first layer. Others go with the output."""
-WITH_EACH_DEVICE = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
+REPLICATED_TENSORS = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Beginnings of tensors of which every device with layers gets a copy."""
 
 LAYER = "blk."
 """In the names of a layer's tensors."""
 CPU = "CPU"
 """The head's memory, as overrides name it."""
-FLOATS = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
+FLOAT_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
 class Part(NamedTuple):
@@ -53,9 +53,9 @@ class Part(NamedTuple):
     """The device it is on whatever its unit is; None where it goes with its unit."""
 
 
-def _short_of(row: TensorGroup) -> int:
+def _short_name(row: TensorGroup) -> int:
     """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
-    if row.type in FLOATS or not row.shape:
+    if row.type in FLOAT_TYPES or not row.shape:
         return 0
     elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
     return row.bytes * elements // math.prod(row.shape)
@@ -67,16 +67,16 @@ def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
-        short = _short_of(row)
+        short = _short_name(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < last)
             parts += [Part(name, row.bytes, layer, short) for layer, name in names]
             continue
         beginning = row.name.split(".", 1)[0]
-        if beginning in WITH_EACH_DEVICE:
+        if beginning in REPLICATED_TENSORS:
             copies.append(Part(row.name, row.bytes, None))
             continue
-        unit = None if beginning in STAYS else 0 if beginning in WITH_FIRST_LAYER else layers
+        unit = None if beginning in HEAD_TENSORS else 0 if beginning in FIRST_LAYER_TENSORS else layers
         parts.append(Part(row.name, row.bytes, unit, short))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
@@ -307,7 +307,7 @@ class Layout(NamedTuple):
         """Upper bound of the compute buffer of one of the devices."""
         return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
-    def overfull(self) -> list[tuple[Device, int]]:
+    def overloaded(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
         missing = [
             -(-(share.weights + share.kv) // MIB) - device.capacity_mib

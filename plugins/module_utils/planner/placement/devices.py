@@ -52,16 +52,16 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
     programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
     """
-    whole = accelerator.memory_mib
-    if not whole:
+    total_mib = accelerator.memory_mib
+    if not total_mib:
         return math.inf
     split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
     if not split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
-        return whole
-    return whole * 2 // 3
+        return total_mib
+    return total_mib * 2 // 3
 
 
-def shown_by_drivers(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+def driver_memory(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
 
     :param environments: name of the device → that of the program that drives it.
@@ -93,7 +93,7 @@ def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_sh
             host=worker.host,
             backend=worker.backend,
             name=worker.device,
-            buffer=capabilities.BUFFER.format(endpoint=worker.endpoint),
+            buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
             capacity_mib=worker.capacity_mib,
             environment=worker.environment,
             worker=worker,
@@ -112,7 +112,7 @@ def _visible(facts: Facts, lent_names: Collection[str], backend: str) -> list[tu
     hidden = {canonical[name] for name in lent_names if name in canonical}
     pairs = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
     free = [(name, device) for name, device in pairs if canonical[name] not in hidden]
-    if backends.hiding(backend):
+    if backends.visibility(backend):
         return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden, pairs)]
     return free
 
@@ -120,12 +120,12 @@ def _visible(facts: Facts, lent_names: Collection[str], backend: str) -> list[tu
 def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
     llama.cpp does it. One whose memory is not known is left out."""
-    sized = [entry for entry in _visible(facts, lent_names, backend) if entry[1].memory_mib]
-    discrete = [entry for entry in sized if not entry[1].unified]
-    lends_better = any(
+    with_size = [entry for entry in _visible(facts, lent_names, backend) if entry[1].memory_mib]
+    discrete = [entry for entry in with_size if not entry[1].unified]
+    has_better = any(
         name in lent_names and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
     )
-    return discrete or ([] if lends_better else sized[:1])
+    return discrete or ([] if has_better else with_size[:1])
 
 
 def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
@@ -133,12 +133,12 @@ def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) ->
     accelerators = dict(driven)
     for name, mib in server.memory_mib.items():
         if name not in accelerators:
-            offered = (
+            remedy = (
                 f"use one of {', '.join(accelerators)}"
                 if accelerators
                 else "it drives none; set memory_mib in llama_worker_endpoints"
             )
-            raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {offered}")
+            raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {remedy}")
         if not 1 <= mib <= accelerators[name].memory_mib:
             raise Refusal(
                 f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {accelerators[name].memory_mib}, the memory of that device"
@@ -189,7 +189,7 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
     if server:
         memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
         limits = limits_of_head(driven, server._replace(memory_mib=memory_mib))
-    return head_devices(host, driven, workers.shares_of_memory(host, [], device_names, {}, limits), limits, {})
+    return head_devices(host, driven, workers.memory_shares(host, [], device_names, {}, limits), limits, {})
 
 
 def environment_of_head(
@@ -199,7 +199,7 @@ def environment_of_head(
 
     :param driven: names of the devices that it drives.
     """
-    accelerators, hiding = facts.accelerators_of(backend), backends.hiding(backend)
+    accelerators, hiding = facts.accelerators_of(backend), backends.visibility(backend)
     bus_order = backends.RECORDS[backend].bus_order
     environment: dict[str, str] = {}
     if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:

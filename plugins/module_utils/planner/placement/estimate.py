@@ -82,19 +82,19 @@ def range_of(speed: float, factor: float) -> SpeedRange:
 
 def _short_prompt(candidate: Candidate) -> int:
     """Return how many tokens of a short prompt are computed together."""
-    return min(cost_model.PROMPT, candidate.workload.micro_batch)
+    return min(cost_model.PROMPT_TOKENS, candidate.workload.micro_batch)
 
 
 def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """Return the milliseconds that checkpoints add to a prompt of so many tokens; 0 if none are made."""
-    return _checkpoint_ms(candidate, tokens) if pays_checkpoints(candidate) else 0.0
+    return _checkpoint_ms(candidate, tokens) if checkpoints_pay(candidate) else 0.0
 
 
-def pays_checkpoints(candidate: Candidate) -> bool:
+def checkpoints_pay(candidate: Candidate) -> bool:
     """Return whether they take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
     prompt_ms = cost_model.prompt_ms(candidate.parts, candidate.summary.width, _short_prompt(candidate))
-    recomputing_ms = prompt_ms * tokens / cost_model.PROMPT
+    recomputing_ms = prompt_ms * tokens / cost_model.PROMPT_TOKENS
     return not candidate.parts or _checkpoint_ms(candidate, tokens) <= recomputing_ms / 2
 
 
@@ -116,8 +116,8 @@ def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
 def speeds_of(candidate: Candidate) -> Speeds:
     parts, width, tokens = candidate.parts, candidate.summary.width, _short_prompt(candidate)
     generation = 1000 / cost_model.token_ms(parts)
-    prompt_ms = cost_model.prompt_ms(parts, width, tokens) + checkpoint_ms(candidate, cost_model.PROMPT)
-    prompt = 1000 * cost_model.PROMPT / prompt_ms if prompt_ms else 0.0
+    prompt_ms = cost_model.prompt_ms(parts, width, tokens) + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS)
+    prompt = 1000 * cost_model.PROMPT_TOKENS / prompt_ms if prompt_ms else 0.0
     return Speeds(
         rounded(generation),
         rounded(prompt),
@@ -205,11 +205,11 @@ def _best_host(candidate: Candidate, hosts: Mapping[str, Host], backends: Mappin
         return SingleHostEstimate(name, False, None, None, None, None, None, False)
     generates = candidate.workload.generates
     best = max(fastest, key=lambda item: speeds_of(item).generation if generates else speeds_of(item).prompt)
-    partly = bool(best.site.devices) and best.layout.gpu_layers < best.layout.load.units
+    uses_processor = bool(best.site.devices) and best.layout.gpu_layers < best.layout.load.units
     return SingleHostEstimate(
         host=best.site.head,
         fits=True,
-        gpu_layers=best.layout.gpu_layers if partly else None,
+        gpu_layers=best.layout.gpu_layers if uses_processor else None,
         **generation_figures(best),
         **_prompt_figures(best),
         faster=bool(candidate.parts) and _is_surely_faster(best, candidate),
@@ -231,7 +231,7 @@ def _single_hosts(
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
     workload, layout = candidate.workload._replace(server=server, placement=FASTEST), candidate.layout
     bound = -(-layout.load.compute // MIB)
-    tight = any(
+    is_tight = any(
         share.weights + share.kv > (device.capacity_mib - bound) * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
@@ -247,9 +247,9 @@ def _single_hosts(
         site = Site(name, {name: host}, ())
         attempts = [attempt(workload, site)._replace(site=site._replace(devices=host_devices))]
         if host_devices:
-            whole = attempt(workload, site._replace(devices=host_devices if tight else bounded))
-            partly = not whole.fits
-            attempts.append(_with_most_layers(workload, site._replace(devices=bounded)) if partly else whole)
+            whole = attempt(workload, site._replace(devices=host_devices if is_tight else bounded))
+            uses_processor = not whole.fits
+            attempts.append(_with_most_layers(workload, site._replace(devices=bounded)) if uses_processor else whole)
         yield [item for item in attempts if item.fits]
 
 
@@ -262,8 +262,8 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
     best = with_layers(0)
     low, high = 0, best.layout.load.units
     while high - low > 1:
-        middle = (low + high) // 2
-        candidate = with_layers(middle)
-        low, high = (middle, high) if candidate.fits else (low, middle)
+        middle_units = (low + high) // 2
+        candidate = with_layers(middle_units)
+        low, high = (middle_units, high) if candidate.fits else (low, middle_units)
         best = candidate if candidate.fits else best
     return best

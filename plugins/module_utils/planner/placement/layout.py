@@ -46,7 +46,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         devices = auxiliary_models.remaining_capacity(site.devices, reserved)
         if devices is None:
             continue
-        head_bytes = auxiliary_models.in_memory(reserved) + prompt_cache
+        head_bytes = auxiliary_models.memory_bytes(reserved) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
         layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserved), auxiliary=place)
         if not layout.reasons:
@@ -74,12 +74,12 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
         text = f"the model does not fit into the memory of {site.head}: {missing} MiB are missing; add a worker"
         return Layout((), (), load, 0, (text,) if missing else (), missing_mib=missing)
     first = load.units - gpu_layers
-    spare = workers.reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
+    reserved_bytes = workers.reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
     layers_on_processor = load.kv_on_head(first) - load.kv_on_head(0)
-    tables = max(0, load.on_head(range(first)) - spare)
+    tables = max(0, load.on_head(range(first)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
     devices = tuple(
-        auxiliary_models.beside_memory(
+        auxiliary_models.host_memory_devices(
             devices, tables + layers_on_processor + head_bytes + head_kv, site.head, site.facts
         )
     )
@@ -95,9 +95,9 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     mode = server.load_mode or _default_load_mode(workload, site, layout)
     mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing = _missing_on_head(site.facts, load, first, head_bytes, mapped)
-    overfull, stays = layout.overfull(), bool(first or overrides)
+    overfull, stays = layout.overloaded(), bool(first or overrides)
     cache = server.prompt_cache_mib or 0
-    reasons = [*_over_on_head(site.head, load, first, missing, stays, cache), *_over_on_devices(overfull, fits)]
+    reasons = [*_head_excess(site.head, load, first, missing, stays, cache), *_device_excess(overfull, fits)]
     return layout._replace(
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
         missing_mib=missing + sum(mib for _device, mib in overfull),
@@ -168,7 +168,7 @@ def _options(workload: Workload, site: Site, load: device_load.Load, first: int)
     memory then decides which layers they get, and the worker's cost whether they get any."""
     architecture = workload.summary.architecture
     rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
-    unit_bytes, nodes = cost_model.units_read(load), cost_model.nodes_per_layer(load.summary)
+    unit_bytes, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(load.summary)
     token_ms = [cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers) for rate in rates]
     groups = solver.groups_of([1 / ms for ms in token_ms])
     unit_costs: dict[int, list[int]] = {}
@@ -215,13 +215,13 @@ def _ordered(options: Sequence[DeviceOption], load: device_load.Load) -> list[De
     return sorted(by_speed, key=lambda option: middle.get(option.device.buffer, load.units))
 
 
-def _solved(
+def _solve(
     options: Sequence[DeviceOption], first: int, uses_all: bool
 ) -> tuple[Sequence[DeviceOption], Sequence[int] | None]:
     """Return the devices and the units of each; of more devices than llama.cpp supports, those with the most memory."""
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
-        reward = solver.MUST * uses_all
+        reward = solver.REQUIRED * uses_all
         return solver.solve([item.place._replace(base=item.place.base - reward) for item in subset], first)
 
     units = units_of(options)
@@ -244,7 +244,7 @@ def _fastest(
 
     :param uses_all: whether every device gets layers, as far as there are enough.
     """
-    options, units = _solved(options, first, uses_all)
+    options, units = _solve(options, first, uses_all)
     places, gpu_layers = [option.place for option in options], load.units - first
     devices = [option.device for option in options]
     if units is None:
@@ -265,10 +265,10 @@ def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bo
     for option, count in zip(options, units):
         rate, group = option.rate, option.place.group
         peers = [item.place.capacity for item, number in zip(options, units) if number and item.place.group == group]
-        manner = "evenly" if peers and min(peers) >= solver.ALIKE * max(peers) else "by their memory"
-        even = f", shared {manner}" if count and len(peers) > 1 else ""
+        share_text = "evenly" if peers and min(peers) >= solver.SIMILAR_RATES * max(peers) else "by their memory"
+        peer_text = f", shared {share_text}" if count and len(peers) > 1 else ""
         words = _words(option.place, count, [item.place for item in options], units, uses_all)
-        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{even}")
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{peer_text}")
     return sentences
 
 
@@ -320,7 +320,7 @@ def _missing_on_head(facts: Facts, load: device_load.Load, first: int, head_byte
     return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))
 
 
-def _over_on_head(
+def _head_excess(
     name: str, load: device_load.Load, first: int, missing: int, stays: bool, cache: int
 ) -> tuple[str, ...]:
     """Return a sentence if the layers before ``first`` do not fit into the head's memory.
@@ -346,13 +346,13 @@ def _without_tensors(overrides: Sequence[tuple[str, str]], load: device_load.Loa
     """Return a sentence for each override that moves nothing: that may be why the model does not fit."""
     names = {part.name for part in load.parts}
     return [
-        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, and no tensor of the model has such a name: correct or remove it"
+        f"llama_server_override_tensor has {f'{pattern}={device}'!r}, which matches no tensor of the model: correct or remove it"
         for pattern, device in overrides
         if not any(re.search(pattern, name) for name in names)
     ]
 
 
-def _over_on_devices(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[str]:
+def _device_excess(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[str]:
     """Return sentences about the devices that get too much.
 
     :param fits: whether the model would fit: then the operator's shares are the reason.
@@ -366,7 +366,7 @@ def _over_on_devices(overfull: Sequence[tuple[Device, int]], fits: bool) -> list
     full_hosts = list(
         dict.fromkeys(device.host for device, _missing in overfull if device.endpoint and not device.capacity_mib)
     )
-    note = f"; all memory of {', '.join(full_hosts)} is kept for the system: memory_mib in llama_worker_endpoints says what a worker there may hold"
+    note = f"; all memory of {', '.join(full_hosts)} is kept for the system: memory_mib in llama_worker_endpoints sets what a worker there may hold"
     return [
         f"the model does not fit: {sum(missing for _device, missing in overfull)} MiB are missing, "
         + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in overfull)

@@ -23,9 +23,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import pays_checkpoints
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import checkpoints_pay
 
-LIMIT_MIB, CHECKPOINTS = 8192, 32
+LIMIT_MIB, MAX_CHECKPOINTS = 8192, 32
 """llama-server's defaults for ``--cache-ram`` and ``--ctx-checkpoints``."""
 CHECKPOINTS_IN_FILES = 11669
 """Oldest build seen to save checkpoints in slot files (#26004): without them windows and states of a restored conversation are computed again."""
@@ -53,22 +53,22 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     available = {
         name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
-    room = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
+    free_mib = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
     size = _checkpoint_bytes(candidate)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in available:
-        count = max(1, min(CHECKPOINTS, min(LIMIT_MIB, room) * MIB // size))
-        checkpoints = count if workload.generates and pays_checkpoints(candidate) else 0
+        count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
+        checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     used_backends = {device.backend for device in candidate.layout.devices}
-    pays = (
+    is_worthwhile = (
         workload.generates
         and "prompt-cache" in available
         and candidate.parts
         and not any(kv_cache.is_torn(candidate.summary, cache, backend) for backend in used_backends)
         and _move_s(candidate) < prompts.seconds_of(candidate, workload.context_per_request)
     )
-    planned_mib = max(0, min(LIMIT_MIB, room - checkpoints_mib)) // STEP_MIB * STEP_MIB if pays else 0
+    planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
     mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
 
@@ -118,11 +118,11 @@ def _free_mib(candidate: Candidate) -> int:
     layout, facts = candidate.layout, candidate.site.facts
     on_head, load = layout.on_head(), layout.load
     size = on_head.weights + on_head.kv + (load.compute if on_head.layers else 0)
-    size += auxiliary_models.in_memory(layout.auxiliary)
+    size += auxiliary_models.memory_bytes(layout.auxiliary)
     for device, share in zip(layout.devices, layout.shares()):
         if device.host == candidate.site.head and devices.shares_memory(device, facts):
             size += share.weights + share.kv + layout.compute_on(device)
-            size += auxiliary_models.on_device(layout.auxiliary, device)
+            size += auxiliary_models.bytes_on(layout.auxiliary, device)
     return max(0, workers.usable_mib(facts.memory_mib) - -(-size // MIB))
 
 

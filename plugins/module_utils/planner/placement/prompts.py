@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """Sizes that are compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
-WORTH = 0.9
+MAX_SHARE = 0.9
 """llama-server's defaults stay unless a prompt takes less than this part of their time: kernels differ by as much."""
 NOISE = 1.02
 """Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
@@ -81,7 +81,7 @@ def prompt_s(parts: Sequence[cost_model.Work], width: int, tokens: int, micro_ba
     if not overlapped:
         return count * sum(stages) / 1000
     waits = [bool(part.link or following.link) for part, following in zip(parts, parts[1:])] + [False]
-    serial = sum(stage for stage, waiting in zip(stages, waits) if waiting) + costs[-1].get(cost_model.LINK, 0.0)
+    serial = sum(stage for stage, waiting in zip(stages, waits) if waiting) + costs[-1].get(cost_model.LINK_KIND, 0.0)
     parallel = max(stage for stage, waiting in zip(stages, waits) if not waiting)
     return (sum(stages) + (count - 1) * max(serial, parallel)) / 1000
 
@@ -110,7 +110,7 @@ def _best_micro_batch(candidate: Candidate) -> int:
     }
     seconds[default] = _seconds(middle, workload.prompt_tokens, default)
     shortest = min(seconds.values())
-    if shortest > WORTH * seconds[default]:
+    if shortest > MAX_SHARE * seconds[default]:
         return default
     alternatives = [size for size, time in seconds.items() if time <= NOISE * shortest]
     return min(alternatives, key=lambda size: abs(size - default))
@@ -121,7 +121,7 @@ def _fits(candidate: Candidate, cache: kv_cache.CacheSettings) -> bool:
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
     return all(
-        share.weights + share.kv + layout.compute_on(device) + auxiliary_models.on_device(layout.auxiliary, device)
+        share.weights + share.kv + layout.compute_on(device) + auxiliary_models.bytes_on(layout.auxiliary, device)
         <= device.capacity_mib * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
@@ -137,9 +137,9 @@ def is_pipelined(candidate: Candidate) -> bool:
 def is_overlapped(candidate: Candidate) -> bool:
     """Return whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but each may be visited only once."""
     workload, devices = candidate.workload, candidate.layout.devices
-    several = len(devices) > 1 and workload.release.mainline
-    visited_once = not workload.server.override_tensor and workload.cache.offload
-    return is_pipelined(candidate) or (several and visited_once and all(device.worker for device in devices))
+    has_pipeline = len(devices) > 1 and workload.release.mainline
+    has_single_visits = not workload.server.override_tensor and workload.cache.offload
+    return is_pipelined(candidate) or (has_pipeline and has_single_visits and all(device.worker for device in devices))
 
 
 def _seconds(candidate: Candidate, tokens: int, micro_batch: int) -> float:

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Worker
 
-PREFIXES = {
+KINDS = {
     "thunderbolt": "thunderbolt",
     "ib": "infiniband",
     "wl": "wireless",
@@ -56,7 +56,7 @@ class Site(NamedTuple):
             kind = "tunnel"
         measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
         round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
-        assumed = cost_model.LINKS[kind]
+        assumed = cost_model.ASSUMED_LINKS[kind]
         gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
         gbit = mbit / 1000 if mbit else gbit or assumed.gbit
         encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
@@ -78,5 +78,5 @@ def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Inter
     names = {link.interface for link in matching}
     kinds = [link.kind for link in matching if link.kind]
     kinds += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
-    kinds += [PREFIXES[prefix] for link in matching for prefix in PREFIXES if (link.interface or "").startswith(prefix)]
+    kinds += [KINDS[prefix] for link in matching for prefix in KINDS if (link.interface or "").startswith(prefix)]
     return next(iter(kinds), "ethernet")

@@ -15,23 +15,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-ALIKE = 0.9
+SIMILAR_RATES = 0.9
 """Devices count as alike whose rates are at least so much of the fastest of them: less is within what measurements differ by."""
 STEPS = 16
 """In so many steps less is kept free for compute buffers, where the model does not fit beside their upper bounds."""
-PARTS = 1 << 20
+FILL_PARTS = 1 << 20
 """In so many parts of its capacity it is counted how full a device is."""
-NEARLY = 12
+COMPARED_BITS = 12
 """Two such numbers are the same where they differ in less than the first so many bits."""
 
 DEVICE = 1
 WORKER = 1 << 8
 MOVE = 1 << 16
 ATTOSECOND = 1 << 32
-MUST = 1 << 120
+REQUIRED = 1 << 120
 """Costs are whole numbers, so that equal ones are equal. What is larger counts first: devices that have to be used, then seconds, then
 tensors that are on another device than the rest of their layer, then workers, then devices."""
-ENDLESS = 1 << 160
+INFINITY = 1 << 160
 
 
 class Sizes(NamedTuple):
@@ -88,9 +88,9 @@ def groups_of(rates: Sequence[float]) -> list[int]:
     """The group of each device: 0 is the fastest one and those that are alike."""
     leaders: list[float] = []
     for rate in sorted(rates, reverse=True):
-        if not leaders or rate < ALIKE * leaders[-1]:
+        if not leaders or rate < SIMILAR_RATES * leaders[-1]:
             leaders.append(rate)
-    return [next(index for index, leader in enumerate(leaders) if rate >= ALIKE * leader) for rate in rates]
+    return [next(index for index, leader in enumerate(leaders) if rate >= SIMILAR_RATES * leader) for rate in rates]
 
 
 def cost_of(milliseconds: float) -> int:
@@ -115,7 +115,7 @@ def cheapest(
     for index, (place, limit) in enumerate(zip(places, limits)):
         best, first_units = _with_device(place, limit, best, reach[index], reach[index + 1], last)
         starts.append(first_units)
-    if best[units] >= ENDLESS // 2:
+    if best[units] >= INFINITY // 2:
         return None
     end, counts = units, []
     for first_units in reversed(starts):
@@ -126,7 +126,7 @@ def cheapest(
 
 
 def _no_units_placed(places: Sequence[Place], first: int) -> list[int]:
-    best = [ENDLESS] * len(places[0].cost)
+    best = [INFINITY] * len(places[0].cost)
     best[first] = 0
     return best
 
@@ -145,7 +145,7 @@ def _with_device(
     :param ends: of which the costs are wanted.
     """
     (bytes_before, copied, copies), cost, base, (largest, smallest) = place.sizes, place.cost, place.base, limit
-    result, first_units = [ENDLESS] * len(best), [-1] * len(best)
+    result, first_units = [INFINITY] * len(best), [-1] * len(best)
     queue: deque[tuple[int, int]] = deque()
     entering = leaving = 0
     count = len(starts)
@@ -173,19 +173,19 @@ def _with_device(
 
 def solve(places: Sequence[Place], first: int) -> list[int] | None:
     """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
-    units = _solved(tuple(places), first)
+    units = _solve(tuple(places), first)
     return None if units is None else list(units)
 
 
 @functools.lru_cache(maxsize=64)
-def _solved(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
+def _solve(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
     """Return the result of ``solve``: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first, last)
         placement = cheapest(places, limits, _all_positions(places, first), last) if limits else None
         if limits and placement:
-            return tuple(_evened_out(places, limits, first, last, placement))
+            return tuple(_balanced(places, limits, first, last, placement))
     return None
 
 
@@ -202,7 +202,7 @@ def _limits_beside_compute(places: Sequence[Place], first: int, last: int) -> li
 
     def is_enough(steps: int) -> bool:
         placement = cheapest(places, limits_of(steps), reach, last)
-        return placement is not None and placement.cost // MUST <= fitting.cost // MUST
+        return placement is not None and placement.cost // REQUIRED <= fitting.cost // REQUIRED
 
     low, high = 0, STEPS
     steps = STEPS  # most models have this room
@@ -223,14 +223,14 @@ def _reachable_at_cost(
     costs_after = [_no_units_placed(places, 0)]
     whole = list(range(units + 1))
     for place, limit in zip(reversed(places), reversed(limits)):
-        costs_after.append(_with_device(_mirrored(place), limit, costs_after[-1], whole, whole, units)[0])
+        costs_after.append(_with_device(_mirror(place), limit, costs_after[-1], whole, whole, units)[0])
     return [
         [end for end in ends if costs[end] + rest[units - end] <= cost]
         for ends, costs, rest in zip(positions, costs_before, reversed(costs_after))
     ]
 
 
-def _mirrored(place: Place) -> Place:
+def _mirror(place: Place) -> Place:
     """The device for units in the opposite order."""
 
     def sums(bytes_before: Sequence[int]) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ class _Group(NamedTuple):
             for index in self.members
             if units[index]
         }
-        return [-(-PARTS * size // self.places[index].capacity) for index, size in held.items()]
+        return [-(-FILL_PARTS * size // self.places[index].capacity) for index, size in held.items()]
 
     def limited(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
         return [
@@ -273,12 +273,12 @@ class _Group(NamedTuple):
             return self.limited(
                 limits,
                 lambda place, limit: limit._replace(
-                    most=max(0, min(limit.most, part * place.capacity // PARTS - place.fixed))
+                    most=max(0, min(limit.most, part * place.capacity // FILL_PARTS - place.fixed))
                 ),
             )
 
         low, high = 0, max(self.shares_full(units), default=0)
-        while high - low > high >> NEARLY:
+        while high - low > high >> COMPARED_BITS:
             part = (low + high) // 2
             tried = self.alike(below(part))
             if tried is None:
@@ -294,13 +294,13 @@ class _Group(NamedTuple):
             return self.limited(
                 limits,
                 lambda place, limit: limit._replace(
-                    least=max(0, (part - 1) * place.capacity // PARTS + 1 - place.fixed)
+                    least=max(0, (part - 1) * place.capacity // FILL_PARTS + 1 - place.fixed)
                 ),
             )
 
         full = self.shares_full(units)
         low, high = min(full, default=0), max(full, default=0)
-        while high - low > high >> NEARLY:
+        while high - low > high >> COMPARED_BITS:
             part = (low + high + 1) // 2
             tried = self.alike(above(part))
             if tried is None:
@@ -310,7 +310,7 @@ class _Group(NamedTuple):
         return above(low), units
 
 
-def _evened_out(
+def _balanced(
     places: Sequence[Place], limits: list[Limits], first: int, last: int, placement: Placement
 ) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these

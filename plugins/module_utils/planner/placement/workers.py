@@ -21,15 +21,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MOST_MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MOST_THREADS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Worker, WorkerRequest
 
 FIRST_PORT = 50052
-LEAST_MIB = 2048
+MIN_MIB = 2048
 """Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
-SHARING = {"GOMP_SPINCOUNT": "1000"}
+SPIN = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
@@ -114,9 +114,9 @@ def _device_of(place: str, request: WorkerRequest, offered: list[Lendable], used
 
 def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Collection[int]) -> None:
     for variable, value, largest in (
-        ("threads", request.threads, MOST_THREADS),
-        ("memory_mib", request.memory_mib, MOST_MIB),
-        ("cache_mib", request.cache_mib or None, MOST_MIB),
+        ("threads", request.threads, MAX_THREADS),
+        ("memory_mib", request.memory_mib, MAX_MIB),
+        ("cache_mib", request.cache_mib or None, MAX_MIB),
     ):
         limit = validation.limit(value, 1, largest)
         if limit:
@@ -159,7 +159,7 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
     if not ends_on_head or not 0 < port < 65536:
         raise Refusal(
-            f"{place} has the tunnel {text!r}: use address and port at which it ends on the head, like 127.0.0.1:60052"
+            f"{place} has the tunnel {text!r}: use the address and port at which it ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
         raise Refusal(f"{place} has the tunnel {text!r}, but the head reaches its own workers itself: remove tunnel")
@@ -186,7 +186,7 @@ def with_transport(cluster: Cluster) -> Cluster:
     return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
 
 
-def _ends(host: Host, entry: Declared, address: str) -> tuple[str, str, str | None]:
+def _endpoints(host: Host, entry: Declared, address: str) -> tuple[str, str, str | None]:
     """Where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
     head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
 
@@ -201,7 +201,7 @@ def _ends(host: Host, entry: Declared, address: str) -> tuple[str, str, str | No
     return local, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct
 
 
-def _by_default(
+def _default_workers(
     host: Host, built: Collection[str], offered: Sequence[Lendable], serving_backend: str | None
 ) -> list[Lendable]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
@@ -230,7 +230,7 @@ def declare(host: Host, built: Collection[str], serving_backend: str | None) -> 
     :param serving_backend: on the head, the backend of its llama-server; None elsewhere.
     """
     offered = lendable(host, built)
-    defaults = _by_default(host, built, offered, serving_backend)
+    defaults = _default_workers(host, built, offered, serving_backend)
     requests: Sequence[WorkerRequest] = host.worker_requests or [
         WorkerRequest(device=device.device) for device in defaults
     ]
@@ -246,7 +246,7 @@ def declare(host: Host, built: Collection[str], serving_backend: str | None) -> 
     return declared
 
 
-def shares_of_memory(
+def memory_shares(
     host: Host,
     declared: Sequence[Declared],
     driven: Collection[str],
@@ -277,13 +277,13 @@ def shares_of_memory(
     processors = [entry for entry in declared if entry.device.device == "CPU"]
     if len(sizes_by_device) + len(processors) < 2:
         return {**sizes_by_device, "CPU": usable_mib(facts.memory_mib)}
-    dividing = sum(not entry.request.memory_mib for entry in processors)
+    sharers = sum(not entry.request.memory_mib for entry in processors)
     room = usable_mib(facts.memory_mib) - sum(entry.request.memory_mib or 0 for entry in processors)
-    for_accelerators = max(0, room - LEAST_MIB * dividing)
+    for_accelerators = max(0, room - MIN_MIB * sharers)
     total = sum(sizes_by_device.values())
     if total > for_accelerators:
         sizes_by_device = {name: size * for_accelerators // total for name, size in sizes_by_device.items()}
-    return {**sizes_by_device, "CPU": max(0, room - sum(sizes_by_device.values())) // max(1, dividing)}
+    return {**sizes_by_device, "CPU": max(0, room - sum(sizes_by_device.values())) // max(1, sharers)}
 
 
 def usable_mib(memory_mib: int) -> int:
@@ -293,14 +293,14 @@ def usable_mib(memory_mib: int) -> int:
 
 def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
-    environment = {**(SHARING if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
+    environment = {**(SPIN if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
     bus_order = backends.RECORDS[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
     if entry.request.cache:
         release = host.releases["llama_release"]
-        ending = fast_load.CACHE_ENDING if release and release.fast_load else ""
-        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{ending}")
+        cache_suffix = fast_load.CACHE_SUFFIX if release and release.fast_load else ""
+        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{cache_suffix}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
                 f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the whole path of a folder, "
@@ -321,14 +321,14 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu.cores // cpu_workers)
         device_mib = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
-        listens, dialled, opened = _ends(host, entry, address)
+        listens, endpoint_address, open_address = _endpoints(host, entry, address)
         workers.append(
             Worker(
                 name=entry.name,
                 host=host.name,
                 listens=listens,
-                endpoint=dialled,
-                open=opened,
+                endpoint=endpoint_address,
+                open=open_address,
                 backend=device.backend,
                 build=device.build,
                 device=device.device,
@@ -346,23 +346,23 @@ def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapp
     return workers
 
 
-def for_head(
+def head_options(
     workers: Sequence[Worker],
     order: Sequence[str],
-    fitting: Collection[str],
+    preferred_backends: Collection[str],
     canonical: Mapping[str, str],
     driven: Collection[str],
 ) -> list[Worker]:
     """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
 
     :param order: backends, the preferred ones first.
-    :param fitting: backends whose release is of the head's source.
+    :param preferred_backends: backends whose release is of the head's source.
     :param driven: names of the devices that llama-server itself drives there.
     """
     used_devices = {canonical[name] for name in driven}
     worker_names = set()
     for worker in sorted(
-        (worker for worker in workers if worker.build in fitting), key=lambda worker: order.index(worker.build)
+        (worker for worker in workers if worker.build in preferred_backends), key=lambda worker: order.index(worker.build)
     ):
         device = canonical.get(worker.device)
         if device is None or device not in used_devices:

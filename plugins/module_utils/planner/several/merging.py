@@ -41,22 +41,22 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     reasons = tuple(
         _sentence(model, text) for text, model in _once(model_names, [plan.reasons for plan in plans], own_variables)
     )
-    whole = [plan for plan in plans if isinstance(plan, Plan)]
-    if len(whole) < len(plans):
+    valid_plans = [plan for plan in plans if isinstance(plan, Plan)]
+    if len(valid_plans) < len(plans):
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
-    first = whole[0]
+    first = valid_plans[0]
     try:
         plan = first._replace(
-            refused=any(item.refused for item in whole),
+            refused=any(item.refused for item in valid_plans),
             reasons=reasons,
-            fits=all(item.fits for item in whole),
-            head=_head(whole, tuple(map(_model, cluster.turns, whole))),
-            advisories=_advisories(model_names, whole, own_variables),
+            fits=all(item.fits for item in valid_plans),
+            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
+            advisories=_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
-                worker._replace(used=any(item.external_workers[index].used for item in whole))
+                worker._replace(used=any(item.external_workers[index].used for item in valid_plans))
                 for index, worker in enumerate(first.external_workers)
             ),
-            hosts={name: _host(name, whole) for name in first.hosts},
+            hosts={name: _host(name, valid_plans) for name in first.hosts},
         )
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
@@ -97,7 +97,7 @@ def _once(
         text = item if isinstance(item, str) else item.message
         return len(group) == len(model_names) and not any(name in text for name in own_variables)
 
-    pairs = [(item, "" if concerns_all(item, group) else remedies.listed(group)) for item, group in models.items()]
+    pairs = [(item, "" if concerns_all(item, group) else remedies.join_names(group)) for item, group in models.items()]
     return sorted(pairs, key=lambda pair: bool(pair[1]))
 
 
@@ -111,7 +111,7 @@ def _advisories(
     return tuple(
         advisory._replace(
             message=_sentence(model, advisory.message),
-            remedy=turns.own_words(advisory.remedy) if model else advisory.remedy,
+            remedy=turns.entry_keys(advisory.remedy) if model else advisory.remedy,
         )
         for advisory, model in _once(model_names, [plan.advisories for plan in plans], own_variables)
     )
@@ -155,6 +155,6 @@ def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
         for name, value in plan.head.environment.items():
             if merged.setdefault(name, value) != value:
                 raise Refusal(
-                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, and share one environment: move one of them to another cluster"
+                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, but share one environment: move one of them to another cluster"
                 )
     return merged

@@ -13,25 +13,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan, ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
-OF_ROUTER = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
+ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key")
 """Options that the router has in place of its children. What stands on its line replaces what a preset says."""
-OF_CLIENTS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
-ENDS_VALUE = re.compile(r"[;#\r\n]")
-KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
+VALUE_END = re.compile(r"[;#\r\n]")
+KEY_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
 def check(release: ReleasePlan) -> None:
     """:raises Refusal: this release has no router."""
     if not release.mainline:
         raise Refusal(
-            f"{turns.VARIABLE} needs the router of llama.cpp itself, and llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
+            f"{turns.VARIABLE} needs the router of llama.cpp itself, but llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
         )
 
 
 def _is_routers(word: str) -> bool:
     option = options.by_word(word)
-    return option is not None and option.name in OF_ROUTER
+    return option is not None and option.name in ROUTER_OPTIONS
 
 
 def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
@@ -73,13 +73,13 @@ def _section(model: ServedModel) -> Iterator[str]:
         option = options.identity(word)
         twice = f"a second time, after {words[option]}" if option in words else ""
         several = "with several values" if len(values) > 1 else ""
-        form = "" if re.fullmatch(KEY, key) else "as one word"
-        ended = "with ; or #" if ENDS_VALUE.search(value) or value != value.strip() else ""
+        form = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
+        ended = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if key in ("alias", "a"):
             raise Refusal(
                 turns.sentence(model.name, f"{word} is given to llama-server: use aliases of the entry instead")
             )
-        if OF_CLIENTS.fullmatch(key):
+        if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
                 turns.sentence(
                     model.name,
@@ -90,7 +90,7 @@ def _section(model: ServedModel) -> Iterator[str]:
             text = " ".join([word, *values])
             raise Refusal(
                 turns.sentence(
-                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot say: change it"
+                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot express: change it"
                 )
             )
         preset[key], words[option] = value, word

@@ -23,7 +23,7 @@ def findings(installation: Installation, candidate: Candidate, plan: Plan) -> li
     return table.evaluate(AdvisoryContext(plan, installation.cluster, candidate))
 
 
-def advised(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:
+def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:
     """Return the plan with the advisories that it meets."""
     return plan._replace(advisories=tuple(map(table.as_plan, findings(installation, candidate, plan))))
 
@@ -37,19 +37,19 @@ def with_remedies(
     :param attempt: plans a changed cluster.
     """
 
-    def tried(variant: Cluster) -> Plan | None:
+    def try_variant(variant: Cluster) -> Plan | None:
         result = attempt(variant)
         return result if isinstance(result, Plan) else None
 
     if plan.fits:
         return plan
-    trial = remedies.Trial(cluster, judged(plan, cluster.accepted), tried)
-    clauses = [*remedies.for_more_room(trial), *remedies.smaller_quantisation(trial, offered)]
-    fitting = [f"It fits this way: {', or '.join(clauses)}"] if clauses else []
-    return plan._replace(reasons=(*plan.reasons, *fitting))
+    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), try_variant)
+    clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, offered)]
+    fit_text = [f"It fits this way: {', or '.join(clauses)}"] if clauses else []
+    return plan._replace(reasons=(*plan.reasons, *fit_text))
 
 
-def judged(plan: Plan, accepted: frozenset[str]) -> Plan:
+def judge_plan(plan: Plan, accepted: frozenset[str]) -> Plan:
     """Return the plan with ``accepted``, ``reasons`` and ``refused``, which follow from its advisories."""
     advisories = tuple(advisory._replace(accepted=advisory.id in accepted) for advisory in plan.advisories)
     errors: dict[str, list[AdvisoryPlan]] = {}

@@ -34,14 +34,14 @@ def _check_endpoints(declared: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared:
-        opened = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
-        for place, kind in ((worker.endpoint, "worker"), *opened):
+        open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
+        for place, kind in ((worker.endpoint, "worker"), *open_addresses):
             owner = owners.setdefault(place, worker.host)
             if owner != worker.host:
-                once = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
+                hint = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
                 raise Refusal(
                     f"{worker.host} and {owner} both have the {kind} {place}: give each host its own address "
-                    f"in ansible_host, llama_links or llama_external_workers{once}"
+                    f"in ansible_host, llama_links or llama_external_workers{hint}"
                 )
 
 

@@ -57,9 +57,9 @@ def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: mo
     return workload.work_out(server, cluster.placement, model, release)
 
 
-def each_alone(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
+def variants(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
     """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them, and the report of it."""
-    report_of = {turn.name: turns.found_of(reports, turn.name) for turn in cluster.turns}
+    report_of = {turn.name: turns.report_of(reports, turn.name) for turn in cluster.turns}
     summaries = {
         turn.name: model_source.summary_of(turn.model, model_source.report_of(report_of[turn.name]))
         for turn in cluster.turns

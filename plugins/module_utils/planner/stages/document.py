@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 
 
-def write(installation: Installation, candidate: Candidate) -> Plan:
+def compose(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
     predicted = _estimate(installation, candidate)

@@ -77,10 +77,10 @@ def _absences(candidate: Candidate) -> Iterator[Absence]:
 def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidate | None, int | None, str]:
     """Return what the head serves meanwhile; otherwise the MiB that are missing, if they are the reason, and the reason."""
     if workload.server.tensor_split:
-        return None, None, "llama_server_tensor_split says what each device gets"
+        return None, None, "llama_server_tensor_split fixes each device's share"
     remaining = site.without_workers(absence.workers)
-    lost = [device.buffer for device in site.devices if device not in remaining.devices]
-    if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost):
+    lost_buffers = [device.buffer for device in site.devices if device not in remaining.devices]
+    if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost_buffers):
         return None, None, "llama_server_override_tensor puts tensors there"
     try:
         candidate = attempt(workload, remaining)

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
 
-LOADS, START_SECONDS = 5, (900, 86400)
+LOAD_FACTOR, START_LIMITS = 5, (900, 86400)
 """A run waits so many times the predicted seconds of a load, because assumed links and disks may be slower and workers compute hashes; and at least and at
 most so many seconds."""
 
@@ -37,7 +37,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
     workload, layout = candidate.workload, candidate.layout
     server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
     scheme = "https" if server.tls else "http"
-    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.EVERY_ADDRESS else server.host}:{server.port}"
+    own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
     build = installation.builds[host.name][installation.programs.serves]
     runtime = installation.runtime_folder(host.facts.prefix)
     return HeadPlan(
@@ -66,7 +66,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         context_per_request=workload.context_per_request,
         load_mode=candidate.load_mode(),
         devices=tuple(device.name for device in layout.head_devices()),
-        backends=tuple(sorted({device.backend for item in candidates for device in _driven(item)})),
+        backends=tuple(sorted({device.backend for item in candidates for device in _driven_devices(item)})),
         cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
@@ -93,7 +93,7 @@ def _environment(installation: Installation, candidates: Sequence[Candidate]) ->
     """Return the environment in which llama-server uses the devices of all candidates as planned."""
     facts, server = installation.head.host.facts, candidates[0].workload.server
     lent_names = [worker.device for worker in installation.head.workers]
-    driven_names = {device.name for candidate in candidates for device in _driven(candidate)}
+    driven_names = {device.name for candidate in candidates for device in _driven_devices(candidate)}
     has_workers = any(candidate.layout.workers() for candidate in candidates)
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
     holders = [holder for candidate in candidates for holder in candidate.holders()]
@@ -104,7 +104,7 @@ def _environment(installation: Installation, candidates: Sequence[Candidate]) ->
     }
 
 
-def _driven(candidate: Candidate) -> list[Device]:
+def _driven_devices(candidate: Candidate) -> list[Device]:
     """Return the head's own devices that hold something."""
     auxiliary = [model.device for model in candidate.layout.auxiliary if model.device]
     return [*candidate.layout.head_devices(), *auxiliary]
@@ -112,21 +112,21 @@ def _driven(candidate: Candidate) -> list[Device]:
 
 def _start_timeout(server: Server, load_s: float) -> int:
     """Return the seconds until llama-server has to be healthy."""
-    shortest, longest = START_SECONDS
-    return server.start_timeout or min(longest, max(shortest, math.ceil(LOADS * load_s)))
+    shortest, longest = START_LIMITS
+    return server.start_timeout or min(longest, max(shortest, math.ceil(LOAD_FACTOR * load_s)))
 
 
 def _address_for_clients(server: Server, host: Host) -> str:
     """Return the address at which the server listens; for every address one of the head's own, of a network of its clients if there is one."""
-    if server.host != names.EVERY_ADDRESS:
+    if server.host != names.ANY_ADDRESS:
         return server.host
     addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
     reachable = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
     networks = [ipaddress.IPv4Network(network) for network in server.allowed]
-    return next((address for address in reachable if _is_in(address, networks)), [*reachable, host.name][0])
+    return next((address for address in reachable if _is_within(address, networks)), [*reachable, host.name][0])
 
 
-def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
+def _is_within(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
     try:
         return any(ipaddress.IPv4Address(address) in network for network in networks)
     except ValueError:

@@ -74,7 +74,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in built.values() if build.targets),
         workers=tuple(_worker(installation, candidate, worker) for worker in entry.workers),
-        firewall=_door(installation.cluster.server)
+        firewall=_server_rules(installation.cluster.server)
         if is_head
         else _firewall(installation.head.host, host, entry.workers),
         firewall_manager=_firewall_manager(facts),
@@ -119,11 +119,11 @@ def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[Firew
         return ()
     address = names.address_of(opened[0])
     source = addresses.address_of(head, host.name, address)
-    ports = [*map(names.port_of, opened), *([names.MEASURING_PORT] if host.links else [])]
+    ports = [*map(names.port_of, opened), *([names.IPERF_PORT] if host.links else [])]
     return tuple(FirewallRule(port, (source,), address) for port in ports)
 
 
-def _door(server: Server) -> tuple[FirewallRule, ...]:
+def _server_rules(server: Server) -> tuple[FirewallRule, ...]:
     """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
     if not server.allowed or names.is_loopback(server.host):
         return ()

@@ -40,7 +40,7 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
     within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
     lending = _lending(cluster, programs, within_shown_memory)
     equipped = {
-        name: _equip(
+        name: _equip_host(
             host,
             programs,
             catalogue,
@@ -89,8 +89,8 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
         else []
         for name, host in cluster.hosts.items()
     }
-    lends = [entry.device.device for entry in declared[head.name]]
-    driven = devices.driven_by_head(head.facts, lends, programs.serves)
+    lent_names = [entry.device.device for entry in declared[head.name]]
+    driven = devices.driven_by_head(head.facts, lent_names, programs.serves)
     names_of_driven = [name for name, _device in driven]
     limits = devices.limits_of_head(driven, cluster.server)
     shares = {}
@@ -99,8 +99,8 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
         environments = {entry.device.device: entry.request.environment for entry in declared[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
             environments.update(dict.fromkeys(driven_names, cluster.server.environment))
-        reported = devices.shown_by_drivers(host.facts, environments) if within_shown_memory else {}
-        shares[name] = workers.shares_of_memory(
+        reported = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
+        shares[name] = workers.memory_shares(
             host, declared[name], driven_names, reported, limits if host.is_head else {}
         )
     return Lending(declared, driven, shares, limits)
@@ -113,7 +113,7 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
     return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
-def _equip(
+def _equip_host(
     host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared: Sequence[Worker]
 ) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
@@ -149,14 +149,14 @@ def _usable_workers(
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred, fitting = cluster.server.backend or programs.serves, programs.usable_backends()
+    preferred, usable_backends = cluster.server.backend or programs.serves, programs.usable_backends()
     return [
         worker
         for name, entry in equipped.items()
-        for worker in workers.for_head(
+        for worker in workers.head_options(
             entry.workers,
             (preferred, *entry.backends),
-            fitting,
+            usable_backends,
             same_device.canonical_device_names(entry.host.facts),
             driven if name == cluster.head else (),
         )
@@ -170,13 +170,13 @@ def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
 
 def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped]) -> None:
     """:raises Refusal: there are workers, and none has a build of the head's release."""
-    theirs = list(dict.fromkeys(worker.build for entry in equipped.values() for worker in entry.workers))
-    if not theirs:
+    builds = list(dict.fromkeys(worker.build for entry in equipped.values() for worker in entry.workers))
+    if not builds:
         return
-    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *theirs))
-    common = [backend for backend in theirs if backend in programs.built[cluster.head]]
+    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *builds))
+    common = [backend for backend in builds if backend in programs.built[cluster.head]]
     remedy = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
     raise Refusal(
-        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.listed(variables)} to "
+        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.join_names(variables)} to "
         "the same release"
     )
