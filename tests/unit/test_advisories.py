@@ -7,7 +7,19 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_TOOLS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
 from conftest import Cluster, known_answer_of
-from support.clusters import FORK, GPU, TOOLS, TREE, accelerator, model, strix_halo, strix_halos, with_long_context
+from support.clusters import (
+    FORK,
+    GPU,
+    TOOLS,
+    TREE,
+    accelerator,
+    cards_of,
+    head_with_cards,
+    model,
+    strix_halo,
+    strix_halos,
+    with_long_context,
+)
 
 NVML = "Failed to initialize NVML: Driver/library version mismatch"
 MI50 = accelerator("hip", "MI50", "gfx906", 32752)
@@ -51,6 +63,15 @@ def placing_a_draft():
     draft = {"llama_model_draft": "/srv/d.gguf", "llama_server_extra_args": ["-ngld", "9", "--metrics"]}
     cluster = with_model(cluster_of(build=11063, **draft))
     cluster.model["auxiliary"] = {"draft": model(1, layers=16)}
+    return cluster
+
+
+def with_slow_link():
+    """A head that keeps conversations, and a worker that it reaches more slowly than it computes."""
+    heads = {"kv_heads": 32, "heads": 32, "width": 4096}
+    cluster = cards_of(10, summary=heads, llama_server_keep_conversations=True)
+    link = {"round_trip_ms": 0.2, "mbit_per_second": 5}
+    cluster.hosts["head"]["facts"]["measured"] = {"gpu1": link}
     return cluster
 
 
@@ -256,6 +277,21 @@ CASES = [
             "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
         ["into several buffers on Vulkan0 of strix0, Vulkan0 of strix1."],
+    ),
+    (
+        "conversations-lost",
+        lambda: head_with_cards(llama_server_keep_conversations=True, llama_server_extra_args=["--embedding"]),
+        {"remove llama_server_keep_conversations": setting("head", llama_server_keep_conversations=False)},
+        ["do not survive a restart: the model generates no text"],
+    ),
+    (
+        "conversations-slow",
+        with_slow_link,
+        {
+            "remove llama_server_keep_conversations": setting("head", llama_server_keep_conversations=False),
+            "accept this advisory if": accepts("conversations-slow"),
+        },
+        ["Restoring a conversation with a full context takes "],
     ),
     (
         "prompt-cache-memory",

@@ -8,6 +8,7 @@ from support import models
 from support.clusters import (
     CARD,
     FORK,
+    TREE,
     cards_of,
     head_with_cards,
     model,
@@ -96,6 +97,46 @@ def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     other = head_with_cards(llama_server_idle_seconds=600, llama_release=FORK)
     assert other.reason().rstrip(".").endswith("archive-bbbbbbbb does not know: leave it out")
     assert "llama_server_idle_seconds is 0" in head_with_cards(llama_server_idle_seconds=0).reason()
+
+
+def test_conversations_survive_a_restart_if_that_is_asked_for():
+    keeping = {"llama_server_keep_conversations": True, "llama_server_parallel": 2}
+    plan = head_with_cards(**keeping).plan()
+    kept, launcher = plan["head"]["conversations"], plan["head"]["launcher"]
+    assert argument(plan, "--slot-save-path") == "/opt/llamacpp/state/conversations"
+    place = launcher.index("--conversations")
+    assert launcher[place + 1 : place + 4] == ["16384", str(kept["file_mib"]), "60"]
+    assert abs(kept["file_mib"] - sum(entry["kv_mib"] for entry in plan["placement"]) / 2) <= 1
+    assert f"a full context takes {kept['file_mib']} MiB, and {kept['move_s']:g} s to save or to restore" in pages(plan)
+    off = head_with_cards().plan()
+    assert (argument(off, "--slot-save-path"), "conversations" in off["head"]) == (None, False)
+    assert "--conversations" not in off["head"]["launcher"]
+    assert "llama_server_conversations_mib is 0" in head_with_cards(llama_server_conversations_mib=0).reason()
+    own = head_with_cards(llama_server_extra_args=["--slot-save-path", "/tmp"])
+    assert "--slot-save-path, which the plan decides: set llama_server_keep_conversations instead" in own.reason()
+
+
+@pytest.mark.parametrize(
+    "variables, reason",
+    [
+        ({"summary": WINDOWS}, "sliding windows or recurrent layers, which need build 11669"),
+        ({"llama_server_extra_args": ["--spec-type", "draft-mtp"]}, "does not save the context of a draft model"),
+        ({"llama_server_extra_args": ["--embedding"]}, "the model generates no text"),
+        ({"llama_release": FORK}, "this was never tried with ik_llama.cpp"),
+    ],
+)
+def test_the_plan_says_where_conversations_do_not_survive(variables, reason):
+    plan = head_with_cards(llama_server_keep_conversations=True, **variables).plan()
+    (advisory,) = [entry for entry in plan["advisories"] if entry["id"] == "conversations-lost"]
+    assert reason in advisory["message"]
+    assert (argument(plan, "--slot-save-path"), "conversations" in plan["head"]) == (None, False)
+
+
+def test_windows_survive_a_restart_with_their_checkpoints():
+    release = {**TREE, "build": 11669}
+    plan = head_with_cards(summary=WINDOWS, llama_server_keep_conversations=True, llama_release=release).plan()
+    head, kv = plan["head"], sum(entry["kv_mib"] for entry in plan["placement"])
+    assert abs(head["conversations"]["file_mib"] - kv - head["checkpoints_mib"]) <= 1
 
 
 def test_checkpoints_of_windows_are_as_many_as_there_is_room_for():

@@ -206,6 +206,17 @@ def test_what_would_change_is_told_like_a_difference(pair):
     assert "What site.yml would change" in plan_text.plan_page(typed(plan), text.splitlines())
 
 
+def test_another_build_loses_the_conversations_that_are_kept(pair):
+    lost = "    ! kept conversations would be lost: another build cannot read them"
+    for keeps, running in ((True, "b6110-cpu-12345678"), (False, "b6110-cpu-12345678"), (True, None)):
+        pair.hosts["head"]["variables"]["llama_server_keep_conversations"] = keeps
+        plan = pair.plan()
+        found = drifts(plan)
+        build = running or plan["hosts"]["head"]["builds"][0]["id"]
+        found["head"].update(running_releases=[build], differences=[{"kind": "boot", "subject": "x", "text": "x"}])
+        assert (lost in changed(plan, found).splitlines()) == (keeps and running is not None)
+
+
 def test_where_all_is_as_planned(pair):
     plan = pair.plan()
     assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  is as planned" for name in plan["hosts"]]

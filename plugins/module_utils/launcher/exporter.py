@@ -136,6 +136,8 @@ class Exporter:
         if head:
             _add_connections(figures, head, info.workers)
             _add_counts(figures, head, info)
+            for name in metrics.CONVERSATIONS if head.kept else ():
+                figures.add(name, head.kept[name])
         verification = self.path and journal.read_back(self.path.with_name(VERIFICATION), _parse_verification)
         if verification and self.path:
             figures.add("verified_passed", verification[0])

@@ -83,11 +83,18 @@ METRICS = (
     Metric("generation_seconds_total", COUNTER, "Time spent on generation", ("model",)),
     Metric("requests_processing", GAUGE, "Requests in progress", ("model",)),
     Metric("requests_deferred", GAUGE, "Requests waiting for a slot", ("model",)),
+    Metric("conversations_kept", GAUGE, "Conversations on the disk that llama-server can restore"),
+    Metric("conversation_tokens_restored_total", COUNTER, "Tokens of conversations that were restored"),
+    Metric(
+        "conversation_seconds_saved_total", COUNTER, "Predicted time to compute these, less the time to restore them"
+    ),
     Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
     Metric("device_memory_used_bytes", GAUGE, "Memory of the device used by any program", ("worker", "device")),
 )
+CONVERSATIONS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
+"""Metrics of conversations.py: files, restored tokens, saved seconds."""
 SERVER_COUNTERS = {
     "prompt_tokens_total": "prompt_tokens_total",
     "prompt_seconds_total": "prompt_seconds_total",

@@ -41,10 +41,10 @@ if not __package__:  # on a host all modules are in one folder
         sys.modules[name].__path__ = [os.path.dirname(os.path.abspath(__file__))]
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402  # only now can these be found there
+    conversations,
     exporter,
     journal,
     page,
-    page_server,
     progress,
     server,
     serving,
@@ -120,6 +120,8 @@ class HeadSettings(NamedTuple):
     silence: float = server.SILENCE_SECONDS
     router: bool = False
     """Whether llama-server starts others, one for each model."""
+    conversations: Sequence[int] = ()
+    """Fields of conversations.Limits; empty if none are kept."""
 
 
 class StartChoice(NamedTuple):
@@ -153,6 +155,7 @@ class Start:
         self.return_timer = progress.ConditionTimer()
         self.asked_at = 0.0
         """Time of the last handshakes with absent workers."""
+        self.keeper: conversations.Keeper | None = None
 
     def choose(self) -> StartChoice:
         """Return the full plan when all of its workers have shaken hands, or a fallback when one stays away. A router starts without absent workers:
@@ -219,6 +222,7 @@ class Start:
         record, settings = self.record, self.settings
         record.set(serving.LOADING, choice.without)
         argv = words.command_line_of_build(choice.argv)
+        keeper = self.keeper = conversations.open_keeper(argv, settings.state, settings.conversations, record.log)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)
@@ -230,10 +234,12 @@ class Start:
             return
         self.exports.note_start()
         head.tunnels = self.tunnels
+        if keeper:
+            keeper.head, head.kept, head.notice = head, keeper.counts, keeper.notice
         try:
             fault = self._watch(head, choice)
         except SystemExit:
-            head.stop()
+            self._stop(head)
             head.relay.join(timeout=5)
             raise
         head.kill()
@@ -246,6 +252,11 @@ class Start:
         if not fault:
             record.log(f"llama-server exited {ending}: restarting it")
         self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))
+
+    def _stop(self, head: server.Head) -> None:
+        if self.keeper:
+            journal.run_safely("conversations are not kept", self.keeper.save_now)
+        head.stop()
 
     def _record_exit(self, cause: str, ending: str, log: str) -> None:
         record_exit(self.settings.state, ending, log)
@@ -264,6 +275,8 @@ class Start:
                 head.process.wait(self.settings.pause)
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
+            if self.keeper and not fault:
+                fault = journal.run_safely("conversations are not kept", self.keeper.fault)
             if fault and fault.model:
                 self.record.log(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
                 self.exports.count_restart(fault.cause)
@@ -283,7 +296,7 @@ class Start:
                 "the head stays on its fallback", partial(self._may_return, head, choice)
             ):
                 self.record.log(f"worker {choice.fallback.without} is back: restarting llama-server with all workers")
-                head.stop()
+                self._stop(head)
                 return server.Fault("the worker is back", returns=True)
         return None
 
@@ -353,9 +366,9 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
     host = socket.gethostname()
     host_names = {host, host.partition(".")[0], exports.description.host if exports.description else host}
-    access = page_server.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
+    access = page.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
     port = chat_port(argv)
-    page_server.start(access, lambda: page.render(exports.snapshot, time.time(), port))
+    page.start_server(access, lambda: page.render(exports.snapshot, time.time(), port))
 
 
 def chat_port(argv: Sequence[str]) -> str:
@@ -426,6 +439,14 @@ def main() -> int:
         type=float,
         default=server.SILENCE_SECONDS,
         help="seconds after which a busy server that makes no progress is restarted",
+    )
+    head.add_argument(
+        "--conversations",
+        type=int,
+        nargs=4,
+        default=(),
+        metavar=("LIMIT_MIB", "FULL_MIB", "SECONDS", "COMPUTING_SECONDS"),
+        help="keep conversations on the disk: limit of all files, size of a full one, time limit, time to compute a full one",
     )
     head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")

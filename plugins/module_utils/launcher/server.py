@@ -14,11 +14,12 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -113,6 +114,8 @@ class ServerRequest(threading.Thread):
         """:param wait: seconds to wait for the answer."""
         super().__init__(daemon=True)
         self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
+        self.connection: http.client.HTTPConnection | None = None
+        self.is_cancelled = False
         self.start()
         self.join(wait)
 
@@ -121,9 +124,18 @@ class ServerRequest(threading.Thread):
             suppress(OSError, http.client.HTTPException),
             closing(_connection(self.url, LONGEST_LOAD_SECONDS)) as connection,
         ):
+            self.connection = connection
             headers = {"Content-Type": b"application/json", **self.headers}
             connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
             self.reply = connection.getresponse().read(ANSWER_BYTES)
+
+    def cancel(self) -> None:
+        """Close the connection: llama-server drops what it has not begun."""
+        self.is_cancelled = True
+        if self.connection and self.connection.sock:
+            with suppress(OSError):
+                self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(1.0)
 
 
 class Fault(NamedTuple):
@@ -229,7 +241,7 @@ class WatchedServer:
             link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
         ]
 
-    def _listens(self, sample: progress.ProcessSample) -> bool:
+    def listens(self, sample: progress.ProcessSample) -> bool:
         """Return whether llama-server itself has its port: no other process may receive a key."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
@@ -242,7 +254,7 @@ class WatchedServer:
             present = connected(sample.links, self.endpoints)
             is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
             is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
-            if not (is_changed or is_due) or not self._listens(sample):
+            if not (is_changed or is_due) or not self.listens(sample):
                 return
             self.timers.seconds("unasked", False, clock)
             self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
@@ -255,7 +267,7 @@ class WatchedServer:
         client may want nothing, or only /health."""
         present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
         is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
-        if self.counts_request is None and present and is_due and self.last_sample and self._listens(self.last_sample):
+        if self.counts_request is None and present and is_due and self.last_sample and self.listens(self.last_sample):
             self.counts_asked_at = time.monotonic()
             self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
         if self.counts_request and not self.counts_request.is_alive():
@@ -316,7 +328,7 @@ class WatchedServer:
 
     def _answers(self, sample: progress.ProcessSample) -> bool:
         """Ask for one token, once, and return whether it answered: a client that keeps a connection open may want nothing."""
-        if self.token_request is None and self._listens(sample):
+        if self.token_request is None and self.listens(sample):
             self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
         if self.token_request is None or self.token_request.is_alive():
             return False
@@ -337,6 +349,10 @@ class Head(WatchedServer):
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
+        self.notice: Callable[[bytes], None] = lambda _output: None
+        """Gets each part of the output as it comes."""
+        self.kept: Mapping[str, float] = {}
+        """Metrics of kept conversations."""
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -358,6 +374,7 @@ class Head(WatchedServer):
         with journal.StartLog(path) as start_log:
             while part := os.read(pipe, 65536):
                 self.note(start_log, part)
+                self.notice(part)
                 self.last = (self.last + part)[-LAST_BYTES:]
                 journal.write(part)
 

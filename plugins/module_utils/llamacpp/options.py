@@ -179,6 +179,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "prompt-cache", _pair("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
     ),
+    Option("conversations", _pair("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",

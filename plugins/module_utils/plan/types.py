@@ -529,6 +529,21 @@ class ServedModel(NamedTuple):
     """key of the record of how well it reads, as in `head`"""
 
 
+class ConversationsPlan(NamedTuple):
+    """Conversations that survive a restart in files on the head's disk."""
+
+    limit_mib: int
+    """size of all files"""
+    file_mib: int
+    """size of a file whose context is full"""
+    move_s: float
+    """predicted seconds to save or restore a full context, over the links and the disk"""
+    computing_s: float
+    """predicted seconds to compute a full context"""
+    timeout_s: Seconds
+    """seconds without progress after which a save or restore counts as hung"""
+
+
 class HeadPlan(NamedTuple):
     """llama-server."""
 
@@ -582,6 +597,8 @@ class HeadPlan(NamedTuple):
     """memory of the head for checkpoints of windows and states, all slots together"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it unloads its model; missing if it never does"""
+    conversations: Absent[ConversationsPlan] = None
+    """conversations on its disk; missing if they do not survive a restart"""
     page_port: Absent[Port] = None
     """value of `llama_server_page_port`; missing without a page"""
     proof: Absent[ProofPlan] = None

@@ -16,7 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import (
+    conversations_on_disk,
+    prompt_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
@@ -54,6 +57,7 @@ def argv_of(candidate: Candidate, build: str) -> tuple[str, ...]:
         ("prompt-cache", str(cache.mib)),
         ("context-checkpoints", "" if cache.checkpoints is None else str(cache.checkpoints)),
         ("sleep", str(server.idle_seconds or "")),
+        ("conversations", f"{host.facts.prefix}/state/conversations" if conversations_on_disk(candidate) else None),
         ("load-mode", candidate.load_mode()),
         ("repack", "off" if _crashes_with_amx(candidate) else None),
         ("ui", "none" if server.ui == "false" else None),

@@ -48,7 +48,7 @@ PATIENCE_S, PATIENCE_TIMES = 300, 5
 REPLACED_OPTIONS = f"""
 model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
 tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
-draft-cache-type-k draft-cache-type-v metrics batch repack alias ui --slot-save-path --log-file
+draft-cache-type-k draft-cache-type-v metrics batch repack alias ui conversations --log-file
 """.split()
 """Options that the proof sets itself, or that concern clients or what is loaded beside the model."""
 IRRELEVANT_OPTIONS = {

@@ -123,6 +123,10 @@ class Server(NamedTuple):
     """Tokens that a device computes together."""
     idle_seconds: int | None = None
     """Idle seconds after which it frees its model; None if it keeps it."""
+    keep_conversations: bool = False
+    """Whether conversations survive a restart on the head's disk."""
+    conversations_mib: int = 0
+    """Size of their files."""
     speculation: str | None = None
     """See speculation.py."""
     page_port: int | None = None

@@ -270,6 +270,8 @@ def changes_of(
         planned_builds = {build.id for build in plan.hosts[name].builds}
         lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned_builds]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
+        if name == plan.head.host and plan.head.conversations and {*drift.running_releases} - planned_builds:
+            lines += tables.wrap("    ! ", "kept conversations would be lost: another build cannot read them")
         if packages:
             lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
         rest = [difference.text for difference in drift.differences if difference.kind != "release"]

@@ -123,7 +123,14 @@ def _conversations(plan: Plan) -> str:
     if not head.prompt_cache_mib:
         conversations = "Conversations that left their slot are not cached"
     points = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
-    return f"{conversations}.{points}"
+    kept = head.conversations
+    disk = (
+        f" They survive a restart on {head.host}'s disk: a full context takes {kept.file_mib} MiB, and {kept.move_s:g} s to save or to restore; "
+        f"computing it takes {kept.computing_s:g} s."
+        if kept
+        else ""
+    )
+    return f"{conversations}.{points}{disk}"
 
 
 def _sleep(plan: Plan) -> list[str]:

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import unfiltered_reason
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout, prompt_cache
 
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which the advisory applies; assumed."""
@@ -122,6 +122,20 @@ def cut_context(context: AdvisoryContext) -> Cases:
     trained = workload.trained_context(server, context.summary)
     values = {"requested": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
     return [(head.host, {**values, "parallel": server.parallel})]
+
+
+def lost_conversations(context: AdvisoryContext) -> Cases:
+    """Return the head if the operator wants conversations to survive a restart, and llama-server cannot restore them."""
+    reason = context.server.keep_conversations and prompt_cache.why_not_on_disk(context.candidate)
+    return [(context.plan.head.host, {"reason": reason})] if reason else []
+
+
+def slow_conversations(context: AdvisoryContext) -> Cases:
+    """Return the head if restoring a conversation takes longer than computing it."""
+    kept = context.plan.head.conversations
+    if not kept or kept.move_s < kept.computing_s:
+        return []
+    return [(context.plan.head.host, {"move": f"{kept.move_s:g}", "computing": f"{kept.computing_s:g}"})]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:

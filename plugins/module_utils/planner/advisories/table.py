@@ -367,6 +367,22 @@ ADVISORIES = (
         "docs/plan.md",
     ),
     Advisory(
+        "conversations-lost",
+        "warning",
+        server.lost_conversations,
+        "llama_server_keep_conversations is true, but conversations do not survive a restart: {reason}.",
+        ("remove llama_server_keep_conversations",),
+        "docs/operating.md",
+    ),
+    Advisory(
+        "conversations-slow",
+        "warning",
+        server.slow_conversations,
+        "Restoring a conversation with a full context takes {move} s, and computing it again {computing} s.",
+        ("remove llama_server_keep_conversations", "accept this advisory if the links are faster than planned"),
+        "docs/operating.md",
+    ),
+    Advisory(
         "variable-misspelt",
         "error",
         functools.partial(releases.unknown_variables, misspelt=True),

@@ -27,6 +27,7 @@ FIELD_LIMITS = {
     "threads": (1, MAX_THREADS),
     "gpu_layers": (0, (1 << 31) - 1),
     "prompt_cache_mib": (0, (1 << 31) - 1),
+    "conversations_mib": (1, (1 << 31) - 1),
     "batch": (1, 1 << 20),
     "micro_batch": (1, 1 << 20),
     "idle_seconds": (1, 7 * 86400),

@@ -55,6 +55,8 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         )
     if variables[f"{SERVER}fallback"]:
         raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove one of them")
+    if variables[f"{SERVER}keep_conversations"]:
+        raise Refusal(f"{SERVER}keep_conversations is true, but models of {VARIABLE} keep none: remove one of them")
     _check_names(entries)
     return tuple(
         Overlay(

@@ -1,20 +1,23 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conversations that llama-server keeps in the head's memory: those that left their slot, and checkpoints of windows and states.
+"""Conversations that llama-server keeps in the head's memory: those that left their slot, and checkpoints of windows and states; and on its disk.
 
-Both fetch KV cache from the devices, over the network where workers lend them: llama_state_seq_get_data_ext, read in build 11063.
+All fetch KV cache from the devices, over the network where workers lend them: llama_state_seq_get_data_ext, read in build 11063.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ConversationsPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
+    cost_model,
     devices,
     prompts,
     workers,
@@ -24,6 +27,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 LIMIT_MIB, MAX_CHECKPOINTS = 8192, 32
 """llama-server's defaults for ``--cache-ram`` and ``--ctx-checkpoints``."""
+CHECKPOINTS_IN_FILES = 11669
+"""Oldest build seen to save checkpoints in slot files (#26004): without them windows and states of a restored conversation are computed again."""
+SHORTEST_LIMIT_S = 60
 STEP_MIB = 256
 """Unit of sizes: so a kernel that takes a little more rarely restarts a server."""
 
@@ -65,6 +71,40 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
     mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
     return PromptCache(mib, checkpoints, checkpoints_mib)
+
+
+def why_not_on_disk(candidate: Candidate) -> str:
+    """Return why llama-server cannot restore conversations from its disk; empty if it can."""
+    workload, release, cache = candidate.workload, candidate.release, candidate.workload.cache
+    drafts = [workload.server.argument(name) for name in ("draft", options.SPECULATION)]
+    if not workload.generates:
+        return "the model generates no text"
+    if not release.mainline:
+        return f"this was never tried with {release.fork}"
+    if workload.speculation.startswith("draft") or any(drafts):
+        return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
+    if any(kv_cache.checkpointed(candidate.summary, cache)) and release.build < CHECKPOINTS_IN_FILES:
+        return f"{candidate.summary.name} has sliding windows or recurrent layers, which need build {CHECKPOINTS_IN_FILES} or newer"
+    if any(kv_cache.is_torn(candidate.summary, cache, device.backend) for device in candidate.layout.devices):
+        return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
+    return ""
+
+
+def conversations_on_disk(candidate: Candidate) -> ConversationsPlan | None:
+    """Return how conversations survive a restart; None if they do not."""
+    workload = candidate.workload
+    if not workload.server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
+        return None
+    slots, tokens = 1 if workload.cache.unified else workload.cache.parallel, workload.context_per_request
+    size = sum(candidate.layout.load.kv) / slots + prompt_cache(candidate).checkpoints_mib * MIB / slots
+    batch_s = prompts.seconds_of(candidate, min(tokens, workload.cache.batch))
+    return ConversationsPlan(
+        limit_mib=workload.server.conversations_mib,
+        file_mib=math.ceil(size / MIB),
+        move_s=round(_move_s(candidate) / 2 + size / 1e9 / cost_model.DISK_GB_PER_S, 1),
+        computing_s=round(prompts.seconds_of(candidate, tokens), 1),
+        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
+    )
 
 
 def _checkpoint_bytes(candidate: Candidate) -> int:

@@ -16,7 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import (
+    conversations_on_disk,
+    prompt_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
 
@@ -68,6 +71,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
+        conversations=conversations_on_disk(candidate),
     )
 
 
@@ -78,6 +82,9 @@ def _launcher_words(candidate: Candidate, host: Host, own_url: str) -> Iterator[
         yield from ("--worker", worker.endpoint)
     if server.fallback:
         yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
+    if kept := conversations_on_disk(candidate):
+        sizes = kept.limit_mib, kept.file_mib, kept.timeout_s, math.ceil(kept.computing_s)
+        yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None
     yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
 

@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     loading,
     metrics,
     page,
-    page_server,
     progress,
     runtime,
     serving,
@@ -228,7 +227,7 @@ def test_it_links_to_the_chat_page_of_the_same_host(paged, tmp_path, state):
         ('a"b', "localhost"),
     ):
         request = f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer k\r\n\r\n".encode()
-        reply = page_server._reply(request, [b"k"], (), lambda: text).decode()
+        reply = page._reply(request, [b"k"], (), lambda: text).decode()
         assert f'<a href="//{link}:8080/">Chat with the model</a>' in reply
         assert page.HOST not in reply
 
@@ -250,7 +249,7 @@ def test_a_chat_page_is_linked_if_the_release_has_it(tmp_path):
 
 def served(current, **door):
     port = free_port()
-    page_server.start(page_server.PageAccess("127.0.0.1", port, **door), lambda: current[0])
+    page.start_server(page.PageAccess("127.0.0.1", port, **door), lambda: current[0])
     until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
     return port
 
@@ -281,13 +280,13 @@ def test_a_launcher_shows_it_by_the_names_of_its_host(exported):
 
 @pytest.mark.programs
 def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
-    monkeypatch.setattr(page_server, "CLIENT_SECONDS", 1.0)
+    monkeypatch.setattr(page, "CLIENT_SECONDS", 1.0)
     port = served(["the page"])
-    idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page_server.MAX_CLIENTS + 8)]
+    idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page.MAX_CLIENTS + 8)]
     until(lambda: fetched(port) == (200, "the page"))
     assert idle[0].recv(1) == b""
     with socket.create_connection(("127.0.0.1", port)) as loud, contextlib.suppress(OSError):
-        loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page_server.MAX_REQUEST_BYTES * 2)
+        loud.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * page.MAX_REQUEST_BYTES * 2)
         assert loud.recv(1) == b""
     with socket.create_connection(("127.0.0.1", port)) as slow, pytest.raises(OSError, match=r"Broken pipe|reset"):
         until(lambda: slow.sendall(b"G"), 20)
@@ -297,10 +296,10 @@ def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
 
 @pytest.mark.programs
 def test_a_page_that_cannot_be_made_is_tried_again(monkeypatch):
-    monkeypatch.setattr(page_server, "WRONG_KEY_SECONDS", 0)
+    monkeypatch.setattr(page, "WRONG_KEY_SECONDS", 0)
     current = []
     port = served(current)
-    assert [fetched(port) for _number in range(2 * page_server.MAX_CLIENTS)] == [(0, "")] * 2 * page_server.MAX_CLIENTS
+    assert [fetched(port) for _number in range(2 * page.MAX_CLIENTS)] == [(0, "")] * 2 * page.MAX_CLIENTS
     current.append("the page")
     assert fetched(port) == (200, "the page")
 
@@ -316,7 +315,7 @@ def test_it_shows_the_certificate_of_the_server_and_clients_without_a_handshake_
     before = len(os.listdir("/proc/self/fd"))
     silent = [socket.create_connection(("127.0.0.1", port)) for _number in range(100)]
     time.sleep(0.5)
-    assert len(os.listdir("/proc/self/fd")) - before - len(silent) <= page_server.MAX_CLIENTS
+    assert len(os.listdir("/proc/self/fd")) - before - len(silent) <= page.MAX_CLIENTS
     for connection in silent:
         connection.close()
 
