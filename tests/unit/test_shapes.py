@@ -80,7 +80,11 @@ def test_one_server_on_each_host_serves_several_users_the_fastest():
     gain = (
         r"The best other shape is one server on each of host0, host1: 1\.\d+ times the tokens per second of this plan "
     )
-    assert re.search(gain + r"for 8 users\. To select it, put host0, host1 into the group llama_head and a host into llama_balancer\.", page)
+    assert re.search(
+        gain
+        + r"for 8 users\. To select it, put host0, host1 into the group llama_head and a host into llama_balancer\.",
+        page,
+    )
 
 
 def test_hosts_that_are_alike_share_a_row_and_what_does_not_fit_says_how_much_is_missing():
