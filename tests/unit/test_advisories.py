@@ -69,7 +69,8 @@ def placing_a_draft():
 def with_slow_link():
     """A head that keeps conversations, and a worker that it reaches more slowly than it computes."""
     heads = {"kv_heads": 32, "heads": 32, "width": 4096}
-    cluster = cards_of(10, summary=heads, llama_server_keep_conversations=True)
+    accepted = {"llama_accept_advisories": ["slower-than-one-host"]}
+    cluster = cards_of(10, summary=heads, llama_server_keep_conversations=True, **accepted)
     link = {"round_trip_ms": 0.2, "mbit_per_second": 5}
     cluster.hosts["head"]["facts"]["measured"] = {"gpu1": link}
     return cluster

@@ -49,7 +49,7 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, last_sample, load, asleep = True, None, None, False
+    ready, last_sample, load, asleep, kept = True, None, None, False, {}
     counts = llama_server.counts_of(METRICS)
     loaded = llama_server.Head.loaded
 

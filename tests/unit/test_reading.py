@@ -43,7 +43,8 @@ facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of f
 facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
-host/start_records._state_of host/system.System.text launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
+host/start_records._state_of host/system.System.text launcher/conversations._tokens_of
+launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
 links/inspection._protected model/layer_sample.write model/gguf.File.__init__
