@@ -62,7 +62,8 @@ from typing import NamedTuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 
-BACKEND, POLL_SECONDS = "replicas", 0.5
+BACKEND = "replicas"
+POLL_SECONDS = 0.5
 COMMANDS = {"drained": "maint", "ready": "ready"}
 """HAProxy's own state drain still admits the clients that stay on the server. With maint running requests end as they would."""
 REMEDIES = {
