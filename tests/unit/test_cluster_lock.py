@@ -150,6 +150,7 @@ PLAYBOOK = f"""
 - hosts: all
   gather_facts: false
   any_errors_fatal: true
+  vars_files: [{ROOT}/playbooks/vars/cluster.yml]
   tasks:
     - llamacpp.cluster.host_info: {{scope: user}}
       register: __llama_facts

@@ -370,7 +370,7 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
         ("llama-server --ssl-cert-file x", {"help": WITH_TLS, "fork": "ik_llama.cpp"}, "was built without TLS"),
         ("llama-server --ssl-cert-file x", {"help": f"{WITH_TLS}Running with SSL", "fork": "ik_llama.cpp"}, ""),
         ("ggml-rpc-server -c", {}, "rpc-server of new on strix1 does not know -c, which llama_worker_endpoints sets"),
-        ("llama-server --n-gpu-layers 4 --alias x", {"fork": "ik_llama.cpp"}, ""),
+        ("llama-server --n-gpu-layers 4 --seed 1", {"fork": "ik_llama.cpp"}, ""),
         ("llama-server --model x", {"fork": "ik_llama.cpp"}, "does not know --model"),
     ],
 )

@@ -85,10 +85,12 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     last = yaml.safe_load((ROOT / "playbooks/teardown.yml").read_text())[-1]["tasks"][-1]
     torn_down = {"name": "Be torn down", "ansible.builtin.raw": "echo torn down"}
     tasks = ([{"ansible.builtin.raw": "echo here"}], [torn_down, last])
-    plays = [{"hosts": "all", "gather_facts": False, "tasks": each} for each in tasks]
+    variables = [str(ROOT / "playbooks/vars/cluster.yml")]
+    plays = [{"hosts": "all", "gather_facts": False, "vars_files": variables, "tasks": each} for each in tasks]
     (tmp_path / "run.yml").write_text(yaml.safe_dump(plays))
     hosts = {"head": playbook_runs.LOST, "worker": playbook_runs.LOCAL}
-    status, printed = playbook_runs.run(tmp_path, "run.yml", {"all": {"hosts": hosts}})
+    groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}}
+    status, printed = playbook_runs.run(tmp_path, "run.yml", {"all": {"children": groups}})
     assert status
     assert "head could not be reached or failed above" in printed
     assert printed.index("torn down]") < printed.index("head could not be reached or failed above")

@@ -90,7 +90,7 @@ class Ends:
 
     def share_a_key(self):
         for keys in (self.theirs, self.own):
-            self.send_part(keys, KEY)
+            self.give(keys, KEY)
 
     def start(self):
         """The launcher of the worker, as its service has it."""
@@ -136,7 +136,7 @@ class TestRealTunnels:
         assert ends.state() == "ok"
         address, port = ends.outer.split(":")
         assert rpc.probe(address, int(port), 3).state != "ok"
-        ends.send_part(ends.own, OTHER)
+        ends.give(ends.own, OTHER)
         lines_until(client, "the tunnel keys have changed")
         assert until(lambda: ends.state() != "ok")
 
@@ -157,7 +157,7 @@ class TestRealTunnels:
                 (ends.own, client, (OTHER,)),
                 (ends.theirs, worker, (OTHER,)),
             ):
-                ends.send_part(keys, *texts)
+                ends.give(keys, *texts)
                 lines_until(process, "the tunnel keys have changed")
                 assert answers() == b"computed"
         assert until(lambda: ends.state() == "ok")
@@ -172,12 +172,12 @@ class TestRealTunnels:
             assert until(lambda: ends.state() == "ok")
 
     def test_a_head_whose_key_is_another_one_says_so_and_serves_once_it_is_right(self, ends):
-        ends.send_part(ends.theirs, KEY)
-        ends.send_part(ends.own, OTHER)
+        ends.give(ends.theirs, KEY)
+        ends.give(ends.own, OTHER)
         ends.start()
         head = ends.head()
         lines_until(head, f"{ends.outer}, the other end of its tunnel, is absent, has another key, or has no worker")
-        ends.send_part(ends.own, KEY)
+        ends.give(ends.own, KEY)
         until(lambda: ends.cluster.is_now("serving"))
 
     def test_a_head_that_loses_its_worker_s_tunnel_is_started_again(self, ends):
@@ -198,7 +198,7 @@ class TestRealTunnels:
         assert KEY not in worker.stdout.read().decode()
 
     def test_a_program_behind_tunnels_ends_as_it_ended(self, ends):
-        ends.send_part(ends.own, KEY)
+        ends.give(ends.own, KEY)
         words = ["--tunnel", f"{ends.near}={ends.outer}", "--tunnel-keys", ends.own]
         program = ends.cluster.start("client", *words, "--", shutil.which("sh"), "-c", "exit 3")
         assert program.wait(30) == 3
