@@ -40,8 +40,6 @@ class PortProbe(NamedTuple):
 
 
 Kind = Literal[
-    "account",
-    "folder",
     "release",
     "file",
     "model",
