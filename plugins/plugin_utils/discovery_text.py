@@ -1,24 +1,15 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposed inventory as YAML, below the reasons for it. Text from hosts is only written as one-line comments; whatever YAML or Ansible would read
-differently is never written.
-"""
+"""A proposed inventory as YAML, below the reasons for it. Text from hosts is only written as one-line comments."""
 
 from __future__ import annotations
 
-import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import yaml
-from ansible.errors import AnsibleError
-from ansible.inventory.manager import InventoryManager
-from ansible.parsing.dataloader import DataLoader
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
@@ -42,10 +33,7 @@ _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag
 
 
 def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> str:
-    """Return the text of the inventory, as Ansible reads it.
-
-    :raises Refusal: Ansible would read another cluster.
-    """
+    """Return the text of the inventory, as Ansible reads it."""
     head, hosts = proposal.head.name, proposal.hosts
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}
@@ -55,28 +43,7 @@ def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refu
         content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
     yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
     comments = [line for text in _reasons(proposal, left_out, plan) for line in _comment(text)]
-    text = "\n".join(["---", *comments, yaml_text])
-    if _read_inventory(text) != (proposal.groups, proposal.model_variable, hosts):
-        names = ", ".join(map(validation.show, hosts))
-        raise Refusal(f"Ansible would not read {names} from the inventory as written: use plain host names")
-    return text
-
-
-def _read_inventory(text: str) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, dict[str, Any]]] | None:
-    """Return groups, variables of the cluster and variables of hosts; None if Ansible cannot read the inventory."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "hosts.yml"
-        path.write_text(text)
-        try:
-            manager = InventoryManager(DataLoader(), sources=[str(path)])
-        except AnsibleError:
-            return None
-    groups = {name: hosts for name, hosts in manager.get_groups_dict().items() if name not in ("all", "ungrouped")}
-    hosts = {
-        host.name: {name: value for name, value in host.vars.items() if not name.startswith("inventory_")}
-        for host in manager.get_hosts()
-    }
-    return groups, manager.groups["llama_cluster"].vars if groups else {}, hosts
+    return "\n".join(["---", *comments, yaml_text])
 
 
 def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:

@@ -215,15 +215,6 @@ def test_a_host_takes_no_place_of_another_by_its_name(tmp_path, itself):
     assert (groups["llama_head"], groups["llama_cluster"]) == (["b"], ["b", "10.0.0.2", "10.0.0.3", "10.0.0.4"])
 
 
-@pytest.mark.parametrize("models", [[], [a_model("/models/small.gguf")]], ids=["worker", "spare"])
-def test_what_ansible_would_read_as_another_cluster_is_not_written(tmp_path, models):
-    found = network("a", "b:22")
-    found["a"]["discovered"]["models"] = models
-    with pytest.raises(Refusal, match="Ansible would not read 'a', 'b:22' from the inventory"):
-        discovered(tmp_path, found)
-    assert not (tmp_path / "new").exists()
-
-
 def test_neither_a_size_nor_a_hardware_address_that_a_host_makes_up_moves_another(tmp_path):
     found = network(*"abc", eth1=("ethernet", 10000, "10.99.0", "ab"))
     right = a_model("/models/right.gguf")
