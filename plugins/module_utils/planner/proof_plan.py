@@ -39,7 +39,7 @@ PROCESSORS_CONTEXT = 1536
 """Context if only processors are proven: their kernels are the same for longer prompts."""
 START_S = 2
 """Seconds in which a llama-server starts and stops."""
-RATE_SHARE, EXPERT_RATE_SHARE = 0.4, 0.2
+RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
 """Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
 LIMIT_TIMES = 1.5
 """Multiple of the prediction after which the processor answers no further long prompts."""
