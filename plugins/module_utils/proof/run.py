@@ -26,6 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
@@ -333,7 +334,7 @@ class _Server(NamedTuple):
         """
         answers, deadline = [], time.monotonic() + seconds
         for question in prompts:
-            if question.is_long and time.monotonic() > deadline:
+            if question.length > questions.LONGEST_SHORT and time.monotonic() > deadline:
                 break
             answers.append(self._answer(tokens.prompt(question), question.grows))
         return answers
@@ -410,7 +411,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
     :raises Failure: it does not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
-        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
+        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{smoke_test.free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
@@ -425,9 +426,3 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             server.status(STOP_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]
