@@ -26,7 +26,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
@@ -411,7 +410,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
     :raises Failure: it does not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
-        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{smoke_test.free_port()}"
+        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
