@@ -6,7 +6,6 @@ import os
 import shutil
 import struct
 import threading
-import time
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
@@ -206,10 +205,6 @@ def test_files_of_another_model_or_build_are_never_offered(place):
     place.argv[0] = "/other/bin/llama-server"
     step(place.start())
     assert place.stub.asked == []
-    (path,) = place.folder.iterdir()
-    os.utime(path, (0, time.time() - conversations.FOREIGN_SECONDS - 60))
-    step(place.start())
-    assert names(place) == []
 
 
 def test_a_file_that_llama_server_refuses_is_deleted(place):

@@ -33,9 +33,8 @@ OPTION, FOLDER, RECORD = "--slot-save-path", "conversations", "conversations.jso
 """Option of llama-server; folder and record in the launcher's state."""
 NEW, KEPT, TRIED = ".new", ".slot", ".tried"
 """Endings of files: being saved; saved; being restored."""
-IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS, FOREIGN_SECONDS = 10.0, 15.0, 3600.0, 30 * 86400.0
-"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung; age
-at which files with another key are deleted."""
+IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS = 10.0, 15.0, 3600.0
+"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung."""
 FEWEST_TOKENS = 256
 """Shorter conversations are soon computed again; a verification reads 200 tokens."""
 BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
@@ -293,16 +292,16 @@ class Keeper:
     def _make_room(self, size: int) -> bool:
         """Delete files until there is room for so many further bytes; delete none and return False if there cannot be."""
         paths, disk = self._paths(KEPT), shutil.disk_usage(self.folder)
-        status = {path: path.stat() for path in paths}
-        used, oldest = sum(entry.st_size for entry in status.values()), time.time() - FOREIGN_SECONDS
+        sizes = {path: path.stat().st_size for path in paths}
+        used = sum(sizes.values())
         room = min(self.limits.mib * units.MIB, used + disk.free - int(DISK_SHARE * disk.total)) - size
         if room < 0 < size:
             return False
         for path in paths:
-            if used > room or (status[path].st_mtime < oldest and not path.name.startswith(self.key)):
+            if used > room:
                 path.unlink()
                 self.tokens.pop(path, None)
-                used -= status.pop(path).st_size
-        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in status)
+                used -= sizes.pop(path)
+        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in sizes)
         journal.write_state(self.record, self.counts)
         return True
