@@ -49,7 +49,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     work = workload.work_out(server, None, None, Model(str(path), None, model), release)
     overrides = tuple(entry.partition("=")[::2] for entry in server.override_tensor)
     load = device_load.Load(model, work.cache, BUILD, overrides)
-    layout = device_load.Layout(devices, split, load, load.units if gpu_layers is None else gpu_layers)
+    layout = device_load.Layout(devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers)
     host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
     return layout, llama_server.argv_of(candidate, "")[1:]

@@ -6,7 +6,6 @@ import os
 import shutil
 import struct
 import threading
-import time
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
@@ -206,10 +205,6 @@ def test_files_of_another_model_or_build_are_never_offered(place):
     place.argv[0] = "/other/bin/llama-server"
     step(place.start())
     assert place.stub.asked == []
-    (path,) = place.folder.iterdir()
-    os.utime(path, (0, time.time() - conversations.FOREIGN_SECONDS - 60))
-    step(place.start())
-    assert names(place) == []
 
 
 def test_a_file_that_llama_server_refuses_is_deleted(place):
@@ -229,15 +224,14 @@ def test_a_truncated_file_is_never_offered(place):
     assert place.logged == ["a conversation was not restored, and its file deleted: it was truncated"]
 
 
-def test_a_file_with_which_llama_server_ends_is_tried_twice(place):
+def test_a_file_with_which_llama_server_ends_is_tried_once(place):
     saved(place, conversation(1))
     place.stub.broken = "ends"
-    for ending in (conversations.TRIED, conversations.LAST):
-        step(place.start())
-        assert names(place) == [ending]
+    step(place.start())
+    assert names(place) == [conversations.TRIED]
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["llama-server ended twice while it restored a conversation: its file was deleted"]
+    assert place.logged == ["llama-server ended while it restored a conversation: its file was deleted"]
 
 
 def test_a_slot_that_computes_is_not_overwritten(place):

@@ -44,7 +44,7 @@ def test_the_known_answer_model_has_a_default_size():
     "variables, said",
     [
         ({"llama_server_port": "eighty"}, "llama_server_port"),
-        ({"llama_placement": "some"}, "fastest, fewest, all"),
+        ({"llama_placement": "some"}, "fastest, all"),
         (
             {"llama_worker_endpoints": [{"prot": 50052}]},
             r"llama_worker_endpoints\.prot is not known, use one of backend, .*, tunnel\. docs/variables",

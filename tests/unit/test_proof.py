@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     gguf,
     header_summary,
@@ -642,7 +642,7 @@ def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, wh
     questions_seen = []
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setattr(run, "_free_port", lambda: other.server_address[1])
+        monkeypatch.setattr(replies, "free_port", lambda: other.server_address[1])
         proof = prove(how, sockets=False, owner=lambda _port: False, patience=1 if how == "hangs" else 30)
         other.shutdown()
     assert why in proof.untested

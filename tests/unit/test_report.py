@@ -157,7 +157,7 @@ def test_the_page_of_a_head_alone():
 
 
 def test_the_page_tells_advisories_with_their_remedy_and_what_is_not_used(pair):
-    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_placement="fewest")
+    pair.hosts["head"]["variables"].update(llama_server_host="192.0.2.10", llama_placement="fastest")
     plan = pair.plan()
     assert plan["refused"]
     text = " ".join(plan_text.plan_page(typed(plan)).split())

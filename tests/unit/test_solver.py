@@ -118,7 +118,7 @@ def clusters(draw):
 @given(clusters())
 def test_the_solver_finds_what_trying_everything_finds(drawn):
     places, first = drawn
-    counts, best = solver.solve(places, first), by_trying_everything(places, first)
+    counts, best = solver.solve(tuple(places), first), by_trying_everything(places, first)
     assert (counts is None) == (best is None)
     if counts is not None:
         assert sum(counts) == len(places[0].cost) - 1 - first
@@ -129,7 +129,7 @@ def test_alike_devices_share_by_bytes_and_not_by_layers():
     """DeepSeek R1: three small layers before 58 large ones; by hand ``17,15,15,15``."""
     small, large, output = 2, 65, 8
     sizes = [small] * 3 + [large] * 58 + [output]
-    counts = solver.solve([place(sizes, 1120)] * 4, 0)
+    counts = solver.solve((place(sizes, 1120),) * 4, 0)
     assert sorted(counts) == [15, 15, 15, 17]
     assert counts[0] == 17
 
@@ -169,7 +169,7 @@ def steps(layers, groups):
         before = tuple(Counted(size) for size in device.sizes.before)
         places.append(device._replace(sizes=device.sizes._replace(before=before)))
     Counted.operations = 0
-    counts = solver.solve(places, 0)
+    counts = solver.solve(tuple(places), 0)
     assert sum(counts) == layers + 1
     return Counted.operations
 

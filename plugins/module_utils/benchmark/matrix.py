@@ -27,11 +27,6 @@ class Request(NamedTuple):
     depths: tuple[int, ...]
 
     @property
-    def tests(self) -> list[str]:
-        """Return names of the tests in llama-bench."""
-        return [*(f"pp{number}" for number in self.prompts), f"tg{GENERATED}"]
-
-    @property
     def context(self) -> int:
         """Return the cache size of the longest test in llama-bench, in tokens."""
         return -(-(max(*self.prompts, GENERATED) + max(self.depths)) // CACHE_CELLS) * CACHE_CELLS
@@ -119,7 +114,7 @@ def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused
     return [
         Cell(hosts, test, depth, _predicted(plan, test) if plan and not depth else None, skipped=skipped)
         for depth in request.depths
-        for test in request.tests
+        for test in (*(f"pp{number}" for number in request.prompts), f"tg{GENERATED}")
     ]
 
 

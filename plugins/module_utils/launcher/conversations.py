@@ -31,11 +31,10 @@ KEPT_FILES, RESTORED_TOKENS, SAVED_SECONDS = metrics.CONVERSATIONS
 PAUSE = "paused_until"
 OPTION, FOLDER, RECORD = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record in the launcher's state."""
-NEW, KEPT, TRIED, AGAIN, LAST = ".new", ".slot", ".tried", ".again", ".last"
-"""Endings of files: being saved; saved; being restored; to be restored once more, because llama-server had ended meanwhile; being restored once more."""
-IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS, FOREIGN_SECONDS = 10.0, 15.0, 3600.0, 30 * 86400.0
-"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung; age
-at which files with another key are deleted."""
+NEW, KEPT, TRIED = ".new", ".slot", ".tried"
+"""Endings of files: being saved; saved; being restored."""
+IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS = 10.0, 15.0, 3600.0
+"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung."""
 FEWEST_TOKENS = 256
 """Shorter conversations are soon computed again; a verification reads 200 tokens."""
 BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
@@ -140,12 +139,9 @@ class Keeper:
             journal.read_back(self.record, lambda record: {name: float(record[name]) for name in [*self.counts]}) or {}
         )
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        for path in self._paths(NEW, TRIED, LAST):
+        for path in self._paths(NEW, TRIED):
             if path.suffix == TRIED:
-                path.replace(path.with_suffix(AGAIN))
-                continue
-            if path.suffix == LAST:
-                self.log("llama-server ended twice while it restored a conversation: its file was deleted")
+                self.log("llama-server ended while it restored a conversation: its file was deleted")
             path.unlink()
 
     def notice(self, output: bytes) -> None:
@@ -224,20 +220,16 @@ class Keeper:
     def _restore(self) -> None:
         """Restore the newest conversations, all at once: a request of a client that waits for the model comes after these."""
         began, tokens, requests = time.monotonic(), 0, []
-        own_paths = [
-            path for path in self._paths(KEPT, AGAIN) if path.name.startswith(self.key) and self._is_whole(path)
-        ]
-        for slot, path in enumerate(reversed(own_paths[-self.slots :])):
-            tried = path.with_suffix(TRIED if path.suffix == KEPT else LAST)
-            path.replace(tried)
-            requests.append((path, tried, self._request(f"/{slot}?action=restore", tried)))
-        for slot, (path, tried, request) in enumerate(requests):
+        own_paths = [path for path in self._paths(KEPT) if path.name.startswith(self.key) and self._is_whole(path)]
+        for slot, kept in enumerate(reversed(own_paths[-self.slots :])):
+            tried = kept.replace(kept.with_suffix(TRIED))
+            requests.append((kept, tried, self._request(f"/{slot}?action=restore", tried)))
+        for slot, (kept, tried, request) in enumerate(requests):
             answer = self._answer(request, slot)
             if answer and not answer.get("n_restored"):
                 tried.unlink()
                 self.log(f"a conversation was not restored, and its file deleted: {_reason(answer)}")
             elif answer or (request and request.is_cancelled):
-                kept = path.with_suffix(KEPT)
                 tried.replace(kept)
                 self.tokens[kept] = _tokens_of(kept)
                 tokens += answer["n_restored"] if answer else 0
@@ -299,17 +291,17 @@ class Keeper:
 
     def _make_room(self, size: int) -> bool:
         """Delete files until there is room for so many further bytes; delete none and return False if there cannot be."""
-        paths, disk = self._paths(KEPT, AGAIN), shutil.disk_usage(self.folder)
-        status = {path: path.stat() for path in paths}
-        used, oldest = sum(entry.st_size for entry in status.values()), time.time() - FOREIGN_SECONDS
+        paths, disk = self._paths(KEPT), shutil.disk_usage(self.folder)
+        sizes = {path: path.stat().st_size for path in paths}
+        used = sum(sizes.values())
         room = min(self.limits.mib * units.MIB, used + disk.free - int(DISK_SHARE * disk.total)) - size
         if room < 0 < size:
             return False
         for path in paths:
-            if used > room or (status[path].st_mtime < oldest and not path.name.startswith(self.key)):
+            if used > room:
                 path.unlink()
                 self.tokens.pop(path, None)
-                used -= status.pop(path).st_size
-        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in status)
+                used -= sizes.pop(path)
+        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in sizes)
         journal.write_state(self.record, self.counts)
         return True

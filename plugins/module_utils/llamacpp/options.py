@@ -452,15 +452,11 @@ def is_variable(name: str) -> bool:
     return bool(_VARIABLE.fullmatch(name))
 
 
-def is_option(word: str) -> bool:
-    return bool(re.match(r"--?[A-Za-z]", word))
-
-
 def pairs(arguments: Iterable[str]) -> list[list[str]]:
     """Return each option of llama-server with the words that follow it."""
     result: list[list[str]] = []
     for word in arguments:
-        if is_option(word) or not result:
+        if re.match("--?[A-Za-z]", word) or not result:
             result.append([word])
         else:
             result[-1].append(word)

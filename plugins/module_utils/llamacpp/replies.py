@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
@@ -51,6 +52,13 @@ def textless_path(argv: Sequence[str]) -> str | None:
 def question_without_text(text: str) -> dict[str, Any]:
     """Return a request body for embeddings and for reranking."""
     return {"input": text, "query": text, "documents": [text]}
+
+
+def free_port() -> int:
+    """Return a port of loopback on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind((names.LOOPBACK, 0))
+        return int(listener.getsockname()[1])
 
 
 class Reply(NamedTuple):

@@ -47,16 +47,12 @@ def read_record(data: Any) -> Optional[SpeedRecord]:
     return record if 1 / MAX_FACTOR <= record.measured / record.planned <= MAX_FACTOR else None
 
 
-def _speculates(plan: Plan) -> bool:
-    """Return whether llama-server predicts tokens, which the plan ignores."""
-    return not {"--spec-type", "--model-draft"}.isdisjoint(plan.head.argv)
-
-
 def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
     """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices."""
     estimate = plan.estimate
     planned_speed, correction = estimate.generation_tokens_per_s, estimate.correction
-    if not speed or not planned_speed or plan.model.known_answer or _speculates(plan):
+    speculates = {"--spec-type", "--model-draft"}.intersection(plan.head.argv)  # which the plan ignores
+    if not speed or not planned_speed or plan.model.known_answer or speculates:
         return None
     factor = correction.factor if correction else 1.0
     same_model = correction and (correction.release, correction.model) == (plan.release.ref, plan.model.name)

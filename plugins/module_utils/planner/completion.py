@@ -148,13 +148,10 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
     }
 
 
-def _model_names(plan: Plan) -> list[str]:
-    return [model.name for model in plan.head.models or ()] or [plan.model.name]
-
-
 def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
-    return {name: _figures(single.estimate) for name, single in zip(_model_names(plan), plan.per_model())}
+    model_names = [model.name for model in plan.head.models or ()] or [plan.model.name]
+    return {name: _figures(single.estimate) for name, single in zip(model_names, plan.per_model())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:

@@ -215,11 +215,8 @@ def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
 
 def _rdma(plan: Plan) -> set[str]:
     """Return the devices that the head opens to reach workers by RDMA."""
-    return (
-        set(backends.RDMA_DEVICES)
-        if any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
-        else set()
-    )
+    is_used = any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
+    return set(backends.RDMA_DEVICES) if is_used else set()
 
 
 def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:

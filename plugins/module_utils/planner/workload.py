@@ -75,10 +75,6 @@ class Workload(NamedTuple):
         """Return whether the server generates text, not embeddings."""
         return not self.cache.every_output
 
-    def as_requested(self) -> Workload:
-        """Return the workload with the operator's batch sizes."""
-        return self.with_batches(*self.requested_batches)
-
     def with_batches(self, batch: int | None, micro_batch: int | None) -> Workload:
         """Return the workload with these batch sizes; None stands for llama-server's default."""
         server = self.server._replace(batch=batch, micro_batch=micro_batch)

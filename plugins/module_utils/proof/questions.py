@@ -51,11 +51,6 @@ class Question(NamedTuple):
     grows: bool = False
     """whether it continues the prompt before"""
 
-    @property
-    def is_long(self) -> bool:
-        """Whether it is one of LONG."""
-        return self.length > LONGEST_SHORT
-
 
 class Tokens(NamedTuple):
     """Tokens of which prompts are made."""

@@ -333,7 +333,7 @@ class _Server(NamedTuple):
         """
         answers, deadline = [], time.monotonic() + seconds
         for question in prompts:
-            if question.is_long and time.monotonic() > deadline:
+            if question.length > questions.LONGEST_SHORT and time.monotonic() > deadline:
                 break
             answers.append(self._answer(tokens.prompt(question), question.grows))
         return answers
@@ -410,7 +410,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
     :raises Failure: it does not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
-        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{_free_port()}"
+        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
@@ -425,9 +425,3 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             server.status(STOP_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]

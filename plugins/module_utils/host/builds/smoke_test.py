@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -109,7 +108,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
     """Return whether it has its chat page."""
     model = trial.folder / "small.gguf"
     known_answer_file.write(model, *MODEL_SHAPE)
-    port = _free_port()
+    port = replies.free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
@@ -125,7 +124,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
 
 
 def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
-    port = _free_port()
+    port = replies.free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     processor = options.render_listed("processor", "", words)[:1] if words else []
@@ -162,12 +161,6 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
         finally:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind((LOOPBACK, 0))
-        return listening.getsockname()[1]
 
 
 def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:

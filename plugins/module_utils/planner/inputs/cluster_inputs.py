@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, rpc, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB, Facts, facts_of
@@ -359,18 +359,16 @@ def _external(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> t
 
 
 def _place(place: str, endpoint: Any) -> tuple[str, int]:
-    address, _colon, port = str(endpoint).rpartition(":")
     try:
-        parsed = ipaddress.IPv4Address(address)
+        address, port = rpc.place_of(str(endpoint))
     except ValueError:
-        parsed = ipaddress.IPv4Address("0.0.0.0")
-    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
-    many = parsed.is_multicast or parsed.is_reserved  # 255.255.255.255 is reserved
-    if parsed.is_unspecified or many or not 0 < number < 65536:
+        address, port = names.ANY_ADDRESS, 0
+    parsed = ipaddress.IPv4Address(address)
+    if parsed.is_unspecified or parsed.is_multicast or parsed.is_reserved:  # 255.255.255.255 is reserved
         raise Refusal(
             f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )
-    return str(parsed), number
+    return address, port
 
 
 def _check_external(place: str, worker: External, hosts: Collection[str], earlier_workers: Sequence[External]) -> None:

@@ -88,8 +88,11 @@ def _check_flash(server: Server) -> None:
 
 def _check_files(server: Server) -> None:
     for field in services.CREDENTIALS.values():
-        if getattr(server, field):
-            _check_absolute(f"llama_server_{field}", getattr(server, field))
+        path = getattr(server, field)
+        if path and not path.startswith(
+            "/"
+        ):  # ~ and relative paths mean other places to Ansible's account and to the service's
+            raise Refusal(f"llama_server_{field} is {path!r}: use the absolute path on the head")
     present = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
     if len(present) == 1:
         missing = "key" if present == ["certificate"] else "certificate"
@@ -177,9 +180,3 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
             f"{max(newer.values())} or newer, or use a file of the model without these types"
         )
-
-
-def _check_absolute(variable: str, path: str) -> None:
-    """Refuse ``~`` and relative paths: they mean other places on the controller, to Ansible's account, and to the service's."""
-    if not path.startswith("/"):
-        raise Refusal(f"{variable} is {path!r}: use the absolute path on the head")

@@ -53,7 +53,8 @@ def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> Au
         header = cast(Projector, workload.model.projector)
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     summary = cast(ModelSummary, workload.model.draft)
-    load = device_load.load_of(_loaded(summary), _cache_settings(workload), workload.release.build)
+    loaded = summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
+    load = device_load.load_of(loaded, _cache_settings(workload), workload.release.build)
     units, kv = list(range(load.units)), _cache_bytes(load, summary)
     if not device:
         return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)
@@ -63,11 +64,6 @@ def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> Au
 def _is_part(summary: ModelSummary) -> bool:
     """Return whether a draft model is a part of another model: its layers that predict further tokens, which count the others and lack them."""
     return not all(summary.layer_bytes)
-
-
-def _loaded(summary: ModelSummary) -> ModelSummary:
-    """Return a summary that does not exclude such layers, if there are no others."""
-    return summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
 
 
 def _cache_bytes(load: device_load.Load, summary: ModelSummary) -> int:

@@ -235,18 +235,13 @@ def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def assign(layers: int, gpu_layers: int, split: Sequence[float]) -> list[int | None]:
+@functools.lru_cache(maxsize=256)  # a plan asks for each of its devices, and again for its size and cost
+def assign(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
     """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
 
     :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
     :param split: ``-ts``, a share for each device.
     """
-    return list(_assigned(layers, gpu_layers, tuple(split)))
-
-
-@functools.lru_cache(maxsize=256)
-def _assigned(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
-    """Return the result of ``assign``: a plan asks for each of its devices, and again for its size and cost."""
     first, offloaded = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
     total, ends = 0.0, []
     for share in split:
@@ -284,7 +279,7 @@ class Layout(NamedTuple):
 
     def units_of(self, device: int | None) -> list[int]:
         """The units of one of the devices, or of the head's processor."""
-        shares = self.split if self.devices else []
+        shares = self.split if self.devices else ()
         return [unit for unit, owner in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if owner == device]
 
     def buffer_of_layers(self) -> list[str]:
@@ -323,7 +318,7 @@ def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
     :raises ValueError: llama.cpp would put some elsewhere.
     """
     expected = [index for index, count in enumerate(units) for _unit in range(count)]
-    assigned = [device for device in assign(load.layers, gpu_layers, units) if device is not None]
+    assigned = [device for device in assign(load.layers, gpu_layers, tuple(units)) if device is not None]
     if assigned != expected:
         raise ValueError(
             f"llama.cpp would split {len(assigned)} units differently with -ts {','.join(map(str, units))}"

@@ -234,7 +234,7 @@ def _solve(
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
         reward = solver.REQUIRED * uses_all
-        return solver.solve([item.place._replace(base=item.place.base - reward) for item in subset], first)
+        return solver.solve(tuple(item.place._replace(base=item.place.base - reward) for item in subset), first)
 
     units = units_of(options)
     count = sum(bool(own_units or item.is_needed) for item, own_units in zip(options, units or ()))

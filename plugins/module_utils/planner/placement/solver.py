@@ -171,15 +171,9 @@ def _with_device(
     return result, first_units
 
 
-def solve(places: Sequence[Place], first: int) -> list[int] | None:
+@functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
+def solve(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
     """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
-    units = _solve(tuple(places), first)
-    return None if units is None else list(units)
-
-
-@functools.lru_cache(maxsize=64)
-def _solve(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
-    """Return the result of ``solve``: most attempts of a plan have the same devices and the same model."""
     units = len(places[0].cost) - 1
     for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first, last)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     capabilities,
     fast_load,
     options,
+    rpc,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
@@ -151,13 +151,11 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     """Where a tunnel ends on the head: an address of the head's loopback."""
     if text is None:
         return None
-    address, _colon, number = text.rpartition(":")
     try:
-        ends_on_head = ipaddress.IPv4Address(address).is_loopback
+        address, port = rpc.place_of(text)
     except ValueError:
-        ends_on_head = False
-    port = int(number) if re.fullmatch(r"[0-9]{1,5}", number) else 0
-    if not ends_on_head or not 0 < port < 65536:
+        address, port = "", 0
+    if not names.is_loopback(address):
         raise Refusal(
             f"{place} has the tunnel {text!r}: use the address and port at which it ends on the head, like 127.0.0.1:60052"
         )

@@ -39,7 +39,7 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
     if installation.cluster.alternates or not main.fits or not absences:
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
-    workload = main.workload.as_requested()
+    workload = main.workload.with_batches(*main.workload.requested_batches)
     harmless = installation.cluster.accepted | {item.advisory.id for item in advice.findings(installation, main, plan)}
     candidates, fallbacks, failures = [main], [], []
     for absence in absences:

@@ -158,23 +158,12 @@ def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
-    host_names = [
-        following_host for following_host in installation.equipped if following_host != installation.cluster.head
-    ]
-    place = host_names.index(name)
-    following = [
-        installation.equipped[following_host]
-        for following_host in [*host_names[place + 1 :], *host_names[:place]][:PROBING_HOSTS]
-    ]
-    closed = [
-        following_host
-        for following_host in following
-        if _unit_closes(following_host.host.facts) or following_host.host.facts.firewall
-    ]
+    others = [other for key, other in installation.equipped.items() if key != installation.cluster.head]
+    place = others.index(entry)
+    following = [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]
+    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
     own_entry = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(
-        worker.open for following_host in [*own_entry, *closed] for worker in following_host.workers if worker.open
-    )
+    return tuple(worker.open for other in [*own_entry, *closed] for worker in other.workers if worker.open)
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
