@@ -99,7 +99,6 @@ def test_no_fact_of_a_host_is_about_its_load():
         "measured_speed",
         "supervisor",
         "tools",
-        "uid",
         "user",
     }
     declared = {"link_gbit_per_s"}

@@ -212,7 +212,6 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "toolchains": found_toolchains,
         "tools": _installed(tools, packages),
         "user": user,
-        "uid": os.geteuid(),
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.NAME)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "rdma": interfaces.rdma_addresses(),
