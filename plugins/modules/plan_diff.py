@@ -62,8 +62,8 @@ EXAMPLES = r"""
 RETURN = r"""
 kinds:
   description:
-    - Kinds of differences by host that answered (V(release), V(file), V(definition), V(boot), V(manager), V(firewall), V(link),
-      V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
+    - Kinds of differences by host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
+      V(firewall), V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
   returned: success
   type: dict
 restarts:

@@ -20,8 +20,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    AccountPlan,
     FilePlan,
     FirewallRule,
+    FolderPlan,
     KernelTuning,
     LinkPlan,
     ModelFilePlan,
@@ -129,7 +131,7 @@ class Planned:
 
     def runs(self, prefix, *services):
         """The installation is elsewhere, with these services alone."""
-        self.change(prefix=str(prefix), files=(), builds=(), services=services)
+        self.change(prefix=str(prefix), folders=(), files=(), builds=(), services=services)
 
     def drift(self):
         return state.drift(self.host)
@@ -156,12 +158,14 @@ def planned(tmp_path):
     (prefix / "model").write_text("model")
     (prefix / names.FOLDER_MARK).mkdir()
     (units / "llamacpp-worker-x.conf").write_text(DEFINED)
+    prefix.chmod(0o755)
     return Planned(
         host_plan(
             prefix=str(prefix),
             cache=str(tmp_path / "cache"),
             state=str(prefix / "state"),
             units=str(units),
+            folders=(FolderPlan(str(prefix), None, "0755"),),
             files=(FilePlan(f"{prefix}/model", 5, sha256=hashlib.sha256(b"model").hexdigest()),),
             builds=(build_plan("here", "worker"),),
             services=(service(prefix / "x", free_port(), definition=DEFINED),),
@@ -247,6 +251,14 @@ def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text
         assert touched.text == f"{path} of the model has not been checked, or was changed since"
 
 
+def with_account(planned, name, *groups):
+    planned.change(accounts=(AccountPlan(name, groups, "/"),))
+
+
+def with_folder(planned, path, owner=None):
+    planned.change(folders=(FolderPlan(path, owner, "0755"),))
+
+
 def with_key(planned, mode=None):
     path = planned.prefix / "keys" / "192.0.2.11"
     planned.change(tunnel_keys=(str(path),))
@@ -257,6 +269,12 @@ def with_key(planned, mode=None):
 
 
 SPOILED = [
+    ("account", "account no-such is missing", lambda p, m: with_account(p, "no-such")),
+    ("account", "account nobody is not in video", lambda p, m: with_account(p, "nobody", "video")),
+    ("account", "account root is not in no-such-group", lambda p, m: with_account(p, "root", "no-such-group")),
+    ("folder", "folder /no/such is missing", lambda p, m: with_folder(p, "/no/such")),
+    ("folder", "has mode 0700, planned 0755", lambda p, m: p.prefix.chmod(0o700)),
+    ("folder", "planned nobody", lambda p, m: with_folder(p, str(p.prefix), "nobody")),
     ("release", "here is not installed", lambda p, m: (p.prefix / "releases/here/bin/worker").write_text("other")),
     ("release", "release gone is not installed", lambda p, m: p.change(builds=(build_plan("gone"),))),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").write_text("other")),

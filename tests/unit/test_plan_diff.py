@@ -12,7 +12,7 @@ from conftest import typed
 from support.actions import run as run_action
 from support.drift import drifts
 
-RELEASE = {"kind": "release", "subject": "b1-cpu", "text": "release b1-cpu is not installed"}
+FOLDER = {"kind": "folder", "subject": "/opt/llamacpp", "text": "folder /opt/llamacpp is missing"}
 
 
 def run(**arguments):
@@ -26,9 +26,9 @@ def answers(plan, **others):
 def test_kinds_of_differences_are_reported_for_each_host(pair):
     plan = pair.plan()
     found = answers(plan)
-    found["worker1"]["drift"]["differences"] = [RELEASE, {**RELEASE, "kind": "file"}, RELEASE]
+    found["worker1"]["drift"]["differences"] = [FOLDER, {**FOLDER, "kind": "account"}, FOLDER]
     decided = run(plan=plan, answers=found)
-    assert decided["kinds"] == {"head": [], "worker1": ["file", "release"], "worker2": []}
+    assert decided["kinds"] == {"head": [], "worker1": ["account", "folder"], "worker2": []}
     assert (decided["behind"], decided["unreached"], decided["lacking"]) == (["worker1"], [], {})
     assert not run(plan=plan, answers=answers(plan))["changed"]
 
@@ -71,7 +71,7 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
 
 
-LACKING = "worker1 needs what --tags build installs (model, release) before services change"
+LACKING = "worker1 needs what --tags build installs (folder, model) before services change"
 AWAY = "worker2 could not be reached or failed above, and worker1 would be changed: no service was touched"
 UFW = "worker1 uses ufw, which needs the collection community.general"
 
@@ -79,8 +79,8 @@ UFW = "worker1 uses ufw, which needs the collection community.general"
 @pytest.mark.parametrize(
     "kinds, away, parts, refusal",
     [
-        (["release", "model", "tuning"], [], ["services"], LACKING),
-        (["release"], [], ["build", "services"], None),
+        (["folder", "model", "tuning"], [], ["services"], LACKING),
+        (["folder"], [], ["build", "services"], None),
         (["tuning"], ["worker2"], ["build"], AWAY),
         (["tuning"], ["worker2"], [], None),
         ([], ["worker2"], ["build", "services"], None),
@@ -94,7 +94,7 @@ def test_a_run_that_would_change_a_part_is_refused_before_it_changes_anything(
     plan = pair.plan()
     plan["hosts"]["worker1"]["firewall_manager"] = "ufw"
     found = {name: answer for name, answer in answers(plan).items() if name not in away}
-    found["worker1"]["drift"]["differences"] = [{**RELEASE, "kind": kind} for kind in kinds]
+    found["worker1"]["drift"]["differences"] = [{**FOLDER, "kind": kind} for kind in kinds]
     with pytest.raises(AnsibleActionFail, match=re.escape(refusal)) if refusal else nullcontext():
         run(plan=plan, answers=found, parts=parts)
 
@@ -115,7 +115,7 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "where, answer",
     [
-        ("drift.differences", {"differences": [{**RELEASE, "text": "a\x1b]0;x"}]}),
+        ("drift.differences", {"differences": [{**FOLDER, "text": "a\x1b]0;x"}]}),
         ("drift.services.llamacpp-worker-cpu", {"services": {}}),
         ("it is", "drift"),
     ],

@@ -186,7 +186,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
         running_releases=["b6110-cpu-12345678"],
         differences=[
             {"kind": "release", "subject": identity, "text": f"release {identity} is not installed"},
-            *({"kind": "file", "subject": f"{n}", "text": f"file {n} is missing"} for n in range(20)),
+            *({"kind": "folder", "subject": f"{n}", "text": f"folder {n} is missing"} for n in range(20)),
         ],
     )
     found["worker1"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
@@ -196,7 +196,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
         "    - runs b6110-cpu-12345678",
         f"    + {identity} would be installed",
         "    + packages would be installed: ccache, cmake, g++",
-        "    ~ file 11 is missing",
+        "    ~ folder 11 is missing",
         "    ~ and 8 more",
         "    ! llamacpp-worker-cpu would be started",
         "  worker2  was not compared: it could not be reached",

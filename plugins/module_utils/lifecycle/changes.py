@@ -139,7 +139,7 @@ def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None
             f"(a failed sudo needs --ask-become-pass) or bring the host back, and run the playbook again. Or move it to the group {retired_group(cluster)}"
         )
     for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
-        if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("model", "release")):
+        if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
             raise Refusal(
                 f"{name} needs what --tags build installs ({kinds_to_install}) before services change: run the playbook with --tags build,services, or without "
                 "--tags and --skip-tags. No service was touched"

@@ -40,6 +40,8 @@ class PortProbe(NamedTuple):
 
 
 Kind = Literal[
+    "account",
+    "folder",
     "release",
     "file",
     "model",

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import grp
 import itertools
 import os
+import pwd
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
@@ -39,7 +43,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
     ServiceState,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    AccountPlan,
     FilePlan,
+    FolderPlan,
     HostPlan,
     ModelFilePlan,
     ServicePlan,
@@ -93,6 +99,39 @@ def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, Service
     variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
     conflicts = " and ".join(f"{service.listens}, the port of {service.name}" for service in blocked)
     return f"Something else already uses {conflicts}: stop it, or change {' and '.join(variables)}."
+
+
+def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference]:
+    for account in accounts:
+        try:
+            pwd.getpwnam(account.name)
+        except KeyError:
+            yield Difference("account", account.name, f"account {account.name} is missing")
+            continue
+        missing = [group for group in account.groups if account.name not in _members(group)]
+        if missing:
+            yield Difference("account", account.name, f"account {account.name} is not in {', '.join(missing)}")
+
+
+def _members(group: str) -> list[str]:
+    """Return the members of a group; none without the group."""
+    with suppress(KeyError):
+        return grp.getgrnam(group).gr_mem
+    return []
+
+
+def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
+    for path, owner, mode in folders:
+        try:
+            status = os.stat(path)
+        except OSError:
+            yield Difference("folder", path, f"folder {path} is missing")
+            continue
+        actual, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.owner_of(status.st_uid)
+        if mode and mode != actual:
+            yield Difference("folder", path, f"folder {path} has mode {actual}, planned {mode}")
+        if owner and owner != actual_owner:
+            yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned {owner}")
 
 
 def _is_unchanged(file: FilePlan) -> bool:
@@ -218,6 +257,8 @@ def drift(plan: HostPlan) -> Drift:
         port_probes=port_probes.probe(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
         last=last,
         differences=(
+            *_account_differences(plan.accounts),
+            *_folder_differences(plan.folders),
             *_differences("release", missing, "release {} is not installed"),
             *_file_differences(changed_files),
             *_model_differences(models),
