@@ -130,9 +130,11 @@ def main():
         if is_wanted and not module.check_mode:
             if state == "drained" and not server.others:
                 module.warn(f"No replica but {name} is up: requests fail until it serves again.")
-            error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip()
+            error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
             if error:
-                module.fail_json(msg=f"HAProxy did not change the state of {name}: {error}")
+                module.fail_json(
+                    msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml, which writes its configuration."
+                )
             deadline = time.monotonic() + module.params["seconds"]
             server = read_server(path, name)
             while not reached(server, state) and time.monotonic() < deadline:

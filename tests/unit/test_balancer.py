@@ -138,7 +138,8 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     assert run("x", capsys, server="a", state="drained")["status"] == ""
     row = f"{ROWS}replicas,a,UP,,\n"
     monkeypatch.setattr(module, "ask", lambda _path, command: "Denied.\n" if "set" in command else row)
-    assert run("x", capsys, server="a", state="drained")["msg"] == "HAProxy did not change the state of a: Denied."
+    failed = run("x", capsys, server="a", state="drained")["msg"]
+    assert failed == "HAProxy did not change the state of a: Denied. Run site.yml, which writes its configuration."
 
 
 @needs_haproxy

@@ -39,7 +39,7 @@ STEP_SECONDS = 1800
 
 
 class NoPageError(Exception):
-    """The page cannot be had in one way; the message is the reason."""
+    """This way does not give the page; the message is the reason."""
 
 
 def _path(source: Fetched) -> Path:
@@ -53,11 +53,11 @@ def cached(source: Fetched) -> list[Fetched]:
 
 
 def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fetched]:
-    """Return the archive of the page for a release's sources, in the cache; nothing without it, after a warning.
+    """Return the archive of the page for a release's sources, in the cache; None after a warning if there is none.
 
     :param source: archive of the sources.
     :param wanted: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
-    :raises AnsibleError: it is wanted, and cannot be had.
+    :raises AnsibleError: the page is required, and there is no way to get it.
     """
     reasons: list[str] = []
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
@@ -78,7 +78,7 @@ def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fet
         )
     if text:
         remedy = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
-        Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To have it, {remedy}")
+        Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To get it, {remedy}")
     return cached(source)
 
 
