@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plans a benchmark, lets the head measure it, shows its progress, and writes the table."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tells the module which run this is, and takes over the lock of a finished run of this controller."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import socket

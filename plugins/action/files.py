@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sends a host all files of its plan, including those of the controller, in one call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

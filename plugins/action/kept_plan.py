@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Sends each host its own part of a plan to keep."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.action import files

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Brings the files of a model onto the host."""
 
-from __future__ import annotations
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Finds a model on the controller and reads its headers, wherever it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

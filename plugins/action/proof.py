@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let the head prove each model with some of its layers, and show the verdicts."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from typing import Annotated, NamedTuple

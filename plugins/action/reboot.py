@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reboots a host, and shows every ten seconds that the run still waits for it."""
 
-from __future__ import annotations
-
 import threading
 from typing import NamedTuple
 

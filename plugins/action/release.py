@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Brings sources and builds from the controller to hosts, and shows the progress of a build."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from pathlib import Path

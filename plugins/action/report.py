@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Writes the page of files that other playbooks left on the controller, or a bug bundle."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Wait for the server, judge the cluster, and show the result."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Returns the reason for a failed task, in one line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

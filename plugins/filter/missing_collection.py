@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Names a collection that is needed for a firewall and not installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ansible.plugins.loader import module_loader

@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Base of the action plugins: arguments, calls of a host, and background jobs. Only this module uses ansible-core's interfaces for action plugins."""
-
-from __future__ import annotations
 
 import json
 import os

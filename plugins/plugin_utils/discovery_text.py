@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A proposed inventory as YAML, below the reasons for it. Text from hosts is only written as one-line comments."""
-
-from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping

@@ -172,6 +172,15 @@ def with_card(backend, card, keys=None, **variables):
     return cluster
 
 
+def with_card_of_head(backend, card):
+    """A head whose llama-server has another backend than its worker."""
+    cluster = with_card(backend, card)
+    facts = cluster.hosts.pop("worker1")["facts"]
+    cluster.hosts["head"].update(groups=["head", "worker"], facts=facts)
+    cluster.set("head", llama_backend=["cpu", backend])
+    return cluster
+
+
 @pytest.mark.parametrize("cards", [[], [accelerator("cuda", "RTX 3090", "", 0)]])
 def test_a_driver_that_fails_is_said_in_the_words_of_nvidia_smi(cards):
     cluster = cluster_of(1, {"nvidia_smi": NVML, "accelerators": cards}, llama_release={**TREE, "build": 11434})
@@ -459,6 +468,22 @@ CASES = [
         ["SYCL0 of worker1", "llama_backend of worker1 to vulkan"],
     ),
     (
+        "sycl-worker",
+        lambda: with_card_of_head("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
+        {"set llama_server_backend to {sycl}": setting("head", llama_server_backend="sycl")},
+        ["SYCL0 of head", "set llama_server_backend to sycl"],
+    ),
+    (
+        "chat-template-missing",
+        lambda: with_model(cluster_of(), chat_template=False),
+        {
+            "use an instruct model": lambda cluster: with_model(cluster, chat_template=True),
+            "add --chat-template to": setting(llama_server_extra_args=["--chat-template", "chatml"]),
+            "accept this advisory if": accepts("chat-template-missing"),
+        },
+        ["The file of ", "has no chat template"],
+    ),
+    (
         "metal-mtp",
         lambda: with_card("metal", MAC, keys={"nextn_predict_layers": 1}, llama_server_speculation="mtp"),
         {
@@ -644,6 +669,8 @@ CASES = [
 ]
 """Id of an advisory, a cluster that meets it, the beginning of each remedy → what that changes, and parts of the text."""
 IN_THE_TABLE = {advisory.id: advisory for advisory in table.ADVISORIES}
+MEMORY = {"compute-over-capacity"}
+"""Those that test_memory.py has cases of."""
 
 
 IN_CLEAR = {"rpc-in-clear"}
@@ -689,6 +716,12 @@ def test_what_several_hosts_have_in_common_is_said_once():
     for name in met["hosts"]:
         assert f"Vulkan0 of {name}" in met["message"]
     assert sum("vulkan-shared-memory" in reason for reason in plan["reasons"]) == 1
+
+
+@pytest.mark.parametrize("identifier", sorted(IN_THE_TABLE.keys() - MEMORY))
+def test_each_remedy_of_an_advisory_is_tried(identifier):
+    tried = tuple(text for case in CASES if case[0] == identifier for text in case[2])
+    assert [text for text in IN_THE_TABLE[identifier].remedies if not text.startswith(tried)] == []
 
 
 @pytest.mark.parametrize("identifier, make, fixes, said", CASES, ids=[case[0] for case in CASES])

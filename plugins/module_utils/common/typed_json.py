@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Convert typed values to JSON and back: a NamedTuple is an object, a tuple is an array. The types carry limits for untrusted JSON: ``Annotated`` with a
 Text, a Number, or a tuple of allowed texts.

@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One record for each backend of llama.cpp: build options, names of devices, and properties of their memory.
 The toolkits that compile for a backend are in toolkits.py, which every host gets.

@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The values that the steps of planning take and return. None of them changes once it is made. Sizes are in MiB."""
 

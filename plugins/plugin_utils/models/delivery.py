@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Delivery of a model's files to a host: compare, copy files of the controller, let the host download the rest in the background, and show progress."""
-
-from __future__ import annotations
 
 import itertools
 import os

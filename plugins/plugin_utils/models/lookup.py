@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Lookup of a model at the place that it is downloaded or copied from: its files, and their headers by HTTP ranges."""
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence

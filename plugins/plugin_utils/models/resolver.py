@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Resolution of a model's sources to files, and of their headers: from the host if it has them, or else from their origin."""
-
-from __future__ import annotations
 
 import posixpath
 import re

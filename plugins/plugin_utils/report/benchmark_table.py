@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A benchmark as a table: in Markdown, and for the page."""
-
-from __future__ import annotations
 
 import time
 from typing import Any

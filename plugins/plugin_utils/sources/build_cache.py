@@ -1,9 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Packed releases in the controller's cache: all hosts of a kind get the first release that their builder packed."""
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator

@@ -1,12 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """llama-server's chat page, which releases that hosts compile do not contain: upstream's files for the build, or built with npm from its sources.
 
 The files are kept beside the sources. Hosts unpack them into tools/ui/dist of the tree, from which the build embeds them (scripts/ui-assets.cmake).
 """
-
-from __future__ import annotations
 
 import os
 import re

@@ -1,13 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The controller's use of git: the commit of a name, the number of a build, and a commit's tree as an archive.
 
 Repositories and names come from an inventory: git gets them as separate arguments, after a ``--``, and no helper programs.
 
 """
-
-from __future__ import annotations
 
 import os
 import subprocess

@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Headers of models with a published shape: their tensors, with the types that llama-quantize chooses (llama-quant.cpp of build 11063).
 

@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Conditions of advisories about devices, their drivers and their backends."""
 
@@ -102,13 +101,14 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
 
 def sycl_workers(context: AdvisoryContext) -> Cases:
     head = context.cluster.head
+    has_other_backends = len(context.backends_of(head)) > 1
     return [
         (
             device.host,
             {
                 "where": f"{device.name} of {device.host}",
                 "vulkan": _by_vulkan(context, device.host),
-                "sycl": "sycl" if device.host == head else None,
+                "sycl": "sycl" if device.host == head and has_other_backends else None,
             },
         )
         for device in context.holders

@@ -1,5 +1,4 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Inventory and facts become values here, once. Only variables of the model are converted in model_inputs.py, and facts in facts.py. Defaults of variables
 are in the roles' argument_specs.yml, and those of a declared host here (DECLARED)."""
