@@ -110,6 +110,20 @@ def test_segments_that_were_sent_again_for_nothing_are_not_lost(paged, tmp_path,
     assert f"{lost} segments lost" in page.render(shown._replace(figures=figures), NOW)
 
 
+@pytest.mark.parametrize(
+    "factor, reason", [(0.5, "are slower than planned: "), (1, None), (2, "are faster than planned: ")]
+)
+def test_a_speed_outside_the_planned_range_has_a_reason(paged, tmp_path, factor, reason):
+    shown, _record = gathered(paged, tmp_path, "serving")
+    (model,), figures = shown.description.planned, metrics.Figures()
+    for name, number in (("generated_tokens_total", 1000 * factor), ("generation_seconds_total", 100)):
+        figures.add(name, number, model=model)
+    for part, number in (("", 10), ("lowest_", 8), ("highest_", 12)):
+        figures.add(f"planned_generation_{part}tokens_per_second", number, model=model)
+    text = page.render(shown._replace(figures=figures), NOW)
+    assert ("than planned" in text, bool(reason) and f"The answers {reason}" in text) == (bool(reason), bool(reason))
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     shown, record = gathered(paged, tmp_path, state)

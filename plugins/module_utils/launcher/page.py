@@ -118,6 +118,14 @@ def _tags(name: str, texts: Iterable[str], look: str = "") -> str:
     return "".join(_tag(name, html.escape(text), look) for text in texts)
 
 
+SLOWER = {
+    "answers": "several requests share the devices, another program uses a host, or a device is slower than assumed",
+    "prompts": "they are short, another program uses a host, or a device is slower than assumed",
+}
+FASTER = "the devices exceed the rates that the plan assumes, and playbooks/benchmark.yml measures them"
+"""Usual reasons for a speed outside the planned range."""
+
+
 def _speed(value: float | None, digits: int = 9) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
@@ -137,17 +145,21 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
 def _model_card(snapshot: Snapshot, model: str) -> str:
     figures = snapshot.figures
     loaded = figures.get("model_loaded", model=model)
-    rows = []
+    rows, reasons = [], []
     for words, count_name, time_name, prediction in (
         ("answers", "generated_tokens_total", "generation_seconds_total", "generation"),
         ("prompts", "prompt_tokens_total", "prompt_seconds_total", "prompt"),
     ):
         speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
-        predictions = [
-            _speed(figures.get(f"planned_{prediction}_{part}tokens_per_second", model=model), 3)
+        planned, low, high = (
+            figures.get(f"planned_{prediction}_{part}tokens_per_second", model=model)
             for part in ("", "lowest_", "highest_")
-        ]
-        rows.append((words, _speed(speed), f"{predictions[0]} ({predictions[1]} to {predictions[2]})"))
+        )
+        rows.append((words, _speed(speed), f"{_speed(planned, 3)} ({_speed(low, 3)} to {_speed(high, 3)})"))
+        if speed and low and speed < low:
+            reasons.append(f"The {words} are slower than planned: {SLOWER[words]}.")
+        if speed and high and speed > high:
+            reasons.append(f"The {words} are faster than planned: {FASTER}.")
     waits = [
         f"{number:.0f} request{'s' * (number != 1)} {word}"
         for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
@@ -157,7 +169,8 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
-    return _tag("section", title + table, "card")
+    notes_below = "".join(_tag("p", html.escape(reason), "quiet small") for reason in reasons)
+    return _tag("section", title + table + notes_below, "card")
 
 
 def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
