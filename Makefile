@@ -43,7 +43,8 @@ $(VENV)/ready: requirements.txt
 
 demo: venv ## Build, run and verify a cluster on this machine
 	@$(PLAYBOOK) site.yml -i inventories/local $(ARGS)
-	@printf '\nIf it has no chat page: make demo ARGS="%s", with Node.js 20 or newer\nStop and remove it: make down\n' "$(strip $(ARGS) -e llama_server_ui=true)"
+	@$(if $(findstring llama_server_ui,$(ARGS)),,printf '\nIf it has no chat page: make demo ARGS="%s", with Node.js 20 or newer\n' "$(strip $(ARGS) -e llama_server_ui=true)")
+	@echo "Stop and remove it: make down"
 
 down: venv ## Stop the cluster of make demo and remove what it installed
 	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs, turns
@@ -31,9 +32,9 @@ class ActionModule(Action):
         requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}
         server = resolver.token_server(filter(None, requests.values()))
         reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
-        missing = _missing_file(self, variables, arguments) if arguments.prefix else ""
-        if missing:
-            reports = {name: {**report, "refused": missing} for name, report in reports.items()}
+        refusal = _unusable_file(self, variables, arguments) if arguments.prefix else ""
+        if refusal:
+            reports = {name: {**report, "refused": refusal} for name, report in reports.items()}
         return {"changed": False, "models": reports} if entries else reports[""]
 
 
@@ -44,25 +45,31 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
         return None  # the same
 
 
-def _missing_file(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
-    """Return a sentence about a file that the head lacks and llama-server needs; empty if there is none, or on a host on paper."""
+def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
+    """Return a sentence about a file that llama-server needs and the head lacks or its account cannot read; empty if there is none."""
     words = variables["llama_server_extra_args"] or []
     values = [
         word.partition("=")[2] or following for word, following in zip(words, [*words[1:], ""]) if FILE.match(word)
     ]
     files = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
-    for name in services.CREDENTIALS.values():
-        files[str(variables[f"llama_server_{name}"])] = f"llama_server_{name} is"
+    credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
+    files.update({path: f"llama_server_{name} is" for path, name in credentials.items()})
     paths = [path for path in files if path.startswith("/")]
-    if not paths or variables["llama_hardware"]:
+    if not paths or variables["llama_hardware"]:  # a host on paper has no files
         return ""
-    found = action.module(resolver.MODULE, paths=paths, timeout=options.timeout).get("paths", {})
-    missing = next((path for path in paths if found.get(path, {}).get("error") == "does not exist"), None)
-    return (
-        f"{files[missing]} {missing!r}, which does not exist on the head: create it there, or correct the path"
-        if missing
-        else ""
-    )
+    account = {"account": options.account} if options.account else {}
+    reports = action.module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
+    manager = service_managers.MANAGERS.get(options.service_manager or "")
+    for path in paths:
+        report = reports.get(path, {})
+        if report.get("error") == "does not exist":
+            return f"{files[path]} {path!r}, which does not exist on the head: create it there, or correct the path"
+        if report.get("closed") and not (path in credentials and manager and manager.hands_over_keys):
+            return (
+                f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let its group "
+                "read it, with chgrp and chmod g+rX. A run without this variable creates the account"
+            )
+    return ""
 
 
 def _resolve(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:

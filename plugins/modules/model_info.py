@@ -18,6 +18,9 @@ options:
   account:
     description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
+  service_manager:
+    description: Service manager of the host. If it does not hand keys to the service, O(account) must be able to read their files.
+    type: str
   timeout:
     description: Seconds that finding and reading may take.
     type: int
@@ -106,6 +109,7 @@ def main():
         argument_spec={
             "prefix": {"type": "path"},
             "account": {"type": "str"},
+            "service_manager": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
             "summary_is_enough": {"type": "bool", "default": False},
             "folders": {"type": "list", "elements": "path", "default": []},

@@ -269,3 +269,16 @@ def test_files_that_the_head_lacks_are_refused_while_planning(call, tmp_path, va
     found, _action = run(operators(call), {"llama_model_path": "/m.gguf", **json.loads(text)}, str(tmp_path))
     assert (found.get("refused") or "").startswith((said or "").replace("MISSING", missing))
     assert bool(found.get("refused")) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "variable, manager, refuses",
+    [("api_key_file", "supervisor", True), ("api_key_file", "systemd", False), ("extra_args", "systemd", True)],
+)
+def test_files_that_the_service_cannot_read_are_refused_while_planning(call, tmp_path, variable, manager, refuses):
+    (keys := tmp_path / "keys").write_text("key")
+    keys.chmod(0o600)
+    value = str(keys) if variable == "api_key_file" else [f"--chat-template-file={keys}"]
+    given = {"llama_model_path": "/m.gguf", f"llama_server_{variable}": value}
+    found, _action = run(operators(call), given, str(tmp_path), account="no-such-account", service_manager=manager)
+    assert ("cannot read" in (found.get("refused") or "")) == refuses

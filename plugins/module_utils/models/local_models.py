@@ -23,8 +23,8 @@ def report(
     """Return what this host knows of models.
 
     :param account: account that reads them; None for the account of this process.
-    :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes``, ``summary`` and ``closed``, or
-        ``error``; name of an Ollama model → role → ``path`` and its entry.
+    :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes`` and ``summary``, or ``error``,
+        and ``closed``; name of an Ollama model → role → ``path`` and its entry.
     """
     return {
         "folders": {folder: entry for folder in folders if (entry := _download(folder, account))},
@@ -49,12 +49,12 @@ def _download(folder: str, account: str | None) -> dict[str, Any] | None:
 def _file(path: str, account: str | None) -> dict[str, Any]:
     """Return the size, header and obstacle of a file, or ``error``, which ends a sentence that begins with the path."""
     try:
+        closed = closed_path(account, path) if account else None
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
-        closed = closed_path(account, path) if account else None
         return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
     except gguf.GGUFError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "closed": closed}
     except FileNotFoundError:
         return {"error": "does not exist"}
     except OSError as error:

@@ -30,6 +30,7 @@ class Options(NamedTuple):
     prefix: str | None = None
     """Installation; None if the host is not asked for models that can be downloaded."""
     account: str | None = None
+    service_manager: str | None = None
     timeout: int = 120
     summary_is_enough: bool = False
     """Whether a summary in the variables makes reading the model unnecessary."""
