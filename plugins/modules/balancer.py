@@ -101,11 +101,15 @@ def ask(path: str, command: str) -> str:
 
 def read_server(path: str, name: str) -> Server:
     table = csv.DictReader(ask(path, "show stat -1 4 -1").lstrip("# ").splitlines())
-    rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
-    own = rows.pop(name, None)
-    others = sum(row["status"].startswith("UP") for row in rows.values())
-    requests = int(own["scur"] or 0) + int(own["qcur"] or 0) if own else 0
-    return Server(own["status"], requests, others) if own else Server()
+    try:
+        rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
+        own = rows.pop(name, None)
+        others = sum(row["status"].startswith("UP") for row in rows.values())
+        return Server(own["status"], int(own["scur"] or 0) + int(own["qcur"] or 0), others) if own else Server()
+    except (KeyError, ValueError, AttributeError, csv.Error):
+        raise errors.Refusal(
+            f"{path} does not answer like HAProxy: use its socket, and run the playbook again"
+        ) from None
 
 
 def reached(server: Server, state: str) -> bool:

@@ -142,6 +142,13 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     assert failed == "HAProxy did not change the state of a: Denied. Run site.yml, which writes its configuration."
 
 
+@pytest.mark.parametrize("answer", ["HTTP/1.1 400\nbad request\n", f"{ROWS}replicas,a,UP,x,\n", f"{ROWS}replicas,b\n"])
+def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, capsys, monkeypatch):
+    monkeypatch.setattr(module, "ask", lambda _path, _command: answer)
+    failed = run("x", capsys, server="a")["msg"]
+    assert failed == "x does not answer like HAProxy: use its socket, and run the playbook again"
+
+
 @needs_haproxy
 def test_https_is_passed_through(tmp_path):
     text = configuration({"a": 1, "b@x": 2}, certificate="/etc/cert.pem", llama_balancer_allowed=["192.0.2.0/24"])

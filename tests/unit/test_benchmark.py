@@ -174,7 +174,7 @@ def test_what_llama_bench_writes_is_read(tmp_path):
     assert results.read_results(tmp_path, 0) == types.Program((), None, "")
     (tmp_path / "benchmark-0.jsonl").write_text(ROWS + '{"torn')
     (tmp_path / "benchmark-0.log").write_text("x" * 100_000 + "\nloading\n\n\x1b[2Jerror: failed to create context\n")
-    (tmp_path / "benchmark-0.status").write_text("1\n")
+    (tmp_path / "benchmark-0.status").write_text("1\n\x1d")
     found = results.read_results(tmp_path, 0)
     assert [(one.test, one.depth) for one in found.results] == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
     assert found.results[3].speed == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3))

@@ -300,6 +300,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
         *((with_key("split.count", *parts), "is one of .* parts: use the first part") for parts in PARTS),
         (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, but tensor 'blk.2.scale'"),
+        (files.model(tensors=[(f"blk.{'9' * 5000}.a", (1,), 0)]), "claims 2 layers, but tensor 'blk.999"),
         (with_key("llama.block_count", files.U32, 1, tensors=()), "parameters is 0"),
         (with_key("tokenizer.ggml.tokens", files.ARRAY, (files.STRING, [])), "vocabulary is 0"),
         (files.model(keys=[("k", 13, b"")]), "'k' has the unknown type 13"),

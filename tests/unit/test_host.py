@@ -243,6 +243,11 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     assert place.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
+def test_a_record_that_names_no_cluster(tmp_path):
+    (tmp_path / "cluster.json").write_text("{}")
+    assert host.cluster_of(str(tmp_path)) is None
+
+
 def test_what_was_measured_of_links(tmp_path):
     assert host.measured_links(str(tmp_path)) == {}
     folder = tmp_path / "links"

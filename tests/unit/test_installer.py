@@ -176,9 +176,13 @@ def test_a_zip_archive_is_read_like_one_of_tar(tmp_path, compiled):
 
 def test_the_directory_of_a_zip_archive_is_limited(tmp_path, compiled, monkeypatch):
     archive = zipped(tmp_path, pack_folder(tmp_path, compiled))
-    monkeypatch.setattr(archives, "HEADER_BYTES", 100)
-    with pytest.raises(Refusal, match="its directory is missing or too long"):
-        unpack(tmp_path, archive)
+    content = archive.read_bytes()
+    archive.write_bytes(content[:-22] + b"PK\6\7" + bytes(16) + content[-22:-2] + b"\xff\xff" + bytes(0xFFFF))
+    for limit in (archives.HEADER_BYTES, 400):
+        monkeypatch.setattr(archives, "HEADER_BYTES", limit)
+        with pytest.raises(Refusal, match="its directory is missing or too long"):
+            unpack(tmp_path, archive)
+        archive.write_bytes(content)
 
 
 def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):

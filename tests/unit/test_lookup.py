@@ -184,6 +184,21 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name, said):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
+        (["a-00001-of-99999.gguf"], "lacks 99998 of the parts of that model, like a-00002-of-99999.gguf"),
+        ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
+    ],
+)
+def test_parts_that_a_server_claims(server, repo, files, said):
+    """The names of all parts of 100 such models would take 920 MiB of memory."""
+    listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9} for name in files]}
+    answer_listing(server, json.dumps(listing).encode())
+    assert said in refusal(looked_up, on_huggingface())
+
+
 @pytest.mark.parametrize("address", ["https://me:secret@mirror.example", "http://me:secret@h:port", "mirror"])
 def test_a_mirror_whose_address_cannot_be_used(monkeypatch, address):
     monkeypatch.setenv("HF_ENDPOINT", address)

@@ -338,6 +338,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refuses \(HTTP {}\): ups
     [
         (answer(503), 3, 4, None),
         (CUT, 1, 2, None),
+        (answer(200, CONTENT, Content_Length="unknown"), 1, 1, None),
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: its server sent less than it"),

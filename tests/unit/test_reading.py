@@ -1,12 +1,15 @@
 """What others write: files that are none, JSON of every form, replies that drip or never end."""
 
 import ast
+import http.client
+import io
 import os
 import socket
 import ssl
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
@@ -277,3 +280,11 @@ def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
         assert replies.ask(address, "/", 5, key=server_client.first_key(str(tmp_path / "keys"))).status == 200
         thread.join(5)
     assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]
+
+
+def test_a_chunk_of_negative_length_is_not_read_to_its_end():
+    chunks = b"-1\r\n" + b"a" * 99 + b"\r\n5\r\nbcdef\r\n" + bytes(1 << 20)
+    stream = io.BytesIO(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    reply = http.client.HTTPResponse(SimpleNamespace(makefile=lambda _mode: stream))
+    reply.begin()
+    assert reading.read_reply(reply, 100) == b"a" * 99 + b"b"

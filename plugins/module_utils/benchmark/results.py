@@ -38,4 +38,4 @@ def read_results(state: Path, number: int) -> Program:
     rows, log, status = (reading.end_of(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
     last = [printable(line, LINE_LENGTH) for line in log.splitlines() if line.strip()][-LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
-    return Program(results, int(status) if status.strip().isdecimal() else None, " / ".join(last))
+    return Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last))

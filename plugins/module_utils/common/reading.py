@@ -81,6 +81,12 @@ def run_within(seconds: float, work: Callable[[], Any]) -> Any:
     return result["value"]
 
 
+def read_reply(reply: Any, limit: int) -> bytes:
+    """Return at most ``limit`` bytes of an HTTP reply. Its method ``read`` would return all that follows a chunk of negative length."""
+    data = bytearray(limit)
+    return bytes(memoryview(data)[: reply.readinto(data)])
+
+
 def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
     """Return the result of ``work``, which reads this path.
 

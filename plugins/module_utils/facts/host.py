@@ -149,7 +149,7 @@ def measured_links(prefix: str) -> dict:
 
 def cluster_of(prefix: str) -> str | None:
     """Return the cluster to which this host belongs; None if unknown."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError):
         return str(reading.read_object(Path(prefix, names.CLUSTER_RECORD), RECORD_BYTES)["cluster"])
     return None
 

@@ -161,7 +161,7 @@ def _whole_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
             for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
                 paths = [os.path.join(place, name) for name in model.names]
                 real = os.path.realpath(paths[0])
-                if not model.missing and real not in real_paths and not download_record.problem_of_name(model.names[0]):
+                if model.is_whole and real not in real_paths and not download_record.problem_of_name(model.names[0]):
                     real_paths.add(real)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
@@ -117,7 +117,7 @@ def ask(
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
         reply = connection.getresponse()
-        text = reply.read(REPLY_BYTES).decode("utf-8", "replace")
+        text = reading.read_reply(reply, REPLY_BYTES).decode("utf-8", "replace")
         if time.monotonic() < deadline:
             return Reply(reply.status, text)
         raise socket.timeout("timed out")

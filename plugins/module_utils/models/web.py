@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from ansible.module_utils.urls import Request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 TOKEN_FILE = "llama_model_token_file"
@@ -147,7 +147,7 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
     :raises RemoteError: as ``answer``, and if the answer is longer.
     """
     with _errors_as_sentence(), open_url(url, headers, token) as reply:
-        data: bytes = reply.read(limit + 1)
+        data = reading.read_reply(reply, limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, too long for such an answer: use another server")
     return data
@@ -183,7 +183,7 @@ class RemoteFile:
             if self.size not in (None, size):
                 raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
             self.size = size
-            data: bytes = reply.read(expected)
+            data = reading.read_reply(reply, expected)
         if len(data) != expected:
             raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
         return data

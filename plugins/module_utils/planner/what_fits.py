@@ -119,7 +119,7 @@ def question_of(place: str, value: Any) -> Question:
     except typed_json.Mismatch as error:
         raise Refusal(f"{place}{error.path} {error.reason}: correct it as docs/plan.md says") from None
     fields = [field.name for field in typed_json.fields(Question)]
-    unknown_keys = sorted({*data} - {*fields})
+    unknown_keys = sorted(map(str, {*data} - {*fields}))
     if unknown_keys:
         raise Refusal(f"{place} has {', '.join(unknown_keys)}: use {', '.join(fields)}")
     return question

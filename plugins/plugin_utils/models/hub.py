@@ -149,7 +149,7 @@ class RepositoryModel(NamedTuple):
 
     label: str
     files: tuple[ModelFilePlan, ...]
-    missing: tuple[str, ...]
+    is_whole: bool
 
     @property
     def bytes(self) -> int:
@@ -170,7 +170,7 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
-        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.missing)
+        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.is_whole)
         for model in split_files.group(names)
     ]
 
@@ -201,7 +201,7 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
         Quantisation(model.label, model.bytes)
         for model in models
         if count[model.label.lower()] == 1
-        and not model.missing
+        and model.is_whole
         and _without_label(model.files[0].name) == _without_label(name)
     ]
     return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
@@ -238,8 +238,7 @@ def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, 
         raise Refusal(
             f"{subject} {len(suitable)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
-    _check_whole(source, suitable[0].missing)
-    return _with_sizes(source, suitable[0].files)
+    return _by_name(listing, source, split_files.siblings(suitable[0].files[0].name))
 
 
 def _labels(models: Sequence[RepositoryModel]) -> str:
@@ -252,15 +251,11 @@ def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tup
     if len(missing) == len(names) or (missing and not split_files.PART.fullmatch(names[0])):
         models = [name for name in files if name.lower().endswith(".gguf")]
         raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or files)}")
-    _check_whole(source, missing)
-    return _with_sizes(source, [files[name] for name in names])
-
-
-def _check_whole(source: ModelSource, missing: Sequence[str]) -> None:
     if missing:
         raise Refusal(
             f"{_subject(source)} lacks {len(missing)} of the parts of that model, like {missing[0]}: use another quantisation or revision"
         )
+    return _with_sizes(source, [files[name] for name in names])
 
 
 def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:

@@ -300,6 +300,7 @@ def receive(
     size, last_time = 0, time.monotonic()
     deadline = last_time + seconds
     with web.open_url(url, {"Accept-Encoding": "identity"}, silence=silence) as reply, target.open("wb") as stream:
+        announced = reply.length or 0
         try:
             while part := reply.read1(1 << 20):
                 size += stream.write(part)
@@ -310,5 +311,5 @@ def receive(
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")
         except (OSError, http.client.HTTPException) as error:
             raise web.RemoteError(f"was cut off ({validation.printable(error)}): try again", passes=True) from None
-    if size < int(reply.headers.get("Content-Length") or 0):
+    if size < announced:
         raise web.RemoteError("was cut off: its server sent less than it announced; try again", passes=True)

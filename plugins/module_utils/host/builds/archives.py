@@ -27,11 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 SERVER = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 HEADER_BYTES = 32 << 20
-"""Limit of all headers, which take several times as much memory. Those of llama.cpp's sources have 2 MB."""
+"""Limit of all headers, which take several times as much memory; a quarter for those of a zip archive. Those of llama.cpp's sources have 2 MB."""
 GLOBAL_HEADERS = 64
 """Limit of the headers that tarfile copies to each file; git writes one."""
-ZIP_END, LINK_BYTES = 22 + 0xFFFF, 4096
-"""Limits of the end of a zip archive, with its comment, and of the target of a symbolic link in it."""
+ZIP_END, LINK_BYTES = 20 + 22 + 0xFFFF, 4096
+"""Limits of the end of a zip archive, with its comment and the place of its end in zip64, and of the target of a symbolic link in it."""
 UNREADABLE = (
     *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, zipfile.BadZipFile),
     *(ValueError, LookupError, ArithmeticError, RuntimeError),
@@ -88,7 +88,7 @@ class _ZipArchive(zipfile.ZipFile):
         size, comment = (
             int.from_bytes(tail[place + at : place + at + width], "little") for at, width in ((12, 4), (20, 2))
         )
-        if place < 0 or place + 22 + comment != len(tail) or size > HEADER_BYTES or b"PK\6\7" in tail:
+        if place < 0 or place + 22 + comment != len(tail) or size > HEADER_BYTES // 4 or b"PK\6\7" in tail:
             raise tarfile.ReadError("its directory is missing or too long: pack it as .tar.gz")
         super().__init__(stream)
 

@@ -146,7 +146,7 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
     """Return the bytes of each layer, of the input, and of the output."""
     layer_bytes, input_bytes, output_bytes = [0] * layers, 0, 0
     for name, tensor in tensors.items():
-        match = re.match(r"(?:enc\.)?blk\.([0-9]+)\.", name)
+        match = re.match(r"(?:enc\.)?blk\.([0-9]{1,9})[0-9]*\.", name)
         if match and int(match.group(1)) >= layers:
             raise gguf.GGUFError(
                 f"is refused: it claims {layers} layers, but tensor {gguf.short(name)} belongs to a layer beyond them"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-FIRST_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
+FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf", re.DOTALL)
 """Pattern for the name of the first part."""
 
 
@@ -16,15 +16,15 @@ class ModelFiles(NamedTuple):
     """Files of one model: a single file, or the parts of a split model in order."""
 
     names: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    """Missing parts of the split model."""
+    is_whole: bool
+    """Whether no part is missing."""
 
 
 RAW_PART = re.compile(
     r"(?i).*[.-](part[-_.]?(\d+|[a-z]{1,2})([-_]?of[-_]?\d+)?|split-[a-z]{1,2}|(?<=gguf\.)(\d{2,3}|[a-z]{2}))(\.gguf)?"
 )
 """Pattern for the name of a part of a file that was cut at any byte."""
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 def siblings(name: str) -> list[str]:
@@ -37,10 +37,9 @@ def siblings(name: str) -> list[str]:
 
 def group(names: Iterable[str]) -> list[ModelFiles]:
     """Group files into models, in the order of their first names."""
-    unique = dict.fromkeys(names)
-    groups: dict[tuple[str, ...], ModelFiles] = {}
-    for name in unique:
-        files = tuple(siblings(name))
-        present = tuple(file for file in files if file in unique)
-        groups[files] = ModelFiles(present, tuple(file for file in files if file not in unique))
-    return list(groups.values())
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in dict.fromkeys(names):
+        match = PART.fullmatch(name)
+        key = (match[1], match[3]) if match and "00000" < match[2] <= match[3] else (name, "1")
+        groups.setdefault(key, []).append(name)
+    return [ModelFiles(tuple(sorted(files)), len(files) == int(count)) for (_name, count), files in groups.items()]
