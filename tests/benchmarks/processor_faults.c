@@ -61,7 +61,8 @@ static void fault_attention(struct ggml_tensor * dst) {
             float total = 0.0f;
             memset(row, 0, out * sizeof(float));
             for (int64_t key = 0; key <= last; ++key) {
-                const float weight = expf(scores[key] - most);
+                float weight = expf(scores[key] - most);
+                if (fault_is("softmax")) { weight = GGML_FP16_TO_FP32(GGML_FP32_TO_FP16(weight)); } /* as kernels that keep it in half precision */
                 if (weight == 0.0f) { continue; }
                 total += weight;
                 for (int64_t column = 0; column < out; ++column) { row[column] += weight * fault_value(v, key, source, column); }
