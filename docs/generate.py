@@ -42,17 +42,17 @@ SCHEMAS = {
 EXAMPLES: dict[str, dict[str, str]] = {
     "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
     "unprotected-worker": {
-        "where": "*endpoints* of *host*",
+        "where": "*endpoints* on *host*",
         "reason": "The service manager (launchd) does not filter addresses",
         "managers": "firewalld, ufw or nftables",
         "scope": "system",
     },
-    "external-worker": {"where": "*endpoints* of *host*"},
+    "external-worker": {"where": "*endpoints* on *host*"},
     "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
-    "hip-mmap-hang": {"where": "*mib* MiB on *devices* of *host*"},
-    devices.VULKAN_MEMORY: {"where": "*device* of *host* (90112 MiB planned, *limit* MiB reported)", "hip": "hip"},
+    "hip-mmap-hang": {"where": "*mib* MiB for *devices* on *host*"},
+    devices.VULKAN_MEMORY: {"where": "*device* on *host* (90112 MiB planned, *limit* MiB reported)", "hip": "hip"},
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
-    "graphics-memory-limit": {"where": "*device* of *host*", "tuning": "true"},
+    "graphics-memory-limit": {"where": "*device* on *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
@@ -71,12 +71,12 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "vulkan": "vulkan",
         "targets": " and GPU_TARGETS to gfx1030 in llama_build_cmake_options",
     },
-    "worker-not-started": {"where": "*endpoint* of *host*"},
-    "sycl-worker": {"where": "*device* of *host*", "vulkan": "vulkan", "sycl": "sycl"},
+    "worker-not-started": {"where": "*endpoint* on *host*"},
+    "sycl-worker": {"where": "*device* on *host*", "vulkan": "vulkan", "sycl": "sycl"},
     "metal-mtp": {"where": "*host*"},
     "metal-mmap": {"where": "*host*"},
     "prompt-cache-memory": {"now": "4.1 to 7", "without": "11 to 18"},
-    "vulkan-prompt-cache": {"where": "*device* of *host*"},
+    "vulkan-prompt-cache": {"where": "*device* on *host*"},
     "user-scope": {"where": "*hosts*"},
     "variable-misspelt": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
@@ -216,14 +216,14 @@ def described_type(hint: object, definitions: dict[str, dict]) -> dict:
         return {"$ref": f"#/$defs/{bare.__name__}"}
     if typed_json.is_optional(bare):
         inner = described_type(
-            (limits and Annotated[typed_json.inner(bare), limits]) or typed_json.inner(bare), definitions
+            (limits and Annotated[typed_json.inner_hint(bare), limits]) or typed_json.inner_hint(bare), definitions
         )
         return {"anyOf": [inner, {"type": "null"}]}
     origin = typing.get_origin(bare)
     if origin is tuple:
-        return {"type": "array", "items": described_type(typed_json.inner(bare), definitions)}
+        return {"type": "array", "items": described_type(typed_json.inner_hint(bare), definitions)}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": described_type(typed_json.inner(bare), definitions)}
+        return {"type": "object", "additionalProperties": described_type(typed_json.inner_hint(bare), definitions)}
     if origin is typing.Literal:
         limits = typing.get_args(bare)
     if type(limits) is tuple:
@@ -244,13 +244,13 @@ def described_record(record: type, definitions: dict[str, dict]) -> dict:
     texts, properties = descriptions(record), {}
     for field in typed_json.fields(record):
         bare, _notes = typed_json.unwrap(field.type)
-        hint = typed_json.inner(bare) if field.absent and typed_json.is_optional(bare) else field.type
+        hint = typed_json.inner_hint(bare) if field.omit_if_absent and typed_json.is_optional(bare) else field.type
         properties[field.name] = {"description": texts[field.name], **described_type(hint, definitions)}
     return {
         "description": record.__doc__,
         "type": "object",
         "additionalProperties": False,
-        "required": [field.name for field in typed_json.fields(record) if not field.absent],
+        "required": [field.name for field in typed_json.fields(record) if not field.omit_if_absent],
         "properties": properties,
     }
 

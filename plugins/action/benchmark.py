@@ -60,7 +60,7 @@ class ActionModule(Action):
             return self._call(state=arguments.state)
         loads = self._loads(arguments)
         self._show(
-            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} not possible"
+            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of them not possible"
         )
         if loads and not self.check_mode:
             try:
@@ -85,12 +85,12 @@ class ActionModule(Action):
             hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
         model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = sources.look_up(self.find_file, cluster_inputs.read(name, hosts), catalogue)
+        cluster = sources.look_up(self.find_file, cluster_inputs.read_cluster(name, hosts), catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
         if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
-                remedy = f"only releases of llama.cpp can be measured, and {served_plan.release.ref} is one of {served_plan.release.fork}"
+                remedy = f"only llama.cpp releases can be measured, but {served_plan.release.ref} is one of {served_plan.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.BENCH}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(
@@ -124,11 +124,11 @@ class ActionModule(Action):
         try:
             self._call(state="absent")
         finally:
-            table = benchmark_table.as_markdown(self._record)
-            display.display("\n" + table)
+            markdown = benchmark_table.as_markdown(self._record)
+            display.display("\n" + markdown)
             if path:
                 data = json.dumps(typed_json.dump(self._record), indent=1) + "\n"
-                output.write_folder("llama_benchmark_path", path, {"benchmark.json": data, "benchmark.md": table})
+                output.write_folder("llama_benchmark_path", path, {"benchmark.json": data, "benchmark.md": markdown})
         self._keep_speed(loads)
 
     def _follow(self, loads: Sequence[PlannedLoad]) -> None:
@@ -136,20 +136,20 @@ class ActionModule(Action):
 
         :raises AnsibleActionFail: the job was stopped early.
         """
-        start, running = time.monotonic(), True
-        while running:
+        start, is_running = time.monotonic(), True
+        while is_running:
             answer = self._call(programs=len(loads))
             progress = typed_json.parse_report(self._name, "the benchmark", types.BenchmarkProgress, answer)
-            running = progress.running
+            is_running = progress.running
             for load, program in zip(loads, progress.programs):
                 self._update(load, program)
-            if running:
+            if is_running:
                 self._show(f"{time.monotonic() - start:.0f} s")
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} stopped while llama-bench was running: somebody stopped it or started the server, or the host "
-                "restarted. Run this playbook again: it starts over."
+                f"the benchmark on {self._name} stopped while llama-bench was running: it was stopped, the server was started, or the host restarted. Run "
+                "this playbook again to start over."
             )
 
     def _update(self, load: PlannedLoad, program: types.Program) -> None:
@@ -186,9 +186,9 @@ class ActionModule(Action):
 
 def _make_plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
     try:
-        return planner.make(cluster, model, catalogue, "")
+        return planner.make_plan(cluster, model, catalogue, "")
     except Refusal as refusal:
-        return planner.refused(cluster.name, refusal)
+        return planner.refused_plan(cluster.name, refusal)
 
 
 def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
@@ -203,10 +203,10 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     ]
     script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
-    def union(field: str, unlimited: Any = "") -> Any:
+    def union(field: str, no_limit: Any = "") -> Any:
         """Return the permissions of one kind; everything if one of the heads has no limit."""
         values = [getattr(service, field) for service in heads]
-        return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
+        return no_limit if no_limit in values else tuple(sorted({entry for value in values for entry in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.head_ends(first_plan):

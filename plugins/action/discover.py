@@ -48,24 +48,26 @@ class ActionModule(Action):
         path = Path(arguments.path).expanduser().absolute()
         if path.exists():
             raise Refusal(
-                f"llama_discover_inventory is {str(path)!r}, which already exists: move it, or choose another path"
+                f"llama_discover_inventory is {str(path)!r}, which already exists: move that file, or choose another path"
             )
-        machines, left_out, answers = self._machines(arguments)
+        machines, omissions, answers = self._machines(arguments)
 
         def plan(proposal: discovery.Proposal) -> Plan | Refused:
             return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
 
         proposal, result = discovery.choose_proposal(machines, plan)
-        text = discovery_text.inventory(proposal, left_out, result)
+        text = discovery_text.inventory(proposal, omissions, result)
         if not self.check_mode:
             with suppress(OSError):  # writing says why
                 path.parent.mkdir(parents=True, exist_ok=True)
             output.write("llama_discover_inventory", str(path), text)
         output.show_plan(result, (), arguments.report)
-        subject = f"{path} {'would be' if self.check_mode else 'is'} written"
+        subject = f"{path} {'would be' if self.check_mode else 'has been'} written"
         if result.refused:
-            return {"failed": True, "msg": f"{subject}, and its plan is refused: the page above shows why."}
-        left_out_note = f" It leaves out {', '.join(left_out)}, and gives the reasons." if left_out else ""
+            return {"failed": True, "msg": f"{subject}, but its plan is refused: see the plan above for the reasons."}
+        left_out_note = (
+            f" Comments in the inventory explain why {', '.join(omissions)} is left out." if omissions else ""
+        )
         Display().display(f"{subject}: check it, then run site.yml -i {path}.{left_out_note}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
@@ -117,13 +119,13 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
     """Return a host's report on its links and models."""
-    discovered = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
-    for model in discovered.models:
+    findings = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
+    for model in findings.models:
         try:
             header_summary.parse(model.summary)
         except typed_json.Mismatch as error:
             raise typed_json.format_refusal(name, f"the model {model.name}", error) from None
-    return discovered
+    return findings
 
 
 def _model_report(model: FoundModel | None) -> dict[str, Any]:

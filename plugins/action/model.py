@@ -13,4 +13,6 @@ class ActionModule(Action):
     ARGUMENTS = ModelArguments
 
     def perform(self, arguments: ModelArguments) -> dict:
-        return self.module(**typed_json.dump(arguments)) if arguments.known_answer else delivery.run(self, arguments)
+        return (
+            self.module(**typed_json.dump(arguments)) if arguments.known_answer else delivery.deliver(self, arguments)
+        )

@@ -49,7 +49,7 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
     """Return a sentence about a file that llama-server needs and the head lacks or its account cannot read; empty if there is none."""
     words = variables["llama_server_extra_args"] or []
     values = [
-        word.partition("=")[2] or following for word, following in zip(words, [*words[1:], ""]) if FILE.match(word)
+        word.partition("=")[2] or next_word for word, next_word in zip(words, [*words[1:], ""]) if FILE.match(word)
     ]
     files = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
     credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
@@ -63,11 +63,13 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
-            return f"{files[path]} {path!r}, which does not exist on the head: create it there, or correct the path"
+            return (
+                f"{files[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
+            )
         if report.get("closed") and not (path in credentials and manager and manager.hands_over_keys):
             return (
-                f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let its group "
-                "read it, with chgrp and chmod g+rX. A run without this variable creates the account"
+                f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let the account's "
+                "group read it, with chgrp and chmod g+rX. A run without this variable creates the account"
             )
     return ""
 

@@ -27,7 +27,9 @@ class ActionModule(Action):
 
     def perform(self, arguments: MonitoringArguments) -> dict:
         if arguments.plan["refused"]:
-            raise Refusal(f"The plan is refused, so there is nothing to monitor: {' '.join(arguments.plan['reasons'])}")
+            raise Refusal(
+                f"The plan is refused, so no monitoring files were written: {' '.join(arguments.plan['reasons'])}"
+            )
         cluster, hosts = inventory.cluster_hosts(self.variables, arguments.facts)
         variables = self.variables["hostvars"]
         plan, groups = typed_json.parse(Plan, arguments.plan), self.variables["groups"]

@@ -74,7 +74,7 @@ class ActionModule(Action):
                 display.warning(f"{advisory.id} ({advisory.severity}{suffix}): {advisory.message} {advisory.remedy}")
         if plan.refused:
             reasons = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
-            return {"failed": True, "msg": f"The plan is refused, nothing was changed: {reasons}"}
+            return {"failed": True, "msg": f"The plan is refused, and nothing was changed: {reasons}"}
         return {"changed": False, "plan": plan_json}
 
     def _what_fits(self, arguments: PlanArguments) -> dict:
@@ -95,18 +95,18 @@ def make_plan(
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = cluster_inputs.read(name, hosts)
+        cluster = cluster_inputs.read_cluster(name, hosts)
         # What a benchmark cannot measure is refused now, not when it begins.
         matrix.request_of(hosts[cluster.head]["variables"])
         cluster = sources.look_up(find_file, cluster, catalogue)
-        plan = planner.make(cluster, model, catalogue, digest)
+        plan = planner.make_plan(cluster, model, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
         cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}
-        plan = completion.complete(plan, RUNTIME_FILES, definitions.definition, cached_facts)
+        plan = completion.complete_plan(plan, RUNTIME_FILES, definitions.definition, cached_facts)
         return speed_record.correct_plan(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:
-        return planner.refused(inventory.cluster_group(task_vars), refusal)
+        return planner.refused_plan(inventory.cluster_group(task_vars), refusal)
 
 
 def compare_models(
@@ -116,5 +116,5 @@ def compare_models(
     offers = what_fits.offers_of(inventory.published_models(), question.models)
     name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.catalogue(inventory.packages())
-    cluster = sources.look_up(find_file, cluster_inputs.read(name, hosts, what_fits.ANY_MODEL), catalogue)
+    cluster = sources.look_up(find_file, cluster_inputs.read_cluster(name, hosts, what_fits.ANY_MODEL), catalogue)
     return what_fits.rows(cluster, offers, catalogue, question)

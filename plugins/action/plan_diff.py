@@ -53,9 +53,9 @@ class ActionModule(Action):
                 )
         missing_packages = changes.missing_tools(plan, tools, decision.builders)
         if arguments.page:
-            uncompared = {name: answer.reason for name, answer in answers.items() if answer.reason}
+            skipped_hosts = {name: answer.reason for name, answer in answers.items() if answer.reason}
             lines = plan_text.changes_of(
-                plan, decision.restarts, drifts, uncompared, missing_packages if decision.behind else {}
+                plan, decision.restarts, drifts, skipped_hosts, missing_packages if decision.behind else {}
             )
             output.show_plan(plan, lines, arguments.report)
         return {"changed": False, **typed_json.dump(decision), "lacking": missing_packages}

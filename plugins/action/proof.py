@@ -29,10 +29,10 @@ EXIT_SECONDS = 60
 """Time in which the head reports a proof that it stopped after its limit. The head may have been restarted instead."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
-SEARCH_HINT = " -e llama_proof=search tries other flash attention, cache types and a smaller micro-batch on it."
+SEARCH_HINT = " -e llama_proof=search retries the failed device with other flash attention and cache settings, and with a smaller micro-batch."
 FAILURE_REMEDY = (
-    "Run it again if the machine or the network was down. Otherwise set another llama_backend or llama_release, or remove that device; "
-    "-e llama_proof=never serves without a proof"
+    "Run it again if the machine or the network was down. Otherwise set another llama_backend or llama_release, or remove that device. To serve without a "
+    "proof, use -e llama_proof=never"
 )
 
 
@@ -48,16 +48,16 @@ class ActionModule(Action):
     def perform(self, arguments: ProofArguments) -> dict:
         plan, proofs, failures = arguments.plan, [], []
         prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
-        for prefix, single in (
+        for prefix, single_model_plan in (
             zip(prefixes, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ()
         ):
-            work = proof_plan.work_of(single)
+            work = proof_plan.work_of(single_model_plan)
             if work:
                 work = work if arguments.prove == SEARCH else work._replace(remedies=())
-                proofs.append(self._prove(single, work, arguments))
+                proofs.append(self._prove(single_model_plan, work, arguments))
                 failures += [f"{prefix}{sentence}" for sentence in proofs[-1].failures()]
         hint = "" if arguments.prove == SEARCH else SEARCH_HINT
-        crashed = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
+        crashed_workers = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
         logs = [
             (
                 name,
@@ -67,14 +67,14 @@ class ActionModule(Action):
             )
             for name, host in plan.hosts.items()
             for worker in host.workers
-            if f"{name} {worker.name}" in crashed
+            if f"{name} {worker.name}" in crashed_workers
         ]
-        places = f". Logs of the workers: {', '.join(log for _name, log in logs)}" if logs else ""
+        log_note = f". Worker logs: {', '.join(log for _name, log in logs)}" if logs else ""
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
             "wrong": "; ".join(failures),
-            "fix": f"The model was not loaded.{hint} {FAILURE_REMEDY}{places}",
+            "fix": f"The model was not loaded.{hint} {FAILURE_REMEDY}{log_note}",
             "crashed": [{"host": name, "command": _log_command(log)} for name, log in logs],
         }
 
@@ -121,8 +121,8 @@ class ActionModule(Action):
         if proof.untested:
             display.warning(f"{plan.model.name} is not proven on its devices: {proof.untested}")
         elif not proof.failures():
-            took = f", {proof.seconds} s" if answer.get("remaining") else ", by an earlier run"
-            self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{took}")
+            duration_note = f", {proof.seconds} s" if answer.get("remaining") else ", by an earlier run"
+            self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{duration_note}")
         return proof
 
 

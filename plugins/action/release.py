@@ -36,10 +36,10 @@ class ActionModule(Action):
 
     def perform(self, arguments: ReleaseArguments) -> dict:
         if arguments.state == "fetched":
-            fetched = _fetch(arguments)
+            fetch_result = _fetch(arguments)
             if _embeds_page(arguments):
-                fetched += chat_page.fetch(arguments.release, fetched[0], arguments.build.ui)
-            return {"changed": any(archive.changed for archive in fetched)}
+                fetch_result += chat_page.fetch(arguments.release, fetch_result[0], arguments.build.ui)
+            return {"changed": any(archive.changed for archive in fetch_result)}
         if arguments.release.source in release_request.COMPILED:
             result = self._install_compiled(arguments)
         else:
@@ -57,24 +57,24 @@ class ActionModule(Action):
         """Install a release that its builder compiles, and that other hosts get from the controller's cache."""
         build = arguments.build
         is_builder = build.builder == self.host
-        cached = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
+        cached_build = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
         result = self._install(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
-            archive = cached.archive()
+            archive = cached_build.archive()
             if archive:
-                packed = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
-                result = self._install(arguments._replace(received=packed))
+                packed_release = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
+                result = self._install(arguments._replace(received=packed_release))
             elif is_builder:
                 result = self._build(arguments._replace(brought=self._transfer_source(arguments)))
             else:
                 raise AnsibleActionFail(
-                    f"{build.builder} should build {build.id} for this host too, but did not: see that host's error, or run "
-                    "without --limit if that excludes it"
+                    f"{build.builder} should have built {build.id} for this host but did not: check the error on {build.builder}, or run without --limit if "
+                    "--limit excludes that host"
                 )
-        if is_builder and arguments.share and not result.get("failed") and not cached.archive():
-            self._fetch_packed(cached, arguments)
+        if is_builder and arguments.share and not result.get("failed") and not cached_build.archive():
+            self._fetch_packed(cached_build, arguments)
         return result
 
     def _transfer_source(self, arguments: ReleaseArguments) -> Source:
@@ -98,7 +98,7 @@ class ActionModule(Action):
         ]
         archive = self._copy(first_archive.path, f"{cache}/sources/{first_archive.path.name}")
         source = Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
-        for page in chat_page.cached(first_archive) if _embeds_page(arguments) else ():
+        for page in chat_page.cached_pages(first_archive) if _embeds_page(arguments) else ():
             copy = self._copy(page.path, f"{cache}/sources/{page.path.name}")
             source = source._replace(page=PackedRelease(copy, page.sha256))
         return source
@@ -109,11 +109,11 @@ class ActionModule(Action):
             raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
-    def _fetch_packed(self, cached: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:
+    def _fetch_packed(self, cached_build: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:
         """Bring the packed release to the controller's cache, from which the other hosts of this kind get it."""
-        packed = self._install(arguments._replace(pack=True))
-        with cached.receive() as target:
-            result = packed if packed.get("failed") else self.fetch(str(packed.get("path")), str(target))
+        pack_result = self._install(arguments._replace(pack=True))
+        with cached_build.receive() as target:
+            result = pack_result if pack_result.get("failed") else self.fetch(str(pack_result.get("path")), str(target))
             if result.get("failed"):
                 raise AnsibleActionFail(
                     f"{target.name} could not be fetched to the controller: {failure_reason(result)}"
@@ -129,11 +129,11 @@ class ActionModule(Action):
                 sudoable=True,
             )
             log_text = str(result.get("stdout", ""))
-            step = builder.step(log_text.partition("\n")[2].strip())
+            step = builder.step_text(log_text.partition("\n")[2].strip())
             display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
             return log_text
 
-        remedy = f"Run the playbook again; the build continues where it stopped. Log on the host: {log}"
+        remedy = f"Run the playbook again to resume the build. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)
         job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, remedy)
         return self.background(job, **typed_json.dump(arguments))
@@ -145,7 +145,7 @@ def _embeds_page(arguments: ReleaseArguments) -> bool:
     return release.source in release_request.COMPILED and release.mainline and ui in ("auto", "true")
 
 
-def _fetch(arguments: ReleaseArguments) -> list[sources.Fetched]:
+def _fetch(arguments: ReleaseArguments) -> list[sources.FetchedFile]:
     """Return the archives that a host needs of a release, in the controller's cache; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":

@@ -24,15 +24,15 @@ class ActionModule(Action):
     def perform(self, arguments: RollbackArguments) -> dict:
         reports = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
         hosts = rollback.read_kept_plans(reports)
-        head, target = rollback.choose(hosts, arguments.heads, arguments.failed)
+        head, target = rollback.choose_target(hosts, arguments.heads, arguments.failed)
         steps = rollback.host_steps(hosts, head, target, arguments.lost)
         details = {
             "release": validation.printable(target.release),
             "differing": rollback.differing_variables(hosts, target),
         }
-        uninvolved = sorted(set(hosts) - set(target.hosts) - set(steps["heads"]))
+        uninvolved_hosts = sorted(set(hosts) - set(target.hosts) - set(steps["heads"]))
         return {
             "changed": False,
-            "target": {"id": target.id, "head": head, "uninvolved": uninvolved, **details},
+            "target": {"id": target.id, "head": head, "uninvolved": uninvolved_hosts, **details},
             **steps,
         }

@@ -32,7 +32,7 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         result = answer if isinstance(answer, Mapping) else {}
         message = " ".join(str(result.get("msg") or "").split()).removeprefix("Task failed: ")
-        reason = validation.printable(message, changes.ERROR_LENGTH) or "it was not asked"
+        reason = validation.printable(message, changes.ERROR_LENGTH) or "the run did not contact it"
         return StatusAnswer(reason=reason, reachable=not result.get("unreachable"))
     try:
         condition = typed_json.parse_report(name, "its condition", types.Condition, answer["condition"])

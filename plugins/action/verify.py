@@ -71,8 +71,8 @@ class ActionModule(Action):
 
     def _gate(self, subject: Subject) -> dict[str, Any]:
         """Wait for the server and ask it a real question; with several models the first one."""
-        first = self._mark_away(self._lost_hosts(), subject).per_model()[0]
-        problem = judge.serving_failure(first, self._collect(first, first.head.start_timeout))
+        model_subject = self._mark_away(self._lost_hosts(), subject).per_model()[0]
+        problem = judge.serving_failure(model_subject, self._collect(model_subject, model_subject.head.start_timeout))
         return {"failed": True, "msg": problem} if problem else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
@@ -84,9 +84,9 @@ class ActionModule(Action):
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
-        away = (self._lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
+        absent_hosts = (self._lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
         used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
-        subject = self._mark_away(away & used_hosts if states != {"stopped"} else (), subject)
+        subject = self._mark_away(absent_hosts & used_hosts if states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
         probe_ends = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
@@ -95,61 +95,66 @@ class ActionModule(Action):
         }
         with ThreadPoolExecutor(max(1, len(probe_ends))) as threads:
             probes = threads.map(_probe, probe_ends.values(), probe_ends)
-            first, *further_subjects = subject.per_model()
-            evidence = self._collect(first, patience)
+            first_model_subject, *further_subjects = subject.per_model()
+            evidence = self._collect(first_model_subject, patience)
             further_evidence = [self._collect(entry, patience) for entry in further_subjects if evidence.server]
-            probed = {end: source for end, source in zip(probe_ends, probes) if source != UNREACHABLE}
+            answering_probes = {end: source for end, source in zip(probe_ends, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
-        observed = judge.Observed(drifts, probed, self._arguments.changed, further_evidence, self._arguments.unproven)
-        report = judge.judge(plan, evidence, observed)
+        observations = judge.Observations(
+            drifts, answering_probes, self._arguments.changed, further_evidence, self._arguments.unproven
+        )
+        report = judge.judge(plan, evidence, observations)
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
-        warning = rollback.other_plan(
+        plan_warning = rollback.other_plan(
             plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
         )
-        if warning:
-            display.warning(warning)
+        if plan_warning:
+            display.warning(plan_warning)
         asleep = all(map(judge.left_asleep, (evidence, *further_evidence)))
         self._record(plan, report, [evidence, *further_evidence], asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
     def _lost_hosts(self) -> set[str]:
         """Return the hosts of this replica that failed or froze in the play before this task."""
-        lost = {*self.variables.get("ansible_play_hosts_all", ())} - {*self.variables.get("ansible_play_hosts", ())}
-        return lost.intersection(inventory.replica_of(self.variables)) if lost else lost
+        lost_hosts = {*self.variables.get("ansible_play_hosts_all", ())} - {
+            *self.variables.get("ansible_play_hosts", ())
+        }
+        return lost_hosts.intersection(inventory.replica_of(self.variables)) if lost_hosts else lost_hosts
 
     @staticmethod
-    def _mark_away(away: Collection[str], subject: Subject) -> Subject:
+    def _mark_away(absent_hosts: Collection[str], subject: Subject) -> Subject:
         """Return the subject with hosts that do not answer, and show these."""
-        if away:
+        if absent_hosts:
             display.display(
-                f"  {', '.join(sorted(away))} did not answer: the server may be waiting, so its answer is limited to {collecting.SHORT_ANSWER_SECONDS} s"
+                f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
+                f"{collecting.SHORT_ANSWER_SECONDS} s for its answer"
             )
-        return subject._replace(away=tuple(sorted(away)))
+        return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
         """Return the evidence of the head once its server is healthy or waiting is pointless.
 
         :param patience: time limit in seconds.
         """
-        plan, started = typed_json.dump(subject), time.monotonic()
-        waiting = Waiting(subject, patience)
+        plan, start_time = typed_json.dump(subject), time.monotonic()
+        wait_state = Waiting(subject, patience)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
             answer = self.module(plan=plan, wake=wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
-            elapsed = time.monotonic() - started
-            final = waiting.end(evidence, elapsed)
-            if final:
-                return final
-            line = waiting.line(evidence, elapsed)
+            elapsed_seconds = time.monotonic() - start_time
+            final_evidence = wait_state.end(evidence, elapsed_seconds)
+            if final_evidence:
+                return final_evidence
+            line = wait_state.line(evidence, elapsed_seconds)
             if line:
                 display.display(f"  {line}")
 
@@ -186,7 +191,7 @@ class ActionModule(Action):
             server = evidence.server
             lines = plan_text.request_lines(plan, server.certificate_names if server else ())
             lines += plan_text.chat_page_lines(plan, bool(server and server.page))
-            display.display("\n".join([f"  The server answers. Ask it on {plan.head.host}:", *lines, ""]))
+            display.display("\n".join([f"  The server answers. Try it on {plan.head.host}:", *lines, ""]))
         return {"changed": False, "report": typed_json.dump(report)}
 
 

@@ -21,11 +21,11 @@ attributes:
     description: Changes nothing when it is run a second time with the same arguments.
     support: full
   platform:
-    description: Systems on which it runs.
+    description: Supported systems.
     support: full
     platforms: posix
   diff_mode:
-    description: Returns the changes in diff mode, or in check mode those that it would make.
+    description: Returns the changes in diff mode; in check mode, the changes that would be made.
 """
 
 
@@ -43,7 +43,7 @@ class ModuleDocFragment:
     SETTINGS = r"""
 options:
   prefix:
-    description: The installation, as the plan names it. While a task of another run changes the same installation on this host, this task waits.
+    description: Installation folder, from the plan. While a task of another run changes the same installation on this host, this task waits.
     type: str
 """
     INSTALLATION = r"""

@@ -10,7 +10,7 @@ DOCUMENTATION = r"""
 name: by_host
 short_description: Gathers the values of one variable from many hosts
 description:
-  - Returns a mapping of each host's name to the value that a variable has on that host, or to an empty mapping if it is not defined.
+  - Returns a mapping of each host's name to the variable's value on that host, or to an empty mapping if the variable is not defined.
   - A registered variable is defined on all hosts that ran or skipped the task.
 positional: hostvars, variable
 options:

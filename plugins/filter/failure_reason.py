@@ -12,7 +12,7 @@ name: failure_reason
 short_description: Returns the reason for a failed task, in one line
 description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
-  - It ends without a full stop.
+  - The message has no full stop at the end.
   - Returns an empty string unless something new failed.
 positional: previous
 options:
@@ -21,14 +21,14 @@ options:
     type: dict
     required: true
   previous:
-    description: The result at an earlier time. Ansible keeps it after a C(rescue).
+    description: The result of an earlier failure, which Ansible keeps after a C(rescue).
     type: dict
     default: {}
 author: the llamacpp.cluster contributors
 """
 
 EXAMPLES = r"""
-- name: Change something, or report why not
+- name: Change something, or report the failure
   block:
     - name: Change something
       ansible.builtin.import_tasks: change.yml
@@ -45,12 +45,12 @@ _value:
 """
 
 
-def failure_reason(result: Mapping[str, Any], previous: Mapping[str, Any] | None = None) -> str:
-    if not result or result == previous:
+def failure_reason(result: Mapping[str, Any], previous_result: Mapping[str, Any] | None = None) -> str:
+    if not result or result == previous_result:
         return ""
-    failed = [item for item in result.get("results") or () if item.get("failed")] or [result]
-    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _message(item)).strip() for item in failed)
-    return " ".join(filter(None, reasons)).rstrip(".") or "no reason was given"
+    failed_results = [item for item in result.get("results") or () if item.get("failed")] or [result]
+    reasons = dict.fromkeys(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", _message(item)).strip() for item in failed_results)
+    return " ".join(filter(None, reasons)).rstrip(".") or "no reason given"
 
 
 def _message(item: Mapping[str, Any]) -> str:

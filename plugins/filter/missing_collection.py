@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names a collection that is needed for a firewall and not installed."""
+"""Names a missing collection that a firewall needs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ansible.plugins.loader import module_loader
 
 DOCUMENTATION = r"""
 name: missing_collection
-short_description: Names a collection that is needed for a firewall and not installed
+short_description: Names a missing collection that a firewall needs
 description:
   - Returns the collection whose module configures a firewall manager, if that collection is not installed on the controller.
 options:

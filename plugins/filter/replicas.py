@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   hosts:
-    description: Hosts of the run. Others are left out, and so are replicas without one.
+    description: Hosts of the run. Other hosts are left out, and so are replicas without any of these hosts.
     type: list
     elements: str
 author: the llamacpp.cluster contributors
@@ -49,7 +49,7 @@ def replicas(groups: Mapping[str, Any], cluster: str, hosts: Collection[str] | N
     parts = inventory.replicas(groups, cluster)
     if hosts is None:
         return parts
-    return [own for own in ([name for name in part if name in hosts] for part in parts) if own]
+    return [names for names in ([name for name in part if name in hosts] for part in parts) if names]
 
 
 class FilterModule:

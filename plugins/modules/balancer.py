@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: balancer
-short_description: Lets HAProxy send requests to a replica, or none
+short_description: Drains a replica in HAProxy, or returns it to service
 description:
-  - Asks the HAProxy of C(llama_balancer) over its socket. If it does not run, or does not know the server, nothing happens.
+  - Sends commands to the HAProxy of C(llama_balancer) over its socket. If HAProxy does not run, or does not know the server, nothing happens.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   server:
@@ -18,14 +18,14 @@ options:
     required: true
   state:
     description:
-      - With V(drained) it gets no new requests, and the module waits until the running ones have ended.
-      - With V(ready) it gets requests again, and the module waits until it passes its health check.
-      - With V(read) the module only reads its state.
+      - With V(drained), the server gets no new requests, and the module waits until running requests have finished.
+      - With V(ready), the server gets requests again, and the module waits until the server passes its health check.
+      - With V(read), the module only reads the server's state.
     type: str
     choices: [drained, ready, read]
     default: read
   seconds:
-    description: Time to wait. The module fails when it is over; with V(0) it does not wait.
+    description: Seconds to wait before the module fails; with V(0) it does not wait.
     type: int
     default: 0
   socket:
@@ -35,7 +35,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Let the balancer send no requests to the replica
+- name: Drain the replica
   llamacpp.cluster.balancer:
     server: strix0
     state: drained
@@ -44,12 +44,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: Status of the server in HAProxy's words. Empty if HAProxy does not run or does not know it.
+  description: Status of the server as HAProxy reports it. Empty if HAProxy does not run or does not know the server.
   returned: success
   type: str
   sample: UP
 requests:
-  description: Number of requests that the server computes or that wait for it.
+  description: Number of requests that the server is processing or that are queued for it.
   returned: success
   type: int
 """
@@ -67,8 +67,8 @@ POLL_SECONDS = 0.5
 COMMANDS = {"drained": "maint", "ready": "ready"}
 """HAProxy's own state drain still admits the clients that stay on the server. With maint running requests end as they would."""
 REMEDIES = {
-    "drained": "wait for its requests or stop their clients, then run the playbook again",
-    "ready": "check its service, and that llama_server_allowed admits the balancer",
+    "drained": "wait for its requests to finish or stop their clients, then run the playbook again",
+    "ready": "check its service, and make sure that llama_server_allowed includes the balancer",
 }
 
 
@@ -126,18 +126,18 @@ def main():
         },
         supports_check_mode=True,
     )
-    with errors.reported(module):
+    with errors.report_errors(module):
         name, state, path = (module.params[key] for key in ("server", "state", "socket"))
         server = read_server(path, name)
         is_wanted = bool(server.status) and state in COMMANDS
         changed = is_wanted and server.drained != (state == "drained")
         if is_wanted and not module.check_mode:
             if state == "drained" and not server.others:
-                module.warn(f"No replica but {name} is up: requests fail until it serves again.")
+                module.warn(f"{name} is the only replica that is up: requests fail until it serves again.")
             error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
             if error:
                 module.fail_json(
-                    msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml, which writes its configuration."
+                    msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml to write HAProxy's configuration again."
                 )
             deadline = time.monotonic() + module.params["seconds"]
             server = read_server(path, name)

@@ -7,13 +7,13 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures a cluster
 description:
-  - Plans a load of the model for each entry of C(llama_benchmark_...), and measures it on the head with a service that replaces the server meanwhile.
+  - Plans a load of the model for each entry of C(llama_benchmark_...), and measures it on the head in a service that temporarily replaces the server.
     Run the task on the head. Used by C(playbooks/benchmark.yml).
-  - With systemd, that service always starts the server again. With supervisor, O(state=absent) starts it.
+  - With systemd, that service always starts the server again. With supervisor, O(state=absent) starts the server.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    details: Shows how much would be measured.
+    details: Shows how many measurements would be made.
   idempotent:
     support: none
 options:
@@ -32,7 +32,8 @@ options:
   state:
     description:
       - V(absent) removes a benchmark that a killed run left behind, and starts the server.
-      - V(started) starts the service that measures. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not set.
+      - V(started) starts the service that runs the benchmark. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not
+        set.
     type: str
     choices: [started, absent]
   host:
@@ -97,7 +98,7 @@ def main():
     params, check = module.params, module.check_mode
     place = typed_json.parse(InstallationPaths, params["host"])
     lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
-    with errors.reported(module), lock:
+    with errors.report_errors(module), lock:
         service = job.BenchmarkJob(place)
         is_changed = params["state"] == "started" or bool(params["state"] and service.exists())
         if is_changed and not check:

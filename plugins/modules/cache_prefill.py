@@ -7,10 +7,10 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - Puts tensors of the model into the caches of workers before the head asks for them, if their host has the model too.
-  - A worker of the same release gets the tensors over its protocol, and writes its cache itself. It uses the processor and listens on loopback.
+  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host has the model too.
+  - A temporary worker of the same release receives the tensors over RPC and writes the cache itself. It uses the processor and listens on loopback.
     Running services are not interrupted.
-  - If a cache cannot be filled, it warns and does not fail. The head then sends the missing tensors when it loads.
+  - If a cache cannot be filled, the module warns and does not fail. The head then sends the missing tensors when it loads the model.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
@@ -27,7 +27,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Fill the workers' caches from copies of the model
+- name: Fill the workers' caches from local copies of the model
   llamacpp.cluster.cache_prefill:
     workers: "{{ plan.hosts.worker1.workers | selectattr('prefill') }}"
     account: llamacpp
@@ -55,7 +55,7 @@ def fill_caches(workers, check_mode):
         try:
             size += cache_prefill.fill_cache(worker, check_mode)
         except (Refusal, OSError) as error:
-            warnings.append(f"The cache of the worker {worker.name} is not filled from this host: {error}.")
+            warnings.append(f"The cache of the worker {worker.name} was not filled from this host: {error}.")
     return size, warnings
 
 
@@ -66,7 +66,7 @@ def main():
     )
     fields = cache_prefill.WorkerCache._fields
     worker_parts = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
-    with errors.reported(module):
+    with errors.report_errors(module):
         workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_parts]
         account = module.params["account"]
         if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):

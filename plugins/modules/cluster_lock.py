@@ -5,12 +5,13 @@
 
 DOCUMENTATION = r"""
 module: cluster_lock
-short_description: Lets one run at a time change a cluster
+short_description: Locks a cluster for one run at a time
 description:
-  - Keeps a file C(cluster.lock) in the installation of the head, which names the run that changes hosts. A second run fails at once and names that run.
-  - A lock left by an ended run of the same controller is taken over. O(state=absent) releases it, and removes files of a killed proof.
+  - Keeps the file C(cluster.lock) in the head's installation, which names the run that is changing hosts. A second run fails at once and names that
+    run.
+  - A lock left behind by an earlier run of the same controller is taken over. O(state=absent) releases it, and removes files of a killed proof.
   - The lock of any other run is taken over only with O(take_over).
-  - If the head cannot be reached, it warns and takes no lock.
+  - If the head cannot be reached, the module warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
@@ -19,7 +20,7 @@ options:
     required: true
   create:
     description:
-      - Whether to create a missing O(prefix), and to mark it as this collection's. Without it there is no lock in a folder without that mark.
+      - Whether to create a missing O(prefix), and to mark it as this collection's. Without this option, an unmarked folder gets no lock.
     type: bool
     default: false
   state:
@@ -28,7 +29,7 @@ options:
     choices: [present, absent]
     default: present
   take_over:
-    description: Whether to take the lock from any run that has it.
+    description: Whether to take the lock from any run that holds it.
     type: bool
     default: false
   run:
@@ -72,7 +73,7 @@ def main():
     prefix, taken_from = Path(params["prefix"]), None
     if module.check_mode:
         module.exit_json(changed=False, taken_from="")
-    with errors.reported(module):
+    with errors.report_errors(module):
         if params["create"]:
             prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
             (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)

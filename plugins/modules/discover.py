@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: discover
 short_description: Proposes an inventory from what hosts report, and plans it
 description:
-  - It chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. It changes no host.
-  - It runs as an action plugin on the controller.
+  - Chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. Changes no host.
+  - Runs as an action plugin on the controller.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   facts:
@@ -24,7 +24,7 @@ options:
     type: path
     required: true
   report:
-    description: File on the controller for the page of the plan as HTML.
+    description: File on the controller for the HTML report of the plan.
     type: path
 """
 

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models on the host
 description:
-  - Sends one empty datagram to each of O(addresses) in a network of the host, and reads which neighbours answer on which interface. Linux only.
+  - Sends one empty datagram to each of O(addresses) in a network of the host, and records which neighbours answer on which interface. Linux only.
   - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -35,7 +35,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each one sees, and models with their summaries, or why there are none.
+  description: Name of the host, its interfaces with the hardware addresses that each interface sees, and its models, each with a summary or the
+    reason why it has none.
   returned: success
   type: dict
   sample: {"hostname": "strix0", "interfaces": [], "models": []}
@@ -57,7 +58,7 @@ def main():
     )
     params = module.params
     folders = [*params["folders"], *discovery.MODEL_FOLDERS]
-    with errors.reported(module):
+    with errors.report_errors(module):
         discovered = discovery.discover(params["addresses"], folders, params["account"])
     module.exit_json(changed=False, discovered=typed_json.dump(discovered))
 

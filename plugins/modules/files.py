@@ -11,11 +11,11 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
-    details: Shows path, mode and a hash of each file, and the text of a file that every account may read, without secrets.
+    details: Shows path, mode and hash of each file, and the text of world-readable files, without secrets.
 options:
   files:
     description:
-      - C(files) of the host's part of the plan. Files without C(mode) are ignored. The action plugin replaces C(source) by the content.
+      - C(files) in the host's part of the plan. Files without C(mode) are ignored. The action plugin replaces C(source) by the content.
     type: list
     elements: dict
     required: true
@@ -77,7 +77,7 @@ def write_file(file, check):
 def main():
     spec = {"files": {"type": "list", "elements": "dict", "required": True}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
-    with errors.reported(module):
+    with errors.report_errors(module):
         file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
         module.params["files"] = [file.path for file in file_plans]  # what Ansible repeats in the result
         pairs = [write_file(file, module.check_mode) for file in file_plans]

@@ -7,16 +7,17 @@ DOCUMENTATION = r"""
 module: firewall
 short_description: Compares the host's firewall with the plan
 description:
-  - Compares the cluster's rules with the planned ones, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or C(nft).
-    The role C(llama_firewall) does it.
-  - It never changes foreign rules. If a foreign rule of ufw lets the head in, no rule that closes the port is inserted before it.
+  - Compares the cluster's rules with the planned ones, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
+    C(nft). The role C(llama_firewall) carries it out.
+  - Foreign rules are never changed. No rule that closes the port is inserted before a foreign ufw rule that admits the head.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
   keep:
-    description: Keeps rules that are not in O(rules), because a program may still listen there. Run the role again without it when that has stopped.
+    description: Keeps rules that are not in O(rules), because a program may still listen at their ports. When that program has stopped, run the role
+      again without O(keep).
     type: bool
     default: false
   manager:
@@ -44,12 +45,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 add:
-  description: Arguments of the module that drives firewalld or ufw, for each rule to add, in order.
+  description: Arguments for the firewalld or ufw module, one entry per rule to add, in order.
   returned: success
   type: list
   elements: dict
 remove:
-  description: Arguments of that module for each rule to remove after that.
+  description: Arguments for the same module, one entry per rule to remove once those are in place.
   returned: success
   type: list
   elements: dict
@@ -81,11 +82,12 @@ class FirewallArguments(NamedTuple):
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(FirewallArguments), supports_check_mode=True)
     arguments = typed_json.parse(FirewallArguments, module.params)
-    with errors.reported(module):
+    with errors.report_errors(module):
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
-            f"The nftables chain {chain} drops everything that it does not accept, and stays as it is: accept {', '.join(steps.after)} there."
+            f"The nftables chain {chain} drops everything it does not accept, and this run does not change it: add rules there yourself to accept "
+            f"{', '.join(steps.after)}."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
     module.exit_json(

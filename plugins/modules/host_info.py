@@ -8,12 +8,12 @@ module: host_info
 short_description: Reports the facts of a host and its differences from the plan
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - Given the host's part of the plan, it reports how the host differs from it. It fails if a folder, service
-    or firewall table with a planned name was not made by this collection.
+  - Given the host's part of the plan, reports how the host differs from it. Fails if a folder, service or firewall table with a planned name was not
+    created by this collection.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   packages:
-    description: Names of llama.cpp packages by distribution family, to find out which are installed.
+    description: Names of llama.cpp packages by distribution family. The module reports which of them are installed.
     type: dict
     default: {}
   plan:
@@ -43,8 +43,8 @@ drift:
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept:
-  description: Plans that M(llamacpp.cluster.kept_plan) keeps. V(next) while a plan is applied, V(now) and V(before), each with the host's differences from
-    it, and missing files of its services.
+  description: Plans that M(llamacpp.cluster.kept_plan) keeps, V(next) (while a plan is being applied), V(now) and V(before), each with the host's
+    differences from the plan and missing files of its services.
   returned: when O(kept) is true
   type: dict
 """
@@ -94,7 +94,7 @@ def report(arguments):
     """Return the result of the module."""
     if arguments.kept:
         prefix = place_of(arguments.scope).prefix
-        plans = {place: kept_plans.read_plan(prefix, place) for place in kept_plans.PLACES}
+        plans = {place: kept_plans.read_plan(prefix, place) for place in kept_plans.SLOTS}
         return {"kept": {place: compare_kept(plan) if plan else None for place, plan in plans.items()}}
     host_plan = arguments.plan
     if host_plan is None:
@@ -109,7 +109,7 @@ def main():
     module = AnsibleModule(
         argument_spec=typed_json.specification(HostInfoArguments), supports_check_mode=True, no_log=True
     )
-    with errors.reported(module):
+    with errors.report_errors(module):
         result = report(typed_json.parse(HostInfoArguments, module.params))
     if "msg" in result:
         module.fail_json(**result)

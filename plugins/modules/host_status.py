@@ -9,14 +9,14 @@ short_description: Reports the current state of a host and its services
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds values that change with time. These are uptimes, restarts,
     free memory and disk space, and on the head the reports of its launcher, of llama-server and of the last verification.
-  - It connects to no worker. Workers' clients are read from the sockets of the workers' hosts.
+  - Connects to no worker. The clients of workers are read from the sockets on the workers' hosts.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   plan:
     description: The host's part of the plan. Without it, nothing is compared, and O(scope) selects the installation.
     type: dict
   head:
-    description: C(head) of the plan, on the head only.
+    description: C(head) of the plan; on the head only.
     type: dict
   report:
     description:
@@ -71,7 +71,7 @@ def main():
     module = AnsibleModule(
         argument_spec=typed_json.specification(HostStatusArguments), supports_check_mode=True, no_log=True
     )
-    with errors.reported(module):
+    with errors.report_errors(module):
         result = report_status(typed_json.parse(HostStatusArguments, module.params))
     module.exit_json(changed=False, **result)
 

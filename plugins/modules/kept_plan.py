@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: kept_plan
 short_description: Keeps a host's own part of a plan for a rollback
 description:
-  - Keeps the current plan, the previous plan, and while services change the new plan, in the installation folder.
+  - Keeps the current plan, the previous plan and, while services change, the new plan in the installation folder.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
@@ -15,10 +15,10 @@ options:
     type: path
     required: true
   plan:
-    description: The whole plan, which is being applied. An action plugin takes the host's part of it.
+    description: The whole plan that is being applied. An action plugin selects the host's part.
     type: dict
   begun:
-    description: Record of O(plan). The action plugin makes it.
+    description: Record of O(plan), which the action plugin creates.
     type: dict
   served:
     description: Id of a kept plan that serves now.
@@ -53,7 +53,7 @@ def main():
         no_log=True,
     )
     prefix, record = module.params["prefix"], module.params["begun"]
-    with errors.reported(module):
+    with errors.report_errors(module):
         if record:
             is_changed = kept_plans.keep_plan(prefix, typed_json.parse(KeptPlan, record), module.check_mode)
         else:

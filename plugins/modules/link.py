@@ -7,21 +7,21 @@ DOCUMENTATION = r"""
 module: link
 short_description: Configures the interfaces of direct links
 description:
-  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or
-    systemd-networkd, whichever runs on the host. The interface has the address again after a restart of the host.
-  - Such an interface gets no gateway, no name server and no address from others, and nothing at boot waits for it.
-  - It removes its own configuration of links that are not listed, so an empty list removes all of it.
+  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or systemd-networkd,
+    whichever runs on the host. The interface gets the address again after a restart of the host.
+  - Such an interface gets no gateway, no name server and no further address, and does not delay the boot.
+  - Removes its own configuration of links that are not listed, so an empty list removes all of it.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
     or if the address is in the network of another interface. Foreign files are not changed.
 notes:
-  - Needs root on the host as soon as a link is to be managed.
-  - NetworkManager gives the address as soon as the other end is connected. systemd-networkd does not wait for it.
+  - Needs root on the host if any link is managed.
+  - NetworkManager assigns the address when the other end is connected; systemd-networkd assigns it at once.
 extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.settings]
 options:
   links:
     description:
-      - The links of this host, as the plan has them in C(hosts.HOST.links). Those with C(manage) are configured.
-        Each needs a network of its own. Without C(mtu), the interface keeps its MTU.
+      - The links of this host, from C(hosts.HOST.links) in the plan. Links with C(manage) are configured. Each link needs its own network. Without
+        C(mtu), the interface keeps its MTU.
     type: list
     elements: dict
     required: true
@@ -69,9 +69,9 @@ def main():
     arguments = typed_json.parse(LinkArguments, module.params)
     system, check = System(), module.check_mode
     lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
-    with errors.reported(module), lock:
+    with errors.report_errors(module), lock:
         old_text, new_text = applying.apply_links(arguments.links, check, system)
-    texts = [f"{link.interface} has {link.address}." for link in configuration.managed(arguments.links)]
+    texts = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]
     module.exit_json(
         changed=old_text != new_text,
         diff={"before": old_text, "after": new_text},

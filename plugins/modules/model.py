@@ -7,17 +7,17 @@ DOCUMENTATION = r"""
 module: model
 short_description: Brings the files of a model onto a host
 description:
-  - Downloads files one after another. A broken connection is retried and continues where it stopped, even in the next run. A file
-    gets its name when its size and its SHA-256 are right. A complete and recorded file is not read again, and no server is asked for it.
-  - curl downloads in the background of the host, and the action plugin shows its progress. When ansible-playbook is killed, the download continues,
-    and the next run waits for it.
-  - The action plugin copies files of the controller as M(ansible.builtin.copy) does.
+  - Downloads files one after another. After a broken connection, the download resumes where it stopped, even in the next run. A file gets its final
+    name once its size and SHA-256 are correct. A complete and recorded file is neither read nor requested again.
+  - curl downloads in the background on the host, and the action plugin shows its progress. If ansible-playbook is killed, the download continues, and
+    the next run waits for it.
+  - The action plugin copies files from the controller as M(ansible.builtin.copy) does.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description:
-      - Those files of C(model.files) in the plan that have a C(url), their source. C(file:) is a file on the controller. Without
-        C(sha256) an interrupted download starts again from the first byte.
+      - The files from C(model.files) in the plan whose C(url) names their source. C(file:) means a file on the controller. Without C(sha256), an
+        interrupted download starts again from the first byte.
     type: list
     elements: dict
     default: []
@@ -27,15 +27,16 @@ options:
     default: ""
   known_answer:
     description:
-      - The known-answer model, in place of O(files), which is written if it is missing or was changed. It has C(layers), C(width), a multiple of
-        64, and C(type), V(f32), V(f16) or V(q8_0).
+      - The known-answer model, instead of O(files), which is written if it is missing or was changed. It has C(layers), C(width), a multiple of 64,
+        and C(type), V(f32), V(f16) or V(q8_0).
     type: dict
   path:
     description: Path of the known-answer model on the host.
     type: path
     default: ""
   token_file:
-    description: File on the controller with a token, which is sent only to the server of the first file, never to a server that it redirects to.
+    description: File on the controller with a token, which is sent only to the server of the first file, never to a server to which that one
+      redirects.
     type: str
   token:
     description: The token; the action plugin reads it from O(token_file).
@@ -62,7 +63,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetch:
-  description: Files that were missing or not yet checked, with the present bytes and the origin of each.
+  description: Files that were missing or not yet checked, each with its present bytes and its origin.
   returned: with O(files)
   type: list
   elements: dict
@@ -72,7 +73,7 @@ fetch:
       have: 0
       from: https://models.example.org/some-model.gguf
 bytes:
-  description: Number of missing bytes of all files.
+  description: Number of missing bytes in all files.
   returned: with O(files)
   type: int
 """
@@ -119,13 +120,13 @@ def write_known_answer(path, size, check_mode):
     """Write a known-answer model that is missing or was changed."""
     problem = known_answer.problem(*size)
     if problem:
-        raise Refusal(f"The known-answer model cannot be made: {problem}")
+        raise Refusal(f"The known-answer model cannot be generated: {problem}")
     is_missing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*size))
     if is_missing and not check_mode:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         part = Path(f"{path}.part")
         try:
-            known_answer_file.write(part, *size)
+            known_answer_file.write_model(part, *size)
             sync(part)
         except OSError:
             part.unlink(missing_ok=True)
@@ -147,7 +148,7 @@ def main():
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        remark = "" if arguments.known_answer else " What was downloaded is kept, and the next run continues there."
+        remark = "" if arguments.known_answer else " The partial download was kept, and the next run resumes it."
         module.fail_json(msg=errors.sentence(error, folder) + remark)
     module.exit_json(**result)
 

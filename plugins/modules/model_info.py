@@ -7,13 +7,13 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Takes the variables C(llama_model_…) of the host, finds out which files they name, and reads the headers of all parts at their
-    source, with HTTP range requests from a server.
-  - The action plugin does that on the controller. Models that the host already has are read there, and no server is asked.
+  - Takes the variables C(llama_model_…) of the host, determines which files they name, and reads the headers of all parts at their source; from a
+    server, with HTTP range requests.
+  - The action plugin does this on the controller. Models that the host already has are read on the host, and no server is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
-    description: Where the collection is installed on the host. Without it, the host is not asked for models that can be downloaded.
+    description: Installation folder on the host. Without it, the module does not look on the host for models that can be downloaded.
     type: path
   account:
     description: Account that reads the model when it is served. Defaults to the connecting account.
@@ -22,25 +22,25 @@ options:
     description: Service manager of the host. If it does not hand keys to the service, O(account) must be able to read their files.
     type: str
   timeout:
-    description: Seconds that finding and reading may take.
+    description: Time limit in seconds for finding and reading the files.
     type: int
     default: 120
   summary_is_enough:
-    description: Whether to skip a model whose C(gguf_summary) is in the variables.
+    description: Whether to skip a model for which C(gguf_summary) is set.
     type: bool
     default: false
   folders:
-    description: Folders of the host whose records are read; the action plugin sets them.
+    description: Folders on the host with download records to read. The action plugin sets them.
     type: list
     elements: path
     default: []
   paths:
-    description: Files on the host whose headers are read (the first part of a split model); the action plugin sets them.
+    description: Files on the host whose headers are read (the first part of a split model). The action plugin sets them.
     type: list
     elements: path
     default: []
   ollama:
-    description: Models that are looked up in Ollama's folder on the host, as C(HOST/NAMESPACE/NAME:TAG); the action plugin sets them.
+    description: Models to look up in Ollama's folder on the host, as C(HOST/NAMESPACE/NAME:TAG). The action plugin sets them.
     type: list
     elements: str
     default: []
@@ -55,14 +55,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: The other values for each model of C(llama_models), by name.
+  description: The following values for each model in C(llama_models), by name.
   returned: with C(llama_models)
   type: dict
 summary:
   description:
     - Summary of the model for planning. Sizes are in bytes.
-    - C(quantisation) is the one that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements
-      of all tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
+    - C(quantisation) is the quantisation that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements of all
+      tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: when the model can be planned, as the values below
   type: dict
   sample:
@@ -80,7 +80,7 @@ refused:
   returned: when there is a reason
   type: str
 closed:
-  description: The folder or file that keeps O(account) from reading the model, if any.
+  description: The folder or file that prevents O(account) from reading the model, if any.
   returned: success
   type: str
 files:
@@ -93,7 +93,7 @@ auxiliary:
   returned: success
   type: dict
 offered:
-  description: Quantisations that the repository of the model has, with their sizes in bytes, if it was asked.
+  description: Quantisations in the model's repository, with their sizes in bytes, if the repository was contacted.
   returned: success
   type: list
   elements: dict
@@ -119,7 +119,7 @@ def main():
         supports_check_mode=True,
     )
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
-    with errors.reported(module):
+    with errors.report_errors(module):
         report = reading.from_disk(
             ", ".join([*folders, *paths, *ollama]),
             lambda: local_models.report(folders, paths, ollama, module.params["account"]),

@@ -5,16 +5,16 @@
 
 DOCUMENTATION = r"""
 module: monitoring
-short_description: Writes files with which Prometheus and Grafana monitor a cluster
+short_description: Writes files for monitoring a cluster with Prometheus and Grafana
 description:
-  - Takes a plan, and makes targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
+  - Takes a plan, and generates targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     details: Writes O(path) in either mode.
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if it is refused, or if a host writes no metrics.
+    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if the plan is refused, or if a host writes no metrics.
     type: dict
     required: true
   facts:

@@ -7,10 +7,9 @@ DOCUMENTATION = r"""
 module: plan
 short_description: Computes the whole intended state of the cluster
 description:
-  - It computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary, and changes nothing.
-  - It takes the cluster and the variables of its hosts from the inventory, by
-    C(llama_cluster_group).
-  - Unless O(show) is false, it fails when the plan is refused, and writes the plan in either case.
+  - Computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary, and changes nothing.
+  - Takes the cluster and the variables of its hosts from the inventory group C(llama_cluster_group).
+  - Unless O(show) is false, fails if the plan is refused. The plan is written in either case.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -19,7 +18,7 @@ options:
   facts:
     description:
       - Result of P(llamacpp.cluster.host_info#module) by host.
-      - For any other host, it uses the facts that the last run cached on the head, and C(llama_hardware).
+      - For any other host, the module uses the facts that the last run cached on the head, and C(llama_hardware).
     type: dict
     default: {}
   model:
@@ -31,8 +30,8 @@ options:
     type: path
   empty:
     description:
-      - Makes the empty plan instead, which removes everything from the hosts in O(facts) that answered.
-      - It reads only the variable C(llama_cluster_group).
+      - Whether to compute the empty plan instead, which removes everything from the hosts in O(facts) that answered.
+      - The empty plan reads only the variable C(llama_cluster_group).
     type: bool
     default: false
   what_fits:
@@ -41,7 +40,7 @@ options:
     default: false
   page:
     description:
-      - Whether to show the whole plan as a page in place of a table with the memory of each device.
+      - Whether to show the whole plan instead of a table with the memory of each device.
       - P(llamacpp.cluster.plan_diff#module) shows a plan that is not refused, after the comparison of the hosts with it.
     type: bool
     default: false
@@ -51,8 +50,8 @@ options:
     default: true
   report:
     description:
-      - File on the controller for the page of a refused plan as HTML, with O(page). It needs no other file.
-      - P(llamacpp.cluster.plan_diff#module) writes the page of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
+      - File on the controller for the self-contained HTML report of a refused plan, with O(page).
+      - P(llamacpp.cluster.plan_diff#module) writes the report of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
 """
 

@@ -5,11 +5,12 @@
 
 DOCUMENTATION = r"""
 module: plan_diff
-short_description: Decides what to apply from a plan and the hosts' answers
+short_description: Decides what to apply, from a plan and the hosts' answers
 description:
   - Takes the plan and the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan, and changes nothing.
-  - A service that does not run as planned is restarted. llama-server does not reconnect, so the head is restarted with any worker that it uses.
-  - Where several hosts of one kind lack a release, one of them builds it.
+  - A service that does not run as planned is restarted. The head is restarted together with any worker that it uses, because llama-server does not
+    reconnect.
+  - If several hosts of one kind lack a release, one of them builds it.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -22,7 +23,7 @@ options:
   answers:
     description:
       - Result of P(llamacpp.cluster.host_info#module) by host, for the host's part of the plan.
-      - A host that is not in it did not answer.
+      - Hosts without a result did not answer.
     type: dict
     default: {}
   facts:
@@ -32,16 +33,17 @@ options:
     type: dict
     default: {}
   parts:
-    description: Those of V(build) and V(services) that the run carries out. It fails if they cannot be carried out as a whole.
+    description: Parts of the work that the run carries out, V(build) and V(services). The module fails if these parts cannot be carried out
+      completely.
     type: list
     elements: str
     default: []
   page:
-    description: Whether to show the plan as a page, with what an apply would change on each host.
+    description: Whether to show the whole plan, and what site.yml would change on each host.
     type: bool
     default: false
   report:
-    description: File on the controller for the page as HTML, to which M(llamacpp.cluster.verify) adds its checks. It needs no other file.
+    description: File on the controller for the self-contained HTML report, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
 """
 
@@ -51,7 +53,7 @@ EXAMPLES = r"""
     plan: "{{ __llama_host_plan }}"
   register: __llama_compared
 
-- name: Decide what has to be changed
+- name: Decide what to change
   llamacpp.cluster.plan_diff:
     plan: "{{ __llama_plan }}"
     answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_compared') }}"
@@ -62,21 +64,21 @@ EXAMPLES = r"""
 RETURN = r"""
 kinds:
   description:
-    - Kinds of differences by host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager),
-      V(firewall), V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
+    - Kinds of differences, by host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager), V(firewall),
+      V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
   returned: success
   type: dict
 restarts:
-  description: Services that have to be restarted, by host that answered.
+  description: Services that must be restarted, by host that answered.
   returned: success
   type: dict
 behind:
-  description: Hosts on which there is something to apply.
+  description: Hosts that have to change.
   returned: success
   type: list
   elements: str
 while_away:
-  description: For each host, a sentence on what serves while it is away.
+  description: For each host, a sentence on what serves during its absence.
   returned: success
   type: dict
 unreached:
@@ -90,21 +92,21 @@ builders:
   type: list
   elements: str
 shared:
-  description: Host that compiles a build, by build that another host gets from it.
+  description: For each build that is shared between hosts, the host that compiles it.
   returned: success
   type: dict
 fetches:
-  description: A build for each archive or source that hosts lack, with the programs of all builds made from it.
+  description: A build for each archive or source that hosts lack, with the programs of all builds that are made from this source.
   returned: success
   type: list
   elements: dict
 needs_key:
-  description: Hosts of workers whose tunnel needs a new key.
+  description: Hosts of workers whose tunnels need new keys.
   returned: success
   type: list
   elements: str
 lacking:
-  description: Missing tools with their packages by host of O(facts). C(required), and C(optional) if it builds.
+  description: Missing tools with their packages, by host in O(facts), as C(required) and, if the host compiles, C(optional).
   returned: success
   type: dict
 """

@@ -9,16 +9,16 @@ DOCUMENTATION = r"""
 module: proof
 short_description: Proves that the planned devices compute layers of the model correctly
 description:
-  - Runs on the head. Writes a small model of the planned layers, lets llama-server compute it on each planned device and on the head's processor alone, and
-    compares the likeliest tokens. The bound follows from correct variants of the processor.
-  - The head keeps the verdicts. An action plugin of the same name shows them and returns what is wrong.
+  - Runs on the head. Writes a small model of the planned layers, runs it with llama-server on each planned device and on the head's processor alone,
+    and compares the likeliest tokens. The allowed distance is derived from variants of the computation on the processor.
+  - The head keeps the verdicts. An action plugin of the same name shows the verdicts and returns what is wrong.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
     details: Proves nothing in check mode.
 options:
   plan:
-    description: The plan. The action plugin derives O(work) from it, for each model.
+    description: The plan, from which the action plugin derives O(work) for each model.
     type: dict
   prove:
     description:
@@ -29,8 +29,8 @@ options:
     default: once
   stage:
     description:
-      - V(reference) lets the head's processor compute, which needs no device, so that the server can run meanwhile. It does nothing if memory is short.
-      - V(devices) lets the devices compute, and first the processor if it has not done so. The server must be stopped.
+      - V(reference) computes on the head's processor while the server keeps running. It does nothing if memory is short.
+      - V(devices) computes on the devices, and first on the processor if there is no reference yet. The server must be stopped.
     type: str
     choices: [reference, devices]
     default: devices
@@ -38,10 +38,10 @@ options:
     description: Paths of the installation, and the service manager. The action plugin sets this, O(definition) and O(work).
     type: dict
   definition:
-    description: Definition of the service in whose sandbox llama-server runs. Only systemd runs it.
+    description: Definition of the service in whose sandbox llama-server runs. Used with systemd only.
     type: str
   work:
-    description: What to run.
+    description: Proof to run, with its model and command lines.
     type: dict
 """
 
@@ -54,12 +54,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: For each model, C(devices) with a verdict on each device, or C(untested), which says why nothing was compared.
+  description: For each model, C(devices) with a verdict on each device, or C(untested), the reason why nothing was compared.
   returned: success
   type: list
   elements: dict
 wrong:
-  description: Which devices compute incorrectly or crash. Empty if none does.
+  description: The devices that compute incorrectly or crash. Empty if there are none.
   returned: success
   type: str
 fix:
@@ -67,7 +67,7 @@ fix:
   returned: success
   type: str
 crashed:
-  description: For each worker that crashed, its C(host) and the C(command) that shows its log there.
+  description: For each crashed worker, its C(host) and the C(command) that shows its log on that host.
   returned: success
   type: list
   elements: dict
@@ -118,7 +118,7 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with errors.reported(module):
+    with errors.report_errors(module):
         work = typed_json.parse(ProofWork, module.params["work"])
         place = typed_json.parse(InstallationPaths, module.params["host"])
         path = Path(place.prefix, names.PROOF)
@@ -126,13 +126,13 @@ def main():
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof, unrecorded = Proof(0), ""
         if remaining.devices:
-            step = run.prepare if module.params["stage"] == "reference" else run.prove
+            step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
             with run_launcher(place, remaining, module.params["definition"]) as run_work:
                 result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:
-                    run.keep(path, proof)
+                    run.keep_verdicts(path, proof)
                 except OSError as error:
                     unrecorded = errors.sentence(error)
         devices = {**valid, **{verdict.id: verdict for verdict in proof.devices}}

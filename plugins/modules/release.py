@@ -7,24 +7,25 @@ DOCUMENTATION = r"""
 module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
-  - Fetches the source to the controller and builds it on the host. A build of one host is cached on the controller and installed on the others of
-    its kind. Compiled programs are unpacked, and those of a distribution's package are linked.
-  - Before a release is installed, its programs are tried on the host's processor. If one does not work, no running service is touched.
+  - Fetches the source to the controller and builds it on the host. Each build is cached on the controller and installed on all other hosts of the
+    same kind. Compiled programs are unpacked, and programs of a distribution's package are linked.
+  - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed and no
+    running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   state:
     description:
-      - With V(installed), the host has the release.
-      - With V(fetched), the controller's cache has its source or its archives. The host is not asked.
+      - V(installed) makes sure that the host has the release.
+      - V(fetched) makes sure that the controller's cache has the source or the archives. The host is not contacted.
     type: str
     choices: [installed, fetched]
     default: installed
   release:
-    description: The release as the plan holds it.
+    description: The release, from the plan.
     type: dict
     required: true
   build:
-    description: This host's build as the plan holds it.
+    description: This host's build, from the plan.
     type: dict
     required: true
   prefix:
@@ -32,17 +33,17 @@ options:
     type: str
     required: true
   cache:
-    description: Folder for sources and builds, kept from run to run.
+    description: Folder for sources and builds that are kept between runs.
     type: str
     required: true
   brought:
     description: Files that the action plugin has fetched and copied to the host.
     type: dict
   received:
-    description: A release that another host of its kind has packed.
+    description: A release that another host of the same kind has packed.
     type: dict
   share:
-    description: Whether other hosts get this host's release. It is then packed and kept in the controller's cache.
+    description: Whether other hosts use this host's release. If so, the release is packed and kept in the controller's cache.
     type: bool
     default: false
   pack:
@@ -53,11 +54,11 @@ options:
     description: Name of the cluster. The controller caches builds separately for each cluster.
     type: str
   account:
-    description: Account that builds. Without it the connecting user builds.
+    description: Account that builds. Defaults to the connecting user.
     type: str
   services:
     description:
-      - The host's services as planned. If the help of their programs lacks an option, the task fails before any running service is touched.
+      - The host's planned services. If the help of their programs lacks an option, the task fails before any running service is touched.
     type: list
     elements: dict
     default: []
@@ -80,18 +81,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 manifest:
-  description: Manifest of the installed release, with a hash for each file.
+  description: Manifest of the installed release, with a hash of each file.
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
 said_otherwise:
   description:
-    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for them, or omits them if they only affect
-      speed.
+    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits an
+      option that only affects speed.
   returned: when the release is installed
   type: list
   elements: str
-  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: it is omitted, and llama-server's default applies"]
+  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: the launcher omits it, and llama-server's default applies"]
 path:
   description: The packed release on the host.
   returned: when O(pack) is true
@@ -140,32 +141,32 @@ def main():
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        installed = manifest.installed_manifest(target.release, build.targets, build.builder)
-        changed = not installed
+        contents = manifest.installed_manifest(target.release, build.targets, build.builder)
+        changed = not contents
         if changed and not module.check_mode:
-            installed = install(target, arguments)
-        if installed:
+            contents = install(target, arguments)
+        if contents:
             programs = target.release / "bin"
-            listed = target.probe(programs) if arguments.services else {}
+            help_options = target.probe(programs) if arguments.services else {}
             wrong, warnings = option_check.check_options(
-                programs, listed, arguments.services, arguments.release, arguments.host_name
+                programs, help_options, arguments.services, arguments.release, arguments.host_name
             )
             if wrong:
                 raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
-            if not module.check_mode and SERVER in listed:
-                option_check.write_replacements(target.release, listed[SERVER], arguments.release.fork)
-            if changed and installed.page is False and build.ui == "auto" and not is_compiled:
+            if not module.check_mode and SERVER in help_options:
+                option_check.write_replacements(target.release, help_options[SERVER], arguments.release.fork)
+            if changed and contents.page is False and build.ui == "auto" and not is_compiled:
                 warnings.append(
                     f"llama-server of {build.id} has no chat page: use another release, for example source: pypi"
                 )
-            result = {"manifest": typed_json.dump(installed), "said_otherwise": warnings}
+            result = {"manifest": typed_json.dump(contents), "said_otherwise": warnings}
             module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
         reason = errors.sentence(error, arguments.prefix, arguments.cache)
-        resumed = " The build continues where it stopped." if arguments.brought and is_compiled else ""
-        module.fail_json(msg=f"Installing {build.id}: {reason}{resumed}")
+        resume_note = " The next run resumes the build." if arguments.brought and is_compiled else ""
+        module.fail_json(msg=f"Installing {build.id}: {reason}{resume_note}")
     module.exit_json(changed=True, diff=diff)
 
 

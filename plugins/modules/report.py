@@ -5,18 +5,18 @@
 
 DOCUMENTATION = r"""
 module: report
-short_description: Writes a page of a plan, its verification and its benchmark, or a bug bundle
+short_description: Writes an HTML report of a plan, its verification and its benchmark, or a bug bundle
 description:
-  - Reads files that other playbooks left on the controller, and writes one self-contained HTML file.
-  - With O(bundle) it writes an archive of other tasks' results for an issue. Secrets are replaced by markers, and it shows how
-    many of each kind.
+  - Reads files that other playbooks wrote on the controller, and writes one self-contained HTML file.
+  - With O(bundle), writes an archive of other tasks' results for a bug report. Secrets are replaced by markers, and the task shows the number of
+    secrets of each kind.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     details: Writes O(path) in either mode, but no bundle in check mode.
 options:
   path:
-    description: File on the controller for the page, or for the bundle, which only its owner can read.
+    description: File on the controller for the report, or for the bundle. Only its owner can read a bundle.
     type: path
     required: true
   plan:
@@ -37,7 +37,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Write the page of a benchmark
+- name: Write the HTML report for a benchmark
   llamacpp.cluster.report:
     path: report.html
     benchmark: results

@@ -5,9 +5,9 @@
 
 DOCUMENTATION = r"""
 module: rollback
-short_description: Decides how a cluster goes back to the previous plan
+short_description: Decides how a cluster returns to the previous plan
 description:
-  - Decides from the hosts' kept plans, and changes nothing. The playbooks of this collection carry it out.
+  - Bases the decision on the hosts' kept plans, and changes nothing. The playbooks of this collection carry out the decision.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   answers:
@@ -20,18 +20,18 @@ options:
     elements: str
     required: true
   failed:
-    description: Id of the plan that was just applied and does not serve.
+    description: Id of the plan that was just applied but does not serve.
     type: str
     default: ""
   lost:
-    description: Hosts that this run lost. The others go back without them.
+    description: Hosts that this run lost. The other hosts return to the previous plan without them.
     type: list
     elements: str
     default: []
 """
 
 EXAMPLES = r"""
-- name: Decide how to go back
+- name: Decide how to return to the previous plan
   llamacpp.cluster.rollback:
     answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_kept_plans') }}"
     heads: [strix0]
@@ -40,12 +40,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to go back to, its head and its release. C(uninvolved) lists hosts that have no part in it and stay unchanged. C(differing)
-    has the variables that differ, with their current values and those in this plan.
+  description: The plan to return to, its head and its release. C(uninvolved) lists hosts that have no part in this plan and stay unchanged.
+    C(differing) lists the variables that differ, with their current values and their values in this plan.
   returned: success
   type: dict
 plan:
-  description: Part of the plan with which to verify that it serves.
+  description: The part of the plan that is needed to verify that it serves.
   returned: success
   type: dict
 hosts:
@@ -53,7 +53,7 @@ hosts:
   returned: success
   type: dict
 heads:
-  description: For each host with a head but no part in that plan, its part of its own plan and the services to remove.
+  description: For each head that has no part in that plan, its part of its own plan and the services to remove.
   returned: success
   type: dict
 """

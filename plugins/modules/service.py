@@ -7,37 +7,37 @@ DOCUMENTATION = r"""
 module: service
 short_description: Defines, starts, stops and removes the services of a host
 description:
-  - Uses the service manager of the host. That is systemd (of the system or of a user), launchd, or the installation's own supervisor.
-  - The head stops before workers, and workers start before the head.
+  - Uses the service manager of the host, which is systemd (for the system or for a user), launchd, or the installation's own supervisor.
+  - Stops the head before workers, and starts workers before the head.
   - A service whose definition changes is restarted.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
-    description: The host's part of the plan, or its facts, of which C(service_manager), C(scope), C(prefix) and C(units) are read.
+    description: The host's part of the plan, or the host's facts. The module reads C(service_manager), C(scope), C(prefix) and C(units).
     type: dict
     required: true
   state:
     description:
-      - V(started) defines O(services) and starts them and O(names).
-      - V(stopped) stops O(names), which stay defined.
+      - V(started) defines O(services), and starts them and O(names).
+      - V(stopped) stops O(names) without removing their definitions.
       - V(absent) stops O(names) and removes their definitions.
     type: str
     choices: [started, stopped, absent]
     default: started
   names:
-    description: Names of services that are defined.
+    description: Names of defined services.
     type: list
     elements: str
     default: []
   services:
     description:
-      - Services as the plan holds them, of which C(name), C(definition), C(temporary) and C(reads) are read. Used with O(state=started).
+      - Services from the plan; C(name), C(definition), C(temporary) and C(reads) are used. Only with O(state=started).
       - They start at boot unless they are temporary.
     type: list
     elements: dict
     default: []
   restart:
-    description: Names of those of O(services) that are restarted even if they run as defined. Others are ignored.
+    description: Names of O(services) to restart even if they run as defined. Other names are ignored.
     type: list
     elements: str
     default: []
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: Services that were changed, or would be in check mode, with their states before and after.
+  description: Changed services, with their states before and after. In check mode, services that would change.
   returned: success
   type: list
   elements: dict
@@ -102,7 +102,7 @@ def main():
     verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
     run = services_planned if state == "started" else []
     steps = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
-    with errors.reported(module):
+    with errors.report_errors(module):
         place = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(place)
         service_names = [*(service.name for service in run), *module.params["names"]]
@@ -111,8 +111,10 @@ def main():
             changes = job.cancel_benchmark(place, service_names, module.check_mode)
             changes += services.apply_request(manager, steps, module.check_mode)
             if not module.check_mode:
-                started = services.started_services(changes)
-                start_records.write_digests(place.prefix, {name: digests[name] for name in digests if name in started})
+                services_started = services.started_services(changes)
+                start_records.write_digests(
+                    place.prefix, {name: digests[name] for name in digests if name in services_started}
+                )
     module.exit_json(
         changed=bool(changes),
         diff=difference(changes),

@@ -27,7 +27,7 @@ options:
     type: dict
     required: true
   facts:
-    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason if a host could not be asked.
+    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason if a host could not be reached.
     type: dict
     default: {}
   path:
@@ -38,7 +38,7 @@ options:
     type: bool
     default: true
   balancer:
-    description: Status of the replica at the balancer, as M(llamacpp.cluster.balancer) returns it. Without it there is no balancer.
+    description: Status of the replica as M(llamacpp.cluster.balancer) returns it. Leave it out if there is no balancer.
     type: str
 """
 

@@ -5,11 +5,11 @@
 
 DOCUMENTATION = r"""
 module: tunnel_key
-short_description: Gives one end of a tunnel a key
+short_description: Installs a key at one end of a tunnel
 description:
-  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher there makes stunnel read it
-    again without closing a connection.
-  - "To renew a key without interruption, give it to the workers' host with O(keep), then to the head, then to the workers' host without."
+  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher makes stunnel
+    reload this file without closing connections.
+  - "To renew a key without interruption, install it on the workers' host with O(keep), then on the head, then on the workers' host without O(keep)."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -25,11 +25,11 @@ options:
     type: str
     required: true
   keep:
-    description: Whether the old keys stay valid too. An interrupted run leaves several, and the head may use any of them.
+    description: Whether old keys stay valid too. An interrupted run may leave several keys, and the head may use any of them.
     type: bool
     default: false
   account:
-    description: Account that runs the services and owns the file. Defaults to the account of the module.
+    description: Account that runs the services and owns the file. Defaults to the account that runs the module.
     type: str
 """
 
@@ -69,11 +69,11 @@ def main():
     )
     path, key = Path(module.params["path"]), module.params["key"]
     if not re.fullmatch("[0-9a-f]{64}", key):
-        module.fail_json(msg="key is not 64 hexadecimal digits: make it from 32 random bytes")
-    existed = os.path.lexists(path)
-    with errors.reported(module):
+        module.fail_json(msg="key is not 64 hexadecimal digits: generate one from 32 random bytes")
+    was_present = os.path.lexists(path)
+    with errors.report_errors(module):
         is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
-    if is_changed and existed and not module.check_mode:
+    if is_changed and was_present and not module.check_mode:
         time.sleep(READ_SECONDS)
     module.exit_json(changed=is_changed)
 

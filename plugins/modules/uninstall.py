@@ -7,14 +7,14 @@ DOCUMENTATION = r"""
 module: uninstall
 short_description: Removes the installation of a host, or its unneeded releases
 description:
-  - Removes the whole installation, except fetched models and the operator's own. A folder without C(.llamacpp.cluster), and foreign files next to
-    the installation, stays; RV(left) lists it.
-  - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. One that is planned, that a service's
-    definition names or that a process runs is never removed.
+  - Removes the whole installation, except downloaded models and the operator's own files. A folder without C(.llamacpp.cluster), and foreign files
+    next to the installation, are kept; RV(left) lists them.
+  - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. A release that is planned, is named in a
+    service's definition or is running is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
-    description: This host's part of the teardown, or of the plan with O(unneeded).
+    description: This host's part of the teardown; with O(unneeded), its part of the plan.
     type: dict
     required: true
   unneeded:
@@ -22,7 +22,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that compiled. Its files in the cache are given to root, so that the account can be removed.
+    description: Account that compiled releases. Its files in the cache are given to root, so that the account can be removed.
     type: str
   host_name:
     description: Name of the host for messages.
@@ -50,12 +50,12 @@ removed:
   type: list
   elements: str
 abandoned:
-  description: Ids of unfinished builds whose leftovers were removed.
+  description: Ids of unfinished builds whose files were removed.
   returned: success
   type: list
   elements: str
 left:
-  description: A sentence for each leftover under the collection's names.
+  description: A sentence for each kept file or folder under the collection's names.
   returned: success
   type: list
   elements: str
@@ -79,31 +79,37 @@ def uninstall(place, account, host_name, check):
     cache = place.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.shown_holders(store.lock_path(cache))} on {host_name} still builds, although its run was killed: stop it, and run the playbook again"
+            f"{locks.shown_holders(store.lock_path(cache))} on {host_name} is still building, although its run was killed: stop it, then run the playbook again"
         )
-    chowned = removal.return_to_root(account, cache, check) if account else []
+    handovers = removal.return_to_root(account, cache, check) if account else []
     leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
         for identity in leftovers:
             store.clear_build(cache, identity)
-    removed, remaining = removal.remove_installation(place, host_name, check)
+    removals, sentences = removal.remove_installation(place, host_name, check)
     removed_lines = [
-        *removed,
+        *removals,
         *(f"builds/{identity}" for identity in leftovers),
-        *(f"{path}: {account}" for path in chowned),
+        *(f"{path}: {account}" for path in handovers),
     ]
     diff = {
         "before": "".join(f"{line}\n" for line in removed_lines),
-        "after": "".join(f"{path}: root\n" for path in chowned),
+        "after": "".join(f"{path}: root\n" for path in handovers),
     }
-    return {"changed": bool(removed_lines), "removed": removed, "left": remaining, "abandoned": leftovers, "diff": diff}
+    return {
+        "changed": bool(removed_lines),
+        "removed": removals,
+        "left": sentences,
+        "abandoned": leftovers,
+        "diff": diff,
+    }
 
 
 def prune(host, check):
     """Remove releases that the host no longer keeps."""
     releases = state.unneeded_releases(host)
-    installed = {path.name for path in Path(host.prefix, "releases").glob("*")}
-    leftovers = store.unfinished_builds(host.cache, installed | {build.id for build in host.builds})
+    installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
+    leftovers = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
     if not check:
         for build in host.builds:  # so that what served until now is kept before what was built later
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
@@ -128,7 +134,7 @@ def main():
         no_log=True,
     )
     params = module.params
-    with errors.reported(module):
+    with errors.report_errors(module):
         if params["unneeded"]:
             result = prune(typed_json.parse(HostPlan, params["host"]), module.check_mode)
         else:

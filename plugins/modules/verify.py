@@ -7,21 +7,21 @@ DOCUMENTATION = r"""
 module: verify
 short_description: Compares a running cluster with its plan
 description:
-  - Runs on the head, asks the server, reads its start log and its workers' earlier handshakes, and judges each check.
-  - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails when a check failed.
-  - It never asks a worker that the head holds. The controller tries to connect to each worker's port and sends nothing, to see that it is
-    closed. So do the worker's host from another one of its addresses, and other hosts, when M(llamacpp.cluster.host_info) compares them.
+  - Runs on the head, queries the server, reads its start log and its workers' recorded handshakes, and judges each check.
+  - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails if a check failed.
+  - Never contacts a worker that the head holds. To check that each worker's port is closed, the controller tries to connect and sends nothing. The
+    worker's host (from another of its addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
-    details: Changes nothing in either mode, apart from writing O(path) and O(report). Outside check mode the head gets a record of the result.
+    details: Changes nothing in either mode, apart from writing O(path) and O(report). Outside check mode, the result is recorded on the head.
 options:
   plan:
     description: The plan.
     type: dict
     required: true
   answers:
-    description: Last result of P(llamacpp.cluster.host_info#module) by host. V(release) fails for a missing host.
+    description: Last result of P(llamacpp.cluster.host_info#module) by host. The check V(release) fails for a missing host.
     type: dict
     default: {}
   changed:
@@ -33,23 +33,23 @@ options:
     description: File on the controller for the report as JSON.
     type: path
   report:
-    description: File on the controller for a page of plan, checks and O(benchmark) as HTML. It needs no other file.
+    description: File on the controller for a self-contained HTML report of plan, checks and O(benchmark).
     type: path
   benchmark:
-    description: What M(llamacpp.cluster.benchmark) measured, for O(report).
+    description: Measurements from M(llamacpp.cluster.benchmark), for O(report).
     type: dict
   gate:
-    description: Whether only to wait until the server is healthy and has answered one question. This needs only the head's part of O(plan).
+    description: Whether to only wait until the server is healthy and has answered one question. This needs only the head's part of O(plan).
     type: bool
     default: false
   fallback_wait:
-    description: Seconds to wait for a head that serves on a fallback to return to the whole plan.
+    description: Seconds to wait until a head that serves on a fallback returns to the whole plan.
     type: int
     default: 0
   wake:
     description:
-      - Whether a server that sleeps is asked its question, which wakes it. Otherwise known answer and completion are not tested.
-      - The action plugin always wakes it if O(gate) is set, or O(changed) names a host.
+      - Whether to wake a sleeping server with the test question. Otherwise known answer and completion are not tested.
+      - The action plugin always wakes the server if O(gate) is set, or if O(changed) names a host.
     type: bool
     default: false
   unproven:
@@ -73,7 +73,7 @@ report:
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
 failing:
-  description: Names of the checks that failed, each once.
+  description: Names of the failed checks, without duplicates.
   returned: when a check failed
   type: list
   elements: str
@@ -106,10 +106,10 @@ def main():
         supports_check_mode=True,
         no_log=True,
     )
-    with errors.reported(module):
+    with errors.report_errors(module):
         subject = typed_json.parse(Subject, module.params["plan"])
-        collected = evidence.collect(subject, WAIT_SECONDS, module.params["wake"])
-    module.exit_json(changed=False, evidence=typed_json.dump(collected))
+        answer = evidence.collect(subject, WAIT_SECONDS, module.params["wake"])
+    module.exit_json(changed=False, evidence=typed_json.dump(answer))
 
 
 if __name__ == "__main__":

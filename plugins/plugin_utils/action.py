@@ -105,12 +105,12 @@ class Action(ActionBase):
         """Write a record as JSON below the prefix, unless it is None. A host that cannot be written to is no reason to fail."""
         if value is None:
             return
-        partial, path = (shlex.quote(f"{prefix}/{file_name}") for file_name in (f"{files.TEMPORARY}{name}", name))
+        partial_path, path = (shlex.quote(f"{prefix}/{file_name}") for file_name in (f"{files.TEMPORARY}{name}", name))
         content = json.dumps(typed_json.dump(value)) + "\n"
-        answer = self.command(f"umask 022 && cat > {partial} && mv {partial} {path}", content.encode())
+        answer = self.command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
         if answer["rc"]:
             why_not = validation.printable(answer["stderr"])
-            Display().warning(f"{name} could not be recorded on {self.host}, for status and the next plan: {why_not}")
+            Display().warning(f"{name} could not be recorded on {self.host} for status and the next plan: {why_not}")
 
     def action(self, name: str, /, **arguments: Any) -> dict:
         """Return the result of another action plugin."""
@@ -164,7 +164,7 @@ class Action(ActionBase):
         if not re.fullmatch(JOB_ID, str(start.get("ansible_job_id"))):
             raise AnsibleActionFail(
                 f"{self.host} did not start the {job.name} in the background "
-                f"({validation.printable(str(start.get('msg') or 'it names no job'))}): run the playbook again"
+                f"({validation.printable(str(start.get('msg') or 'its answer names no job'))}): run the playbook again"
             )
         folder = self.get_shell_option("async_dir", default="~/.ansible_async")
         ask = partial(self.module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
@@ -177,8 +177,8 @@ class Action(ActionBase):
         if status.get("failed") and "data" in status:  # instead of a result it has a traceback of async_wrapper
             reason = "".join(str(status.get("stderr") or status["data"]).strip().splitlines()[-1:])
             status["msg"] = (
-                f"its process was killed or crashed without a result{': ' * bool(reason)}{reason}. "
-                "Check the host's kernel log (dmesg) for a lack of memory, and run the playbook again"
+                f"its process was killed or crashed without a result{': ' * bool(reason)}{reason}. Check the host's kernel log (dmesg) for out-of-memory "
+                "kills, then run the playbook again"
             )
         return {key: value for key, value in status.items() if key not in INTERNAL_KEYS}
 
@@ -194,19 +194,19 @@ class Action(ActionBase):
                 return status
             if is_gone:
                 raise AnsibleActionFail(
-                    f"{self.host}: the {job.name} (job {identity}) is gone without a result. {job.lost}"
+                    f"{self.host}: the {job.name} (job {identity}) disappeared without a result. {job.lost}"
                 )
             if status.get("failed"):
                 raise AnsibleActionFail(
                     f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.lost}"
                 )
-            time_now, progress = time.monotonic(), job.show(time.monotonic() - start_time)
+            clock, progress = time.monotonic(), job.show(time.monotonic() - start_time)
             if progress != last_progress:
-                last_progress, progress_time = progress, time_now
-            if time_now - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
+                last_progress, progress_time = progress, clock
+            if clock - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
                 raise AnsibleActionFail(
                     f"{self.host}: the {job.name} (job {identity}) made no progress for {job.silence_seconds // 60} minutes, or took longer than "
-                    f"{job.limit_seconds // 60} minutes: stop its remaining processes there, or restart that host. {job.lost}"
+                    f"{job.limit_seconds // 60} minutes: stop its remaining processes on that host, or restart the host. {job.lost}"
                 )
         raise AssertionError("pauses have no end")
 
@@ -218,4 +218,4 @@ def failure_reason(result: dict) -> str:
     while event:
         texts.append(event.msg)
         event = getattr(event.chain, "event", None)
-    return validation.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason was given"
+    return validation.printable(": ".join(dict.fromkeys(text.rstrip(".") for text in texts))) or "no reason given"

@@ -24,9 +24,9 @@ def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
         bad_text = next((text for text in forbidden if text in value), None)
         if validation.is_plain(value) and not bad_text:
             continue
-        problem = "contains a line break or another control character, which no service manager can express: remove it"
+        problem = "contains a line break or another control character, which no service manager can express: remove this character"
         if bad_text:
-            problem = f"supervisor reads {bad_text!r} in it as a control character: remove it"
+            problem = f"supervisor would treat {bad_text!r} as a control character: remove {bad_text!r}"
         raise Refusal(
             f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {problem}"
         )
@@ -47,7 +47,7 @@ def systemd_line(text: str) -> str:
     _check_words([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{validation.show(text)} is a path or a description in a service, and systemd does not read a space or \\ at its end: rename it"
+            f"{validation.show(text)} is a path or a description in a service, but systemd ignores a space or \\ at the end: rename it"
         )
     return text.replace("%", "%%")
 
@@ -65,8 +65,8 @@ def supervisor_command(words: Sequence[str]) -> str:
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
     _check_words(variables.values(), (*COMMENTS, *QUOTES))
-    escaped = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
-    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
+    escaped_values = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
+    return ",".join(f'{name}="{value}"' for name, value in escaped_values.items())
 
 
 @functools.cache

@@ -50,22 +50,22 @@ def name_machines(machines: Sequence[Machine], asked_names: Collection[str]) -> 
     :param asked_names: all such names.
     """
     hostnames = [machine.discovered.hostname.partition(".")[0] for machine in machines]
-    renamed: list[Machine] = []
+    renamed_machines: list[Machine] = []
     for machine, hostname in zip(machines, hostnames):
         name, variables = machine.name, dict(machine.variables)
-        numeric, local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
-        unique = (
+        is_numeric, is_local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
+        is_unique = (
             hostnames.count(hostname) == 1 and hostname not in asked_names and hostname.lower() not in RESERVED_NAMES
         )
         addresses = [end.addresses[0] for end in machine.discovered.interfaces if end.main and end.addresses]
-        if local and addresses and len(machines) > 1:
+        if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
-        if (numeric or local) and unique and re.fullmatch(HOST_NAME, hostname):
-            if numeric:
+        if (is_numeric or is_local) and is_unique and re.fullmatch(HOST_NAME, hostname):
+            if is_numeric:
                 variables.setdefault("ansible_host", name)
             name = hostname
-        renamed.append(machine._replace(name=name, variables=variables))
-    return renamed
+        renamed_machines.append(machine._replace(name=name, variables=variables))
+    return renamed_machines
 
 
 class DirectLink(NamedTuple):
@@ -89,13 +89,13 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
             and near_end.mac in far_end.sees
             and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
-        common = {end for pair in pairs if pair[0].main and pair[1].main for end in pair}
+        common_ends = {end for pair in pairs if pair[0].main and pair[1].main for end in pair}
         for near_end, far_end in pairs:
             addresses, gbit = _common_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
             if (
                 addresses
-                and not common.intersection((near_end, far_end))
-                and gbit >= min(map(_gbit, common), default=0)
+                and not common_ends.intersection((near_end, far_end))
+                and gbit >= min(map(_gbit, common_ends), default=0)
             ):
                 ends = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
                 result.append(DirectLink(ends, near_end.kind, gbit))
@@ -182,7 +182,7 @@ def choose_proposal(
     links = direct_links(machines)
 
     def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
-        head = _richest(owners, links)
+        head = _richest_machine(owners, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {
             machine.name: link
@@ -196,8 +196,8 @@ def choose_proposal(
     models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
         owners = [each for each in machines if any((one.kind, one.name) == key for one in each.discovered.models)]
-        why = f"it has {model.name}, the largest model on any host that fits"
-        proposal, full_plan = propose(owners, model, why)
+        explanation = f"it has {model.name}, the largest model found on any host that fits"
+        proposal, full_plan = propose(owners, model, explanation)
         if _serves(full_plan):
             smaller = _without_spare(proposal, full_plan, [machine.name for machine in owners])
             smaller_plan = plan(smaller) if smaller else None
@@ -227,7 +227,7 @@ def _without_spare(proposal: Proposal, full_plan: Plan, owners: Collection[str])
     return None
 
 
-def _richest(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
+def _richest_machine(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
     """Return the host with the most memory, device memory if there is any; among similar hosts that with the most links, or the first."""
     by_device = any(machine.devices_mib for machine in machines)
     sizes = [machine.devices_mib if by_device else machine.facts.memory_mib for machine in machines]

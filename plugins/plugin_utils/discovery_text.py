@@ -44,7 +44,7 @@ def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refu
 
 
 def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
-    yield "Written by playbooks/discover.yml from the hosts' reports. Edit it as you like: nothing overwrites it."
+    yield "Written by playbooks/discover.yml from the hosts' reports. Edit this file as you like: nothing overwrites it."
     head = proposal.head.name
     yield f"{head} is the head: {proposal.reason}."
     if head in proposal.groups["llama_workers"]:
@@ -57,23 +57,23 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         interface_text = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
         yield f"{interface_text} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
     yield from (f"{name} is left out: {reason}" for name, reason in left_out.items())
-    offered = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
-    if len(offered) == 1 and offered & capabilities.PACKAGED_TREES.keys():
-        yield "The hosts' distribution has llama.cpp. To install it and compile nothing:"
+    package_versions = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
+    if len(package_versions) == 1 and package_versions & capabilities.PACKAGED_TREES.keys():
+        yield "The hosts' distribution has a llama.cpp package. To install it instead of compiling:"
         yield "llama_release: {source: package}"
     if not proposal.model:
-        yield "No host has a model that fits. The generated known-answer model proves the cluster; then replace it with yours."
+        yield "No host has a model that fits. Test the cluster with the generated known-answer model, then replace it with your own."
     elif isinstance(plan, Plan):
         speed = plan.estimate.generation_range
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
         machines = (*proposal.machines, *proposal.spare)
         found_names = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
-        others = sorted(found_names - {proposal.model.name})
-        yield from [f"Other models: {', '.join(others)}"] if others else []
+        other_names = sorted(found_names - {proposal.model.name})
+        yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
         if proposal.spare:
             names = ", ".join(machine.name for machine in proposal.spare)
-            yield f"{names}: spare, because the cluster is not faster with them. Move them to llama_workers for larger models, or set llama_placement: all."
+            yield f"{names}: spare, because they would not make the cluster faster. For larger models, or with llama_placement: all, use llama_workers."
 
 
 def _comment(text: str) -> list[str]:

@@ -84,9 +84,9 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
         if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
-            yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
+            yield f"{name} is {value!r}, but must be a mapping. See docs/variables.md."
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
-            yield f"{name} is {value!r}, but must be a mapping. docs/variables.md describes it."
+            yield f"{name} is {value!r}, but must be a mapping. See docs/variables.md."
             continue
         for part in value if isinstance(value, list) else [value]:
             yield from (f"{name}.{problem}" for problem in _type_problems(part, option.get("options") or {}))
@@ -119,20 +119,20 @@ def _variables(name: str, hostvars: Any) -> dict:
     spec = specification()
     values = ((variable, hostvars.get(variable)) for variable in spec)
     variables = {variable: value for variable, value in values if value is not None}
-    cluster_inputs.check(name, variables)
+    cluster_inputs.check_variables(name, variables)
     variables = _with_repositories(strip_origin(variables))  # bounded by the check
     for problem in _type_problems(variables, spec):
         raise Refusal(f"Variables of host {name} are not valid: {problem}")
-    checked = ArgumentSpecValidator(spec).validate(variables)
-    if checked.error_messages:
+    validation_result = ArgumentSpecValidator(spec).validate(variables)
+    if validation_result.error_messages:
         problems = "; ".join(
             re.sub(
                 r"^(\S+)\. Supported parameters include: (.*)", r"\1 is not known, use one of \2", message.rstrip(".")
             )
-            for message in checked.error_messages
+            for message in validation_result.error_messages
         )
-        raise Refusal(f"Variables of host {name} are not valid: {problems}. docs/variables.md describes them.")
-    return {variable: checked.validated_parameters.get(variable) for variable in spec}
+        raise Refusal(f"Variables of host {name} are not valid: {problems}. See docs/variables.md.")
+    return {variable: validation_result.validated_parameters.get(variable) for variable in spec}
 
 
 def variables_of(task_vars: dict, name: str = "") -> dict:
@@ -181,9 +181,9 @@ def _similar_variable(name: str, known_names: list[str]) -> str:
         _variable_of_option(f"--{word}", f"-{word}", f"--no-{word}"),
         *get_close_matches(name, known_names, 1, SIMILAR_VARIABLE),
         *(
-            known
-            for known in known_names
-            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(end)}", known)
+            known_name
+            for known_name in known_names
+            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(end)}", known_name)
         ),
         _variable_of_option(*shorter),
     )
@@ -196,8 +196,8 @@ def _variable_of_option(*words: str) -> str:
     option = options.by_word(word)
     if option is None or not (option.owned or option.name in VARIABLE_OF_OPTION):
         return "llama_server_extra_args" if word else ""
-    named = re.search(rf"{PREFIX}\w+", option.instead())
-    return VARIABLE_OF_OPTION.get(option.name) or (named[0] if named else "")
+    match = re.search(rf"{PREFIX}\w+", option.instead())
+    return VARIABLE_OF_OPTION.get(option.name) or (match[0] if match else "")
 
 
 def play_variables(task_vars: dict) -> set[str]:
@@ -210,8 +210,7 @@ def play_variables(task_vars: dict) -> set[str]:
     ineffective = sorted(play_names.intersection(specification()))
     if ineffective:
         raise Refusal(
-            f"{', '.join(ineffective)} is set in vars of a play, where it has no effect: set it for a host or a group of the "
-            "inventory, or pass it with -e."
+            f"{', '.join(ineffective)} is set in the vars of a play, where it has no effect: set it for a host or group in the inventory, or pass it with -e."
         )
     return play_names
 
@@ -221,11 +220,11 @@ def _entry(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def _with_last_known(facts: Any, cached: Any) -> Any:
+def _with_last_known(facts: Any, cached_facts: Any) -> Any:
     """Return facts of a host, with the last known `units_filter` if this run could not determine it and the kernel is the same."""
-    same_kernel = isinstance(facts, Mapping) and _entry(cached, "kernel") == facts.get("kernel")
-    if same_kernel and facts.get("units_filter") is None and isinstance(_entry(cached, "units_filter"), bool):
-        return {**facts, "units_filter": cached["units_filter"]}
+    same_kernel = isinstance(facts, Mapping) and _entry(cached_facts, "kernel") == facts.get("kernel")
+    if same_kernel and facts.get("units_filter") is None and isinstance(_entry(cached_facts, "units_filter"), bool):
+        return {**facts, "units_filter": cached_facts["units_filter"]}
     return facts
 
 
@@ -248,17 +247,19 @@ def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
     candidates = (
         [names for names in inner_groups if [name for name in heads if name in names] == [head]] for head in heads
     )
-    largest = [max(names, key=len, default=()) for names in candidates]
-    owned = [name for name in workers if name not in heads and sum(name in names for names in largest) == 1]
-    return [[head, *(name for name in owned if name in names)] for head, names in zip(heads, largest)]
+    largest_groups = [max(names, key=len, default=()) for names in candidates]
+    own_workers = [
+        name for name in workers if name not in heads and sum(name in names for names in largest_groups) == 1
+    ]
+    return [[head, *(name for name in own_workers if name in names)] for head, names in zip(heads, largest_groups)]
 
 
 def replica_of(task_vars: Mapping[str, Any]) -> list[str]:
     """Return the hosts of the replica that the host of a task belongs to, in the order of the cluster's group; all of them if it belongs to none."""
     cluster_names = task_vars["groups"].get(cluster_group(task_vars), [])
     parts = replicas(task_vars["groups"], cluster_group(task_vars))
-    own = next((part for part in parts if task_vars.get("inventory_hostname") in part), cluster_names)
-    return [name for name in cluster_names if name in own]
+    own_replica = next((part for part in parts if task_vars.get("inventory_hostname") in part), cluster_names)
+    return [name for name in cluster_names if name in own_replica]
 
 
 def cluster_hosts(
@@ -274,7 +275,7 @@ def cluster_hosts(
     cluster = cluster_group(task_vars)
     if cluster not in groups:
         raise Refusal(
-            f"The inventory has no group {cluster!r}: put the cluster's hosts into it, or set llama_cluster_group to the right group."
+            f"The inventory has no group {cluster!r}: put the cluster's hosts into this group, or set llama_cluster_group to the correct group."
         )
     members = {}
     for name in replica_of(task_vars):
@@ -289,36 +290,38 @@ def cluster_hosts(
                 "facts": _entry((answers or {}).get(name), "facts"),
             }
     retired_group = changes.retired_group(cluster)
-    retired = groups.get(retired_group, [])
+    retired_hosts = groups.get(retired_group, [])
     used_hosts = {name for group in (*GROUPS.values(), BALANCER_GROUP) for name in groups.get(group, ())}
-    unused_hosts = [name for name in groups[cluster] if name not in used_hosts and name not in retired]
+    unused_hosts = [name for name in groups[cluster] if name not in used_hosts and name not in retired_hosts]
     for group, similar_groups in (
         (group, get_close_matches(group, GROUPS.values(), 1, SIMILAR_GROUP)) for group in groups
     ):
-        misplaced = (
+        misplaced_hosts = (
             [name for name in groups[group] if name in unused_hosts] if similar_groups and group != cluster else ()
         )
-        if misplaced:
+        if misplaced_hosts:
             raise Refusal(
-                f"The group {validation.printable(group)} of {', '.join(map(validation.printable, misplaced))} is not a group of this collection: "
+                f"The group {validation.printable(group)} of {', '.join(map(validation.printable, misplaced_hosts))} is not a group of this collection: "
                 f"rename it to {similar_groups[0]}, or remove these hosts from {cluster}."
             )
     if unused_hosts and members:
         Display().warning(
             f"{', '.join(map(validation.printable, unused_hosts))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
-            "check the spelling of the groups."
+            "check the spelling of these groups."
         )
-    cached = next((_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None)
+    cached_facts = next(
+        (_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None
+    )
     for name, host in members.items():
-        host["facts"] = _with_last_known(host["facts"], _entry(cached, name)) or _entry(cached, name)
+        host["facts"] = _with_last_known(host["facts"], _entry(cached_facts, name)) or _entry(cached_facts, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
             host["facts"] = {**host["facts"], "reached_at": None}
     if not members:
         raise Refusal(
-            f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers there."
+            f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers into these groups."
         )
-    _check_missing_hosts(cached, used_hosts.union(retired), retired_group)
+    _check_missing_hosts(cached_facts, used_hosts.union(retired_hosts), retired_group)
     return cluster, cluster_inputs.checked_hosts(cluster, members)
 
 
@@ -327,16 +330,16 @@ def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedR
     return speed_record.read_record(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
 
 
-def _check_missing_hosts(cached: Any, expected_hosts: Collection[str], retired_group: str) -> None:
+def _check_missing_hosts(cached_facts: Any, expected_hosts: Collection[str], retired_group: str) -> None:
     """Check that the inventory has all hosts of the last plan: one that is missing runs on unseen, and is more often misspelt than gone.
 
-    :param cached: host → facts, as the last run left them on the head; they may have any form.
+    :param cached_facts: host → facts, as the last run left them on the head; they may have any form.
     :param expected_hosts: hosts that are in these groups.
     :raises Refusal: there is such a host.
     """
     missing_hosts = (
-        [validation.printable(str(name)) for name in cached if name not in expected_hosts]
-        if isinstance(cached, Mapping)
+        [validation.printable(str(name)) for name in cached_facts if name not in expected_hosts]
+        if isinstance(cached_facts, Mapping)
         else []
     )
     if missing_hosts:

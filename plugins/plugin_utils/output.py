@@ -47,7 +47,7 @@ def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AnsibleActionFail(
-            f"{variable} is {path!r}, which cannot be created on the controller: {error.strerror}. Use a folder that is writable."
+            f"{variable} is {path!r}, which cannot be created on the controller: {error.strerror}. Use a writable location."
         ) from None
     for name, text in texts.items():
         write(variable, str(folder / name), text)

@@ -65,7 +65,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder, network():
         model = Path(folder) / "model.gguf"
-        known_answer_file.write(model, options.layers, options.width, "f16")
+        known_answer_file.write_model(model, options.layers, options.width, "f16")
         for link in LINKS:
             for cache_mib in (0, 8192):
                 found = answered_s(options, model, link, cache_mib)

@@ -100,7 +100,7 @@ def bound_mib(path: Path, setting: Setting, place: str) -> int:
     """Of the first device: in two layouts it is the head's own, and gets copies of what is in the head's memory."""
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
     overrides = (("exps", device_load.CPU),) if place == "moved" else ()
-    load = device_load.Load(summary, settings_of(setting), capabilities.OLDEST["llama.cpp"], overrides)
+    load = device_load.Load(summary, settings_of(setting), capabilities.OLDEST_BUILDS["llama.cpp"], overrides)
     first = load.units - PART if place == "part" else 0
     return (load.compute_on(OWN, first) if place in ("moved", "part") else load.compute) // MIB
 

@@ -152,7 +152,7 @@ def main() -> None:
         if options.model:
             shutil.copyfile(options.model, model)
         else:
-            known_answer_file.write(model, options.layers, options.width, "f16")
+            known_answer_file.write_model(model, options.layers, options.width, "f16")
         for _round in range(options.rounds):
             for index, pair in enumerate(zip(options.plain, options.fast)):
                 for kind, programs in zip(("plain", "fast"), pair):

@@ -57,7 +57,7 @@ def written(work: Path, mib: int, width: int) -> Path:
     path = work / known_answer.file_name(layers, width, "f16")
     if not path.exists():
         started, part = time.monotonic(), path.with_suffix(".part")
-        known_answer_file.write(part, layers, width, "f16")
+        known_answer_file.write_model(part, layers, width, "f16")
         part.rename(path)
         say(f"model written: {time.monotonic() - started:.0f} s")
     return path

@@ -108,7 +108,7 @@ def main() -> None:
     seconds: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         model = Path(folder) / "model.gguf"
-        known_answer_file.write(model, options.layers, options.width, options.type)
+        known_answer_file.write_model(model, options.layers, options.width, options.type)
         turns = [(flash, cell) for flash in options.flash for cell in options.cells]
         for turn in range(options.rounds):
             for flash, cell in turns if turn % 2 == 0 else reversed(turns):

@@ -166,7 +166,7 @@ def write(path: Path, shape: str) -> None:
 def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> ProofWork:
     """Return what proves two workers with all layers of a model."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
-    sample = layer_sample.choose(summary, layer_sample.Room(1 << 40, 512))
+    sample = layer_sample.choose_layers(summary, layer_sample.Room(1 << 40, 512))
     context = proof_plan.PROCESSORS_CONTEXT if given.processor else questions.CONTEXT
     argv = [
         str(given.programs / "llama-server"),
@@ -250,7 +250,7 @@ def measure(
     counts: Counter = Counter()
     with tempfile.TemporaryDirectory(prefix="llamacpp-benchmark-") as place:
         job, began = work(given, model, Path(place), further), time.monotonic()
-        run.prepare(job, lambda _port: True)
+        run.prepare_reference(job, lambda _port: True)
         line = {"model": name, "layers": len(job.layers), "reference_s": round(time.monotonic() - began, 1)}
         print(json.dumps({**line, "predicted_s": predicted(job, model)}), flush=True)
         right = None

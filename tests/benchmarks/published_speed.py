@@ -168,7 +168,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
 def _speed(test: str, works: list[cost_model.Work]) -> float:
     if test == "pp":
         return cost_model.PROMPT_TOKENS / prompts.prompt_s(
-            works, cost_model.PROMPT_TOKENS, cost_model.PROMPT_TOKENS, overlapped=False
+            works, cost_model.PROMPT_TOKENS, cost_model.PROMPT_TOKENS, is_overlapped=False
         )
     return 1000 / cost_model.token_ms(works)
 

@@ -37,7 +37,7 @@ def tables(build):
     """Kind → what the tables say that a build has; of LATER all that they know."""
     appeared = [names for first, names in capabilities.NEW_ARCHITECTURES.items() if first <= build]
     kinds = {**tensor_types.SHARED_TYPES, **tensor_types.MAINLINE_TYPES}
-    own = {name for backend in backends.RECORDS for name in backends.cmake_options(backend, [], True, tls=True)}
+    own = {name for backend in backends.BY_NAME for name in backends.cmake_options(backend, [], True, tls=True)}
     return {
         "architecture": {*capabilities.ARCHITECTURES, *" ".join(appeared).split()},
         "type": {f"{one.name}={n}" for n, one in kinds.items() if tensor_types.FIRST_BUILDS.get(one.name, 0) <= build},

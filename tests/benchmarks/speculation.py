@@ -72,8 +72,8 @@ def main() -> None:
     rows: dict[tuple[str, str], dict] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        known_answer_file.write(folder / "model.gguf", options.layers, options.width, "f16")
-        known_answer_file.write(folder / "draft.gguf", 2, 128, "f16")
+        known_answer_file.write_model(folder / "model.gguf", options.layers, options.width, "f16")
+        known_answer_file.write_model(folder / "draft.gguf", 2, 128, "f16")
         for kind in options.rounds * list(KINDS):
             for text, found in measured(options, folder, kind).items():
                 row = rows.setdefault((text, kind), {**found, "speeds": []})

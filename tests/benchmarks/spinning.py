@@ -106,7 +106,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
         model = Path(folder) / "model.gguf"
-        known_answer_file.write(model, 16, 2048, "f16")
+        known_answer_file.write_model(model, 16, 2048, "f16")
         for name, case in cases(len(os.sched_getaffinity(0))).items():
             found = measured(options, model, case)
             row = {

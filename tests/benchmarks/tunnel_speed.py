@@ -47,8 +47,8 @@ def measured(options: argparse.Namespace, model: Path, stunnel: bool) -> dict[st
             ends += [([], tunnel.Tunnel(near, far, keys, True))]
         for number, (inside, end) in enumerate(ends if stunnel else []):
             configuration = model.with_name(f"stunnel{number}.conf")
-            configuration.write_text(tunnel.configuration([end]))
-            argv = [*inside, str(tunnel.program()), str(configuration)]
+            configuration.write_text(tunnel.stunnel_configuration([end]))
+            argv = [*inside, str(tunnel.stunnel_path()), str(configuration)]
             stack.enter_context(process(argv, {}, end.accept, None, log))
         argv = [str(options.programs / "llama-server"), "-m", str(model), "-c", "2048", "-np", "1", "-ngl", "99"]
         argv += ["--rpc", ",".join(endpoints), "--device", "RPC0,RPC1", "-fit", "off", "--no-warmup"]
@@ -76,7 +76,7 @@ def main() -> None:
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder, network():
         model = Path(folder) / "model.gguf"
-        known_answer_file.write(model, options.layers, options.width, "f16")
+        known_answer_file.write_model(model, options.layers, options.width, "f16")
         model.with_name("keys").write_text(tunnel_keys.line_of("0" * 64))
         model.with_name("keys").chmod(0o600)
         size = model.stat().st_size

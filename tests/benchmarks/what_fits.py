@@ -16,7 +16,7 @@ made, make_candidate = [], planner.make_candidate
 planner.make_candidate = lambda *given, **more: made.append(1) or make_candidate(*given, **more)
 
 for name in ("strix_halo_quad", "cuda_triple", "mac_loopback"):
-    read = cluster_inputs.read(*inventory.cluster_hosts(variables_of(name, {})), what_fits.ANY_MODEL)
+    read = cluster_inputs.read_cluster(*inventory.cluster_hosts(variables_of(name, {})), what_fits.ANY_MODEL)
     cluster = sources.look_up(str, read, CATALOGUE)
     made.clear()
     begin = time.process_time()

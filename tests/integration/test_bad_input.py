@@ -60,14 +60,16 @@ def test_a_patch_that_is_not_there(bare):
     refuses(
         bare,
         "llama_release has the patch 'no-such.patch'",
-        "is not a file that the controller can read",
+        "is not a readable file on the controller",
         llama_release=release,
     )
 
 
 def test_a_port_that_something_else_uses(bare):
     with socket.create_server(("127.0.0.1", PORTS[1])):
-        refuses(bare, f"127.0.0.1:{PORTS[1]}, the port of llamacpp-worker-two", "change port in llama_worker_endpoints")
+        refuses(
+            bare, f"127.0.0.1:{PORTS[1]}, the port for llamacpp-worker-two", "change port in llama_worker_endpoints"
+        )
 
 
 def test_a_model_that_is_something_else(tmp_path):
@@ -80,14 +82,14 @@ def test_a_model_that_is_something_else(tmp_path):
     refuses(
         cluster,
         f"llama_model_path is {model}, which is not a GGUF file",
-        "Give the path of a complete GGUF file on the head",
+        "Use the path of a complete GGUF file on the head",
     )
 
 
 def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tmp_path):
     """The summary comes from the command that docs/plan.md names."""
     model = tmp_path / "model.gguf"
-    known_answer_file.write(model, 16, 128, "f32")
+    known_answer_file.write_model(model, 16, 128, "f32")
     cluster = Cluster(tmp_path, llama_model_path="/srv/no-such-model.gguf", llama_hardware={"memory_mib": 65536})
     written = cluster.inventory.read_text().replace("llama_model_known_answer: {}\n", "llama_unused: 1\n")
     cluster.inventory.write_text(written)
@@ -113,7 +115,9 @@ def test_a_model_that_is_not_there_is_planned_from_its_summary_and_not_served(tm
 
 def test_services_alone_where_nothing_is_built(bare):
     refuses(
-        bare, "localhost needs what --tags build installs (folder, release) before services change", tags="services"
+        bare,
+        "localhost needs the changes of --tags build (folder, release) before its services can change",
+        tags="services",
     )
 
 
@@ -164,4 +168,4 @@ def test_the_plan_playbook_refuses_with_2_and_writes_why(bare, tmp_path):
     assert "error: open-server on localhost" in result.text
     result = bare.run("playbooks/plan.yml", llama_report_path=str(page))
     assert "was not compared" in page.read_text()
-    assert "localhost  was not compared: its hardware is declared in llama_hardware" in result.text
+    assert "localhost  was not compared: it is only declared in llama_hardware" in result.text

@@ -119,7 +119,7 @@ def test_a_certificate_that_is_replaced_restarts_the_server_and_nothing_else(clu
     certify(cluster.folder, "second")
     failed = cluster.run("playbooks/verify.yml")
     assert failed.status == "failed"
-    assert "it does not present the configured certificate" in failed.text
+    assert "the server does not present the configured certificate" in failed.text
     result = cluster.site()
     assert result.status == "successful", result.text
     assert ask(cluster) == known_answer.SENTENCE

@@ -46,7 +46,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     ]
     server = server_of(chosen)
     release = releases.release_of(release_request.request_of(inventory.specification()["llama_release"]["default"]), {})
-    work = workload.work_out(server, None, None, Model(str(path), None, model), release)
+    work = workload.plan_workload(server, None, None, Model(str(path), None, model), release)
     overrides = tuple(entry.partition("=")[::2] for entry in server.override_tensor)
     load = device_load.Load(model, work.cache, BUILD, overrides)
     layout = device_load.Layout(devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers)

@@ -53,7 +53,7 @@ def test_a_run_without_a_change_leaves_it_asleep_and_says_what_it_did_not_test(s
     assert (result.status, result.changed) == ("successful", 0), result.text
     assert "the model is not loaded (asleep)" in " ".join(result.text.split())
     status = sleepy.run("playbooks/status.yml", **VARIABLES)
-    assert "but the model was asleep and not tested" in " ".join(status.text.split())
+    assert "but the model was asleep and was not tested" in " ".join(status.text.split())
     assert (is_asleep(sleepy), told(sleepy)["since"]) == (True, since)
     woken = sleepy.run("playbooks/verify.yml", llama_verify_wake=True, **VARIABLES)
     assert woken.status == "successful", woken.text

@@ -74,7 +74,7 @@ def package_faults() -> Iterator[str]:
 
 def source_faults(path: Path) -> Iterator[str]:
     """Yield imports that hosts lack, and names of backends outside their files."""
-    others = [record for record in backends.RECORDS.values() if record is not backends.CPU]
+    others = [record for record in backends.BY_NAME.values() if record is not backends.CPU]
     words = {word for record in others for word in (record.name, backends.device_name(record.name, 0)[:-1])}
     constants = {f"{module}.{record.name.upper()}" for record in others for module in ("backends", "words")}
     tree = ast.parse(path.read_text())

@@ -67,12 +67,12 @@ def pytest_collection():
 
 def make(*arguments):
     """The JSON of a plan."""
-    return typed_json.dump(planner.make(*arguments))
+    return typed_json.dump(planner.make_plan(*arguments))
 
 
 def refused(cluster, refusal):
     """The JSON in place of the plan of a cluster that has none."""
-    return typed_json.dump(planner.refused(cluster, refusal))
+    return typed_json.dump(planner.refused_plan(cluster, refusal))
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def defaults():
 
 
 class Cluster:
-    """Builds the input of cluster_inputs.read; variables and facts are set per host before the plan is made."""
+    """Builds the input of cluster_inputs.read_cluster; variables and facts are set per host before the plan is made."""
 
     def __init__(self):
         self.hosts = {}
@@ -109,7 +109,7 @@ class Cluster:
     def plan(self, schema=SCHEMA):
         try:
             hosts = cluster_inputs.checked_hosts("llama_cluster", self.hosts)
-            plan = make(cluster_inputs.read("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id")
+            plan = make(cluster_inputs.read_cluster("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id")
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)
         if schema:
@@ -139,7 +139,7 @@ def typed(plan):
 
 def complete(plan, facts=None):
     """The JSON of a plan with files, definitions and id, as the action plugin completes it."""
-    made = completion.complete(
+    made = completion.complete_plan(
         typed_json.parse(Plan, plan), plan_action.RUNTIME_FILES, definitions.definition, facts or {}
     )
     return typed_json.dump(made)

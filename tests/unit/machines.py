@@ -123,7 +123,7 @@ class Machine:
 
     def facts(self) -> dict:
         """What planning needs of the devices and of what builds for them; cmake and the like are always there."""
-        installed = toolchains.find(self.root, self.ask)
+        installed = toolchains.find_toolchains(self.root, self.ask)
         common = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0"}
         found = host.toolchain(installed, self.root, self.ask)
         return {

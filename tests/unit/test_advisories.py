@@ -227,7 +227,7 @@ CASES = [
         lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=2),
         {"restrict the port with": accepts("unprotected-worker")},
         [
-            "192.0.2.11:50052 of worker1, 192.0.2.12:50052 of worker2",
+            "192.0.2.11:50052 on worker1, 192.0.2.12:50052 on worker2",
             "The service manager (supervisor) does not filter",
         ],
     ),
@@ -240,8 +240,12 @@ CASES = [
     (
         "unprotected-worker",
         lambda: cluster_of(facts=USER, workers=1, llama_host_scope="user"),
-        {"set llama_host_scope of {hosts}": being(scope="system", service_manager="systemd", units_filter=True)},
-        ["The service manager (systemd_user) does not filter", "llama_host_scope of worker1"],
+        {
+            "set llama_host_scope to {scope} for {hosts}": being(
+                scope="system", service_manager="systemd", units_filter=True
+            )
+        },
+        ["The service manager (systemd_user) does not filter", "llama_host_scope to system for worker1"],
     ),
     (
         "open-server",
@@ -277,7 +281,7 @@ CASES = [
             "remove llama_server_load_mode": setting("strix0", llama_server_load_mode=None),
             "set llama_server_load_mode to {mode}": setting("strix0", llama_server_load_mode="dio"),
         },
-        ["MiB on ROCm0 of strix0. ", "30720", "llama_server_load_mode to dio"],
+        ["MiB for ROCm0 on strix0. ", "30720", "llama_server_load_mode to dio"],
     ),
     (
         "vulkan-prompt-cache",
@@ -286,7 +290,7 @@ CASES = [
             "remove llama_server_prompt_cache_mib": setting("strix0", llama_server_prompt_cache_mib=None),
             "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
-        ["into several buffers on Vulkan0 of strix0, Vulkan0 of strix1."],
+        ["into several buffers: Vulkan0 on strix0, Vulkan0 on strix1."],
     ),
     (
         "conversations-lost",
@@ -310,7 +314,7 @@ CASES = [
             "set llama_server_prompt_cache_mib to": setting("strix0", llama_server_prompt_cache_mib=51200),
             "accept this advisory if": setting("strix0", llama_accept_advisories=["prompt-cache-memory"]),
         },
-        ["is 90000, which moves 38 layers from strix0", "llama_server_prompt_cache_mib to 52224 or less"],
+        ["90000 moves 38 layers from strix0", "llama_server_prompt_cache_mib to 52224 or less"],
     ),
     (
         "cache-kernels",
@@ -325,7 +329,7 @@ CASES = [
             "set both to q8_0": setting("head", llama_server_cache_type_k="q4_0"),
             "remove {option} from llama_build_cmake_options": setting("worker1", llama_build_cmake_options={}),
         },
-        ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options of worker1"],
+        ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options for worker1"],
     ),
     (
         "architecture-unknown",
@@ -348,35 +352,35 @@ CASES = [
     (
         "model-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
-        {"check that build's release notes": accepts("model-unread")},
+        {"check the release notes of build {build}": accepts("model-unread")},
         ["has the architecture not-yet. Builds up to 12211 do not", "build 12300 has not been checked"],
     ),
     (
         "model-unread",
         lambda: with_type("type 44", build=12300),
-        {"check that build's release notes": accepts("model-unread")},
+        {"check the release notes of build {build}": accepts("model-unread")},
         ["has tensors of type 44. Builds up to 12211 do not support this"],
     ),
     (
         "tensor-kernels",
         lambda: with_type("TQ1_0"),
         {
-            "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="vulkan"),
+            "set llama_backend to": setting("worker1", "worker2", llama_backend="vulkan"),
             "use a model file with": lambda cluster: with_type("Q4_K", cluster),
         },
         [
-            "Backend cuda of worker1 and worker2 has no known kernels for the model's TQ1_0 tensors.",
-            "worker1 and worker2 to vulkan",
+            "Backend cuda on worker1 and worker2 has no known kernels for the model's TQ1_0 tensors.",
+            "to vulkan for worker1 and worker2",
         ],
     ),
     (
         "tensor-kernels",
         lambda: with_type("F8_E4M3", with_type("Q4_K", backend="vulkan", build=12211)),
         {
-            "set llama_backend of {hosts}": setting("worker1", "worker2", llama_backend="cpu"),
+            "set llama_backend to": setting("worker1", "worker2", llama_backend="cpu"),
             "use a model file with": lambda cluster: with_type("NVFP4", cluster),
         },
-        ["Backend vulkan of worker1 and worker2 has no known kernels", "worker1 and worker2 to cpu"],
+        ["Backend vulkan on worker1 and worker2 has no known kernels", "to cpu for worker1 and worker2"],
     ),
     (
         "slow-load",
@@ -392,7 +396,7 @@ CASES = [
                 "worker1", llama_host_tuning=True, llama_host_reboot=True
             )
         },
-        ["63488 of 129024 MiB to AMD gfx1151 of worker1"],
+        ["63488 of 129024 MiB to AMD gfx1151 on worker1"],
     ),
     (
         "graphics-memory-limit",
@@ -415,25 +419,25 @@ CASES = [
         lambda: with_card("hip", MI50),
         {
             "install ROCm 6.3 on {hosts}": being("worker1", toolchain={**DECLARED_TOOLS, **TOOLS, "hipconfig": "6.3"}),
-            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "set llama_backend to {vulkan} for {hosts}": setting("worker1", llama_backend="vulkan"),
             "install rocBLAS kernels": accepts("rocm-gfx906"),
         },
-        ["worker1 (ROCm 7.2)", "llama_backend of worker1 to vulkan"],
+        ["worker1 (ROCm 7.2)", "llama_backend to vulkan for worker1"],
     ),
     (
         "nvidia-driver",
         lambda: cluster_of(1, {"nvidia_smi": NVML}),
         {
             "fix the NVIDIA driver": being("worker1", nvidia_smi=None),
-            "set llama_backend of": setting("worker1", llama_backend="cpu"),
+            "set llama_backend to another": setting("worker1", llama_backend="cpu"),
         },
-        ["no NVIDIA card of worker1, because nvidia-smi fails there: Failed to initialize NVML"],
+        ["no NVIDIA card on worker1, because nvidia-smi fails there: Failed to initialize NVML"],
     ),
     (
         "rocblas-kernels",
         lambda: with_card("hip", accelerator("hip", "AMD Radeon RX 6600", "gfx1032", 8176)),
         {
-            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "set llama_backend to {vulkan} for {hosts}": setting("worker1", llama_backend="vulkan"),
             "set HSA_OVERRIDE_GFX_VERSION to 10.3.0": setting(
                 "worker1",
                 llama_worker_endpoints=[{"environment": {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}}],
@@ -441,7 +445,11 @@ CASES = [
             ),
             "install rocBLAS kernels": accepts("rocblas-kernels"),
         },
-        ["graphics: worker1 (gfx1032).", "to vulkan. Or set HSA", "and GPU_TARGETS to gfx1030 in llama_build_cmake_op"],
+        [
+            "graphics: worker1 (gfx1032).",
+            "to vulkan for worker1. Or set HSA",
+            "and GPU_TARGETS to gfx1030 in llama_build_cmake_op",
+        ],
     ),
     (
         "worker-not-started",
@@ -450,28 +458,28 @@ CASES = [
             "leave it out of": lambda cluster: cluster.hosts.pop("worker1"),
             "accept unprotected-worker": accepts("unprotected-worker"),
         },
-        ["does not use 192.0.2.11:50052 of worker1"],
+        ["does not start 192.0.2.11:50052 on worker1"],
     ),
     (
         "vulkan-shared-memory",
         vulkan_alone,
-        {"add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP)},
-        ["during loading. Add radv_enable_unified_heap_on_apu"],
+        {"add radv_enable_unified_heap_on_apu: 'true' under": setting("strix0", llama_worker_endpoints=HEAP)},
+        ["out-of-memory errors. Add radv_enable_unified_heap_on_apu"],
     ),
     (
         "sycl-worker",
         lambda: with_card("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
         {
-            "set llama_backend of {hosts} to {vulkan}": setting("worker1", llama_backend="vulkan"),
+            "set llama_backend to {vulkan} for {hosts}": setting("worker1", llama_backend="vulkan"),
             "accept this advisory": accepts("sycl-worker"),
         },
-        ["SYCL0 of worker1", "llama_backend of worker1 to vulkan"],
+        ["SYCL0 on worker1", "llama_backend to vulkan for worker1"],
     ),
     (
         "sycl-worker",
         lambda: with_card_of_head("sycl", accelerator("sycl", "Intel Arc Pro B70", "", 32656)),
         {"set llama_server_backend to {sycl}": setting("head", llama_server_backend="sycl")},
-        ["SYCL0 of head", "set llama_server_backend to sycl"],
+        ["SYCL0 on head", "set llama_server_backend to sycl"],
     ),
     (
         "chat-template-missing",
@@ -516,7 +524,7 @@ CASES = [
                 "head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]
             ),
         },
-        ["the external workers 192.0.2.77:50052 of 192.0.2.77", "ports to head with", "127.0.0.1 on head"],
+        ["the external workers 192.0.2.77:50052 on 192.0.2.77", "ports to head with", "on head, in 127.0.0.0/8"],
     ),
     (
         "accelerator-unused",
@@ -525,7 +533,7 @@ CASES = [
         ),
         {
             "install {toolkit} on {hosts}": being("worker1", toolchain=TOOLS),
-            "set llama_backend of {hosts} to {built}": setting("worker1", llama_backend="cpu"),
+            "set llama_backend to {built} for {hosts}": setting("worker1", llama_backend="cpu"),
         },
         ["Install CUDA and cublas on worker1"],
     ),
@@ -533,10 +541,10 @@ CASES = [
         "accelerator-unused",
         lambda: cluster_of(1, {"accelerators": [GPU, MI50], "toolchain": {**TOOLS, "hipconfig": None}}),
         {
-            "set llama_backend of {hosts} to {backend}": setting("worker1", llama_backend=["cuda", "hip"]),
-            "set llama_backend of {hosts} to {built}": setting("worker1", llama_backend="cuda"),
+            "set llama_backend to {backend} for {hosts}": setting("worker1", llama_backend=["cuda", "hip"]),
+            "set llama_backend to {built} for {hosts}": setting("worker1", llama_backend="cuda"),
         },
-        ["MI50 on worker1", "llama_backend of worker1 to [cuda, hip]", "to cuda to accept this"],
+        ["MI50 on worker1", "llama_backend to [cuda, hip] for worker1", "to cuda for worker1 to accept this"],
     ),
     (
         "auxiliary-not-counted",
@@ -545,7 +553,7 @@ CASES = [
             "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
             "reserve memory with": accepts("auxiliary-not-counted"),
         },
-        ["llama_model_draft is not counted", "-ngld is given, which places it without", "Remove -ngld, so that"],
+        ["does not count the memory for llama_model_draft", "-ngld places it outside", "Remove -ngld, so that"],
     ),
     (
         "context-cut",
@@ -560,7 +568,10 @@ CASES = [
             "set llama_server_context to {context}": setting("head", llama_server_context=8192),
             "add --rope-scaling": setting("head", llama_server_parallel=4),
         },
-        ["llama_server_parallel is 2, so llama-server gets 8192.", "Set llama_server_context to 8192"],
+        [
+            "With llama_server_parallel: 2, llama-server is started with a context of 8192 tokens.",
+            "Set llama_server_context to 8192",
+        ],
     ),
     (
         "context-shared",
@@ -600,14 +611,14 @@ CASES = [
         "rpc-in-clear",
         lambda: cluster_of(2),
         {
-            "set llama_transport of": setting(llama_transport="stunnel"),
+            "set llama_transport to": setting(llama_transport="stunnel"),
             "name the other end": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
             "accept this advisory if you trust": accepts("rpc-in-clear"),
         },
         [
             "Weights and activations (in effect, the conversation) travel unencrypted between head and its workers: ",
             "worker1 over ethernet, worker2 over ethernet",
-            "Set llama_transport of worker1 and worker2 to stunnel",
+            "Set llama_transport to stunnel for worker1 and worker2",
         ],
     ),
     (
@@ -617,7 +628,7 @@ CASES = [
             "add a worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
             "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
-        ["cannot be served without each of these workers: strix0:rocm0 (", " MiB are missing)."],
+        ["there is no fallback for these workers: strix0:rocm0 (", " MiB are missing)."],
     ),
     (
         "slower-than-one-host",
@@ -646,10 +657,10 @@ CASES = [
         "vulkan-shared-memory",
         lambda: strix_halos(1, 90, "vulkan"),
         {
-            "set llama_backend of {hosts}": setting("strix0", llama_backend="hip"),
-            "add radv_enable_unified_heap_on_apu: 'true' to": setting("strix0", llama_worker_endpoints=HEAP),
+            "set llama_backend to": setting("strix0", llama_backend="hip"),
+            "add radv_enable_unified_heap_on_apu: 'true' under": setting("strix0", llama_worker_endpoints=HEAP),
         },
-        ["Vulkan0 of strix0 (126976 MiB in total, 84650 MiB reported)", "llama_backend of strix0 to hip"],
+        ["Vulkan0 on strix0 (126976 MiB in total, 84650 MiB reported)", "llama_backend to hip for strix0"],
     ),
     (
         "architecture-unknown",
@@ -714,7 +725,7 @@ def test_what_several_hosts_have_in_common_is_said_once():
     (met,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "vulkan-shared-memory"]
     assert (met["host"], met["hosts"]) == (None, ["strix0", "strix1"])
     for name in met["hosts"]:
-        assert f"Vulkan0 of {name}" in met["message"]
+        assert f"Vulkan0 on {name}" in met["message"]
     assert sum("vulkan-shared-memory" in reason for reason in plan["reasons"]) == 1
 
 
@@ -846,5 +857,5 @@ def test_it_is_said_where_rpc_crosses_a_network_in_clear(change, said):
     ],
 )
 def test_a_type_that_is_newer_than_the_build_is_refused(kind, release, first):
-    said = f"types that archive-bbbbbbbb is not known to have ({kind}): set llama_release to build {first} or newer"
+    said = f"types that archive-bbbbbbbb is not known to support ({kind}): set llama_release to build {first} or newer"
     assert said in with_type(kind, cluster_of(llama_release={**TREE, **release})).reason()

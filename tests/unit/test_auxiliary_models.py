@@ -127,10 +127,10 @@ def test_a_type_of_the_draft_models_cache_that_is_none_is_refused():
     [
         ("draft", draft(), {"llama_release": FORK}, "ik_llama.cpp chooses"),
         ("mmproj", None, {}, "its header was not read"),
-        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device is given"),
-        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload is given"),
-        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld is given"),
-        ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "none"]}, "--spec-draft-device is"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device places"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload places"),
+        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld places"),
+        ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "none"]}, "--spec-draft-device places"),
     ],
 )
 def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why):
@@ -142,7 +142,7 @@ def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why
     assert "--device-draft" not in plan["head"]["argv"]
     assert "--no-mmproj-offload" not in plan["head"]["argv"]
     (advisory,) = advisories_of(cluster, "auxiliary-not-counted")
-    assert f"The memory of llama_model_{role} is not counted" in advisory["message"]
+    assert f"The plan does not count the memory for llama_model_{role}" in advisory["message"]
     assert all(f"llama_model_{role}" in entry["without"] for entry in plan["placement"])
 
 
@@ -183,7 +183,7 @@ def test_the_pages_have_rows_beside_the_device():
     plan = with_both(head_with_cards(2, 20), draft=draft(), mmproj=PROJECTOR).plan()
     lines = memory_text.memory_lines(typed(plan))
     assert [line.split()[0] for line in lines[1:5]] == ["CUDA1", "CUDA0", "draft", "projector"]
-    assert "compute assumed" in lines[4]
+    assert "compute buffer assumed" in lines[4]
     assert "░ auxiliary models" in "\n".join(lines)
     assert "draft model small on CUDA0: weights ≤ 1124 MiB" in html_page.page(typed(plan))
     assert '<span class="key auxiliary"></span>auxiliary models' in html_page.page(typed(plan))
@@ -222,16 +222,16 @@ def test_states_of_a_recurrent_model_that_may_be_taken_back_are_not_counted(kind
     summary = {"architecture": "mamba2"}
     cluster = with_both(cards_of(10, summary=summary, **BUILD), draft={**draft(), "architecture": kind})
     (entry_,) = cluster.plan()["placement"]
-    assert entry_["without"] == ["states of tokens that may be taken back"] * without
+    assert entry_["without"] == ["states of tokens that may be rolled back"] * without
     given = {"llama_server_extra_args": ["--spec-type", "ngram-mod,draft-mtp"], **BUILD}
     (entry_,) = with_both(cards_of(10, summary=summary, **given), draft=draft()).plan()["placement"]
-    assert entry_["without"] == ["states of tokens that may be taken back"]
+    assert entry_["without"] == ["states of tokens that may be rolled back"]
 
 
 def test_without_a_draft_model_speculation_is_not_counted():
     given = {"llama_server_extra_args": ["--spec-type", "draft-mtp"]}
     plan = cards_of(10, **given, **BUILD).plan()
-    assert plan["placement"][0]["without"] == ["speculation (a draft model, or layers that predict further tokens)"]
+    assert plan["placement"][0]["without"] == ["speculation (a draft model, or layers for multi-token prediction)"]
 
 
 # Figures that llama-server of build 11063 logged

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from machines import NAMES, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS = list(backends.RECORDS.values())
+RECORDS = list(backends.BY_NAME.values())
 BESIDE = [record for record in RECORDS if record is not backends.CPU]
 IN_DOCUMENTS = {"cpu": "processors"}
 """Backend → what documents call it, where that is not its name."""
@@ -62,7 +62,7 @@ def test_what_tells_backends_apart_is_said_once():
 
 
 def test_every_backend_can_have_a_release_and_is_offered():
-    assert tuple(backends.RECORDS) == BACKENDS
+    assert tuple(backends.BY_NAME) == BACKENDS
     spec = inventory.specification()
     for record in RECORDS:
         assert f"llama_release_{record.name}" in spec
@@ -73,7 +73,7 @@ def test_every_backend_can_have_a_release_and_is_offered():
 
 
 def test_a_device_of_an_unknown_backend_is_not_declared():
-    with pytest.raises(Refusal, match="has a device of the backend 'cpu': use vulkan,"):
+    with pytest.raises(Refusal, match="has a device with the backend 'cpu': use vulkan,"):
         cluster_inputs.merge_hardware("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
 
 

@@ -98,7 +98,7 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
         time.sleep(0.05)
     failed = run(path, capsys, server=own, state="drained", seconds=1)
     assert failed["msg"].startswith(
-        f"{own} still has 1 requests after 1 s: wait for its requests or stop their clients"
+        f"{own} still has 1 requests after 1 s: wait for its requests to finish or stop their clients"
     )
     assert urlopen(url).read().decode() == other
     released.set()
@@ -139,7 +139,9 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     row = f"{ROWS}replicas,a,UP,,\n"
     monkeypatch.setattr(module, "ask", lambda _path, command: "Denied.\n" if "set" in command else row)
     failed = run("x", capsys, server="a", state="drained")["msg"]
-    assert failed == "HAProxy did not change the state of a: Denied. Run site.yml, which writes its configuration."
+    assert (
+        failed == "HAProxy did not change the state of a: Denied. Run site.yml to write HAProxy's configuration again."
+    )
 
 
 @pytest.mark.parametrize("answer", ["HTTP/1.1 400\nbad request\n", f"{ROWS}replicas,a,UP,x,\n", f"{ROWS}replicas,b\n"])

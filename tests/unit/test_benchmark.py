@@ -60,16 +60,16 @@ def request_of(found, **variables):
 
 def served_by(found, model=None):
     """The plan that serves."""
-    values = cluster_inputs.read("llama_cluster", found.hosts)
-    return planner.make(values, model or {}, CATALOGUE, "runtime")._replace(id="0123456789abcdef")
+    values = cluster_inputs.read_cluster("llama_cluster", found.hosts)
+    return planner.make_plan(values, model or {}, CATALOGUE, "runtime")._replace(id="0123456789abcdef")
 
 
 def loads_of(found, **variables):
     """The request, and each load with its plan."""
     request, served = request_of(found, **variables), served_by(found)
-    cluster = cluster_inputs.read("llama_cluster", found.hosts)
+    cluster = cluster_inputs.read_cluster("llama_cluster", found.hosts)
     return request, [
-        (load, planner.make(matrix.cluster_of(cluster, load, request, served), {}, CATALOGUE, "runtime"))
+        (load, planner.make_plan(matrix.cluster_of(cluster, load, request, served), {}, CATALOGUE, "runtime"))
         for load in matrix.loads_of(request, served)
     ]
 
@@ -80,7 +80,7 @@ def loads_of(found, **variables):
         ("prompts", [512, 0], "llama_benchmark_depths has 0: use larger numbers"),
         ("depths", [-1], "llama_benchmark_depths has -1: use larger numbers"),
         ("depths", [], "llama_benchmark_depths is empty"),
-        ("hosts", [4], r"llama_benchmark_hosts has 4, but the cluster has 3 hosts with devices"),
+        ("hosts", [4], r"llama_benchmark_hosts has 4, but only 3 hosts of the cluster have devices"),
     ],
 )
 def test_wrong_variables_are_named_with_their_values(name, value, message):
@@ -111,7 +111,7 @@ def test_prompts_are_measured_in_the_pieces_that_are_served():
     found, plan = cluster_of(), served_by(cluster_of())
     prompt = plan.estimate.prompt._replace(batch=4096, micro_batch=1024)
     plan = plan._replace(model=plan.model._replace(known_answer=None), estimate=plan.estimate._replace(prompt=prompt))
-    cluster, request = cluster_inputs.read("llama_cluster", found.hosts), request_of(found, hosts=[3])
+    cluster, request = cluster_inputs.read_cluster("llama_cluster", found.hosts), request_of(found, hosts=[3])
     (load,) = matrix.loads_of(request, plan)
     server = matrix.cluster_of(cluster, load, request, plan).server
     assert (server.batch, server.micro_batch, server.context, server.parallel) == (4096, 1024, 2048, 1)
@@ -126,7 +126,9 @@ def test_why_a_load_cannot_be_measured():
     assert "does not fit" in why
     assert {cell.skipped for cell in matrix.cells_of(alone, request, plan, why)} == {why}
     _request, ((load, plan), *_others) = loads_of(cluster_of())
-    assert matrix.skip_reason(plan, served_by(cluster_of(**MEASURED)), load).startswith("it needs build pypi-0.3.36-")
+    assert matrix.skip_reason(plan, served_by(cluster_of(**MEASURED)), load).startswith(
+        "this measurement needs build pypi-0.3.36-"
+    )
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
     assert matrix.skip_reason(plan, served_by(idle), load) == "the plan gives no layer to worker2"
@@ -149,7 +151,7 @@ def test_a_package_without_the_program_is_refused():
         facts={"packaged": {"version": "0.7.0", "installed": []}, "distribution": distribution},
         **MEASURED,
     )
-    assert "head's distribution has no known package with llama-bench" in found.reason()
+    assert "no known package of head's distribution contains llama-bench" in found.reason()
 
 
 def test_llama_bench_gets_the_words_of_the_server():
@@ -458,7 +460,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running: somebody stopped it"):
+    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running: it was stopped"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]
@@ -502,7 +504,7 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measur
 def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
     with pytest.raises(AnsibleActionFail, match="the release on head has no llama-bench: set llama_benchmark_programs"):
         Measuring(monkeypatch, cluster_of()).run()
-    with pytest.raises(AnsibleActionFail, match=r"only releases of llama\.cpp can be measured"):
+    with pytest.raises(AnsibleActionFail, match=r"only llama\.cpp releases can be measured"):
         Measuring(monkeypatch, cluster_of(**MEASURED, llama_release=FORK)).run()
     launchd = Measuring(monkeypatch, cluster_of(**MEASURED))
     launchd.plan["hosts"]["head"]["service_manager"] = "launchd"

@@ -95,7 +95,7 @@ def test_the_chat_page_is_in_the_tree_before_it_is_compiled(tmp_path, tree):
     assert printed_by(tmp_path / "prefix/releases/tiny-cpu-0123abcd").endswith("abc1234d\n")
     build = builder_of(tmp_path, pack(tree, tmp_path), id="tiny-cpu-2")
     build.source = build.source._replace(page=installer.PackedRelease(str(tmp_path / "page.tar.gz"), "0" * 64))
-    with pytest.raises(Refusal, match=r"page\.tar\.gz does not have the sha256"):
+    with pytest.raises(Refusal, match=r"page\.tar\.gz does not match the controller's file"):
         build.install()
 
 
@@ -141,7 +141,7 @@ def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, t
 def test_another_archive_than_planned(tmp_path, tree):
     one = builder_of(tmp_path, pack(tree, tmp_path))
     one.source = one.source._replace(sha256="0" * 64)
-    with pytest.raises(Refusal, match="does not have the sha256"):
+    with pytest.raises(Refusal, match="does not match the controller's file"):
         one.install()
     assert not (tmp_path / "prefix").exists()
 
@@ -329,4 +329,4 @@ def test_progress_in_words():
         "": "starting",
         "== \x1b[2Jall is well\x9b\u202e": r"\x1b[2Jall is well\x9b\u202e",
     }
-    assert {line: builder.step(line) for line in lines} == lines
+    assert {line: builder.step_text(line) for line in lines} == lines

@@ -133,7 +133,7 @@ def reported(tmp_path, monkeypatch):
     Path(place.prefix, "supervisor", "llamacpp-server.log").write_text(f"{LOG}\nkey {KEY}")
     (tmp_path / "keys").write_text(f"\n{KEY}\n")
     monkeypatch.setattr(host_report.places, "place_of", lambda *_scope: place)
-    monkeypatch.setattr(host_report, "system", lambda: LOG)
+    monkeypatch.setattr(host_report, "system_texts", lambda: LOG)
     return host_report.read_report("user", str(tmp_path / "keys"))
 
 
@@ -164,7 +164,7 @@ def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp
 
 
 def test_what_a_host_shows_of_kernel_and_drivers():
-    found = host_report.system(lambda argv: commands.output(argv) if argv[0] in ("uname", "sh") else "")
+    found = host_report.system_texts(lambda argv: commands.output(argv) if argv[0] in ("uname", "sh") else "")
     assert found.startswith("--- uname -a\nLinux ")
     assert "\n/proc/version:Linux version " in found
     assert "nvidia-smi" not in found
@@ -283,7 +283,9 @@ def test_a_host_may_report_anything(found, odd, tmp_path):
 
 def test_a_host_that_did_not_answer_is_not_asked_again():
     (play,) = (
-        one for one in yaml.safe_load((ROOT / "playbooks/report.yml").read_text()) if one["name"] == "Bug bundle"
+        one
+        for one in yaml.safe_load((ROOT / "playbooks/report.yml").read_text())
+        if one["name"] == "Write the bug bundle"
     )
     asked = jinja2.Environment(undefined=jinja2.ChainableUndefined).compile_expression(play["tasks"][1]["when"])
     lost = {"unreachable": True}

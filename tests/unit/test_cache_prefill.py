@@ -77,8 +77,8 @@ def test_the_launcher_removes_no_tensors_of_auxiliary_models(large, auxiliary):
 @pytest.mark.parametrize(
     "disk, model, why",
     [
-        (None, (4, SIDE, "f16"), "the size of the host's disk is not known"),
-        (1, (64, SIDE, "f32"), "the host's disk has less than 32 GiB, the size required for this model"),
+        (None, (4, SIDE, "f16"), "the size of the host's disk is unknown"),
+        (1, (64, SIDE, "f32"), "the host's disk is smaller than 32 GiB, the size required for this model"),
         (64, (4, 2048, "f16"), "no tensor of the model is larger than 10 MiB"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
     assert cache_prefill.fill_cache(filled) == 2 * BYTES
     assert sorted(file.read_bytes()[:1] for file in filled.folder.iterdir()) == [b"\1", b"\2"]
     assert cache_prefill.fill_cache(filled) == 0
-    assert launcher.tidy(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
+    assert launcher.tidy_cache(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
     cut = next(filled.folder.iterdir())
     os.truncate(cut, BYTES - 4096)
     assert cache_prefill.fill_cache(filled) == BYTES
@@ -192,7 +192,7 @@ def test_a_program_that_does_not_take_tensors(tmp_path, more, reason):
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=5 << 20))
-    with pytest.raises(Refusal, match=r"10 MiB of tensors do not fit into .*: 5 MiB are free, and 1024 MiB"):
+    with pytest.raises(Refusal, match=r"10 MiB of tensors do not fit into .*: 5 MiB are free, of which 1024 MiB"):
         cache_prefill.fill_cache(worker(model(tmp_path, [1]), 1))
 
 
@@ -212,7 +212,7 @@ def test_the_module_fills_and_warns(tmp_path, call, monkeypatch):
     warnings = []
     monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warnings.append(text))
     assert call(module=prefill, workers=[failing])["changed"] is False
-    assert "worker cpu is not filled from this host: /nowhere does not run" in warnings[0]
+    assert "worker cpu was not filled from this host: /nowhere does not run" in warnings[0]
     unprepared = call(module=prefill, workers=[planned], account="no-account-yet", check=True)
     assert unprepared["bytes"] == BYTES, "check mode on a host that the run has yet to prepare"
     answer = call(module=prefill, workers=[planned])

@@ -13,7 +13,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "restarts": {"here": []},
         "behind": [],
         "unreached": [],
-        "while_away": {"here": "The cluster does not answer until it is back: it is the head."},
+        "while_away": {"here": "The cluster does not answer until this host, its head, is back."},
         "builders": [],
         "shared": {},
         "fetches": [],
@@ -126,7 +126,7 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
 
 def test_builders_that_cannot_be(pair):
     pair.hosts["worker1"]["variables"]["llama_build_host"] = "nobody"
-    assert "llama_build_host of worker1 is 'nobody'" in pair.reason()
+    assert "llama_build_host for worker1 is 'nobody'" in pair.reason()
     for builder in ("worker1", "worker2"):
         pair.hosts[builder]["variables"]["llama_build_host"] = builder
     assert "llama_build_host is worker1 and worker2 for hosts that share" in pair.reason()

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import chat_page
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile
 from model_server import answer
 from support.builds import planned_source
 from support.sources import cache, kept
@@ -43,7 +43,7 @@ def source(tmp_path, monkeypatch, server):
     monkeypatch.setattr(chat_page, "LIMITS", {"silence": 0.3, "seconds": 1.0, "most_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
-    return Fetched(archive, False, "5" * 64, "c")
+    return FetchedFile(archive, False, "5" * 64, "c")
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_upstreams_page_is_kept_for_later_builds_of_the_same_source(source, serv
     assert page.changed
     assert content_of(page) == {"index.html": b"<html>", "_app/bundle.js": b"1"}
     server.files.clear()
-    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached(source) == [page._replace(changed=False)]
-    assert not chat_page.cached(source._replace(sha256="6" * 64))
+    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached_pages(source) == [page._replace(changed=False)]
+    assert not chat_page.cached_pages(source._replace(sha256="6" * 64))
     assert kept(cache) == [page.path.name]
     assert not warnings
 
@@ -100,10 +100,10 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
                 handler.wfile.write(page[number : number + 1])
 
     cases = {
-        "does not have the checksum beside it": lambda: offer(server, page, "0" * 64),
+        "does not match its checksum file": lambda: offer(server, page, "0" * 64),
         "does not exist (HTTP 404)": server.files.clear,
-        "was cut off: its server sent less": lambda: (offer(server, page), setattr(server, "cut", 40)),
-        "is too large, or its server too slow": lambda: (
+        "was cut off: the server sent less": lambda: (offer(server, page), setattr(server, "cut", 40)),
+        "is too large, or its server is too slow": lambda: (
             setattr(server, "cut", None),
             server.faults.update({PLACE: [trickle]}),
         ),

@@ -53,9 +53,9 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
     message = str(held.value)
     for part in ("site.yml", "laptop7", "process 4711", since, "-e llama_lease_take_over=true"):
         assert part in message
-    taken = cluster_lock.take_lock(tmp_path, run(2), ended=run())
+    taken = cluster_lock.take_lock(tmp_path, run(2), ended_run=run())
     with pytest.raises(cluster_lock.HeldError):
-        cluster_lock.take_lock(tmp_path, run(3), ended=run())  # it was as fast, and too late
+        cluster_lock.take_lock(tmp_path, run(3), ended_run=run())  # it was as fast, and too late
     assert taken.describe().startswith("site.yml of anna on laptop7")
 
 

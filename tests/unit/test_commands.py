@@ -33,9 +33,9 @@ def test_root_works_as_another_account():
         accounts.run_as("nobody", Path("/etc/shadow").read_text)
     with pytest.raises(Refusal, match="the account no-such-account is missing"):
         accounts.run_as("no-such-account", identity)
-    with pytest.raises(Refusal, match="a process of nobody ended"):
+    with pytest.raises(Refusal, match="a process of the account nobody exited"):
         accounts.run_as("nobody", lambda: os._exit(1))
-    with pytest.raises(Refusal, match="a process of nobody ended"):
+    with pytest.raises(Refusal, match="a process of the account nobody exited"):
         accounts.run_as("nobody", Pickled)
 
 

@@ -68,12 +68,12 @@ def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):
     plan = pair.accepted()
     assert plan["hosts"]["worker1"]["workers"][0]["endpoint"] == "192.0.2.11:50052"
     assert plan["hosts"]["worker2"]["firewall"][0]["sources"] == ["192.0.2.10"]
-    read = cluster_inputs.read("test", copy.deepcopy(pair.hosts)).hosts["worker1"]
+    read = cluster_inputs.read_cluster("test", copy.deepcopy(pair.hosts)).hosts["worker1"]
     assert read.cached_facts["reached_at"] == "192.0.2.11", "for a run in which it does not answer"
     pair.hosts["worker1"]["facts"]["reached_at"] = "127.0.0.1"
-    assert "ansible_host of worker1 is '127.0.0.1'" in pair.reason()
+    assert "ansible_host for worker1 is '127.0.0.1'" in pair.reason()
     pair.hosts["worker1"]["facts"]["reached_at"] = None
-    assert "ansible_host of worker1 is 'worker1.local'" in pair.reason()
+    assert "ansible_host for worker1 is 'worker1.local'" in pair.reason()
     assert "not needed for hosts reached over SSH" in pair.reason()
 
 
@@ -81,7 +81,7 @@ def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
     before = pair.plan()
     pair.hosts["worker1"]["facts"]["reached_at"] = "192.0.2.99"
     assert pair.plan() == before
-    read = cluster_inputs.read("test", cluster_inputs.checked_hosts("test", pair.hosts)).hosts["worker1"]
+    read = cluster_inputs.read_cluster("test", cluster_inputs.checked_hosts("test", pair.hosts)).hosts["worker1"]
     assert "reached_at" not in read.cached_facts
 
 
@@ -112,9 +112,9 @@ def test_what_a_host_says_is_an_address_of_one_host(pair, address):
 @pytest.mark.parametrize("address", [NONE[0], *NONE[2:]])
 def test_no_operators_address_of_many_or_no_hosts_gets_into_a_plan(pair, address):
     pair.hosts["worker1"].update(ansible_host=address)
-    assert f"ansible_host of worker1 is '{address}'" in pair.reason()
+    assert f"ansible_host for worker1 is '{address}'" in pair.reason()
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": address}]
-    assert "llama_links[0].address of worker1" in pair.reason()
+    assert "llama_links[0].address for worker1" in pair.reason()
 
 
 def test_what_is_no_address_is_no_part_of_a_plan():

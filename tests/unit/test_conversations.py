@@ -212,7 +212,7 @@ def test_a_file_that_llama_server_refuses_is_deleted(place):
     place.stub.broken = "refuses"
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["a conversation was not restored, and its file deleted: invalid slot save file"]
+    assert place.logged == ["a conversation was not restored, and its file was deleted: invalid slot save file"]
 
 
 def test_a_truncated_file_is_never_offered(place):
@@ -221,7 +221,7 @@ def test_a_truncated_file_is_never_offered(place):
     os.truncate(path, 100)
     step(place.start())
     assert (names(place), place.stub.asked) == ([], [])
-    assert place.logged == ["a conversation was not restored, and its file deleted: it was truncated"]
+    assert place.logged == ["a conversation was not restored: its file was truncated and has been deleted"]
 
 
 def test_a_file_with_which_llama_server_ends_is_tried_once(place):
@@ -231,7 +231,7 @@ def test_a_file_with_which_llama_server_ends_is_tried_once(place):
     assert names(place) == [conversations.TRIED]
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["llama-server ended while it restored a conversation: its file was deleted"]
+    assert place.logged == ["llama-server exited while it restored a conversation: deleted the conversation's file"]
 
 
 def test_a_slot_that_computes_is_not_overwritten(place):
@@ -266,7 +266,7 @@ def test_a_save_that_hangs_ends_llama_server_and_nothing_is_kept_for_a_while(pla
     keeper.job.join(10)
     assert keeper.fault() is None
     fault = keeper.fault()
-    assert fault.silent
+    assert fault.is_silent
     assert fault.finding.endswith("has hung for 0 s, so none are kept for 60 minutes")
     place.stub.broken = ""
     again = place.start()
@@ -297,7 +297,7 @@ def test_the_last_part_of_a_disk_stays_free(place, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(total=total, free=51 * units.MIB))
     place.stub.slots[0] = conversation(1)
     step(keeper, 2)
-    assert place.logged == [f"a conversation of 300 tokens is not kept: {place.folder} has no room for it"]
+    assert place.logged == [f"a conversation of 300 tokens is not kept: {place.folder} has no space for it"]
     assert place.stub.asked == []
 
 
@@ -323,7 +323,7 @@ def test_switched_off_nothing_is_written_and_what_was_kept_is_deleted(place):
     saved(place, conversation(1))
     assert place.start(limits=()) is None
     assert not place.folder.exists()
-    assert place.logged == [f"conversations are not kept any more: {place.folder} was deleted"]
+    assert place.logged == [f"conversations are no longer kept: {place.folder} was deleted"]
 
 
 def test_an_idle_server_is_not_asked_so_that_it_can_sleep(place):

@@ -25,7 +25,7 @@ def rate(pair, device, accelerators=(), model="test"):
     pair.hosts["worker1"]["facts"].update(
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
-    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
+    facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
     return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
 
 
@@ -40,7 +40,7 @@ def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
 def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
     row = rates.ASSUMED_RATES[kind]
-    assert given.source == cost_model.ASSUMED
+    assert given.source == cost_model.ASSUMED_SOURCE
     assert given.gb_per_s == pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share)
 
 
@@ -59,7 +59,7 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     card = {**STRIX, "backend": "cuda", "name": "NVIDIA XYZ", "architecture": architecture, "unified": False}
     given = rate(pair, "CUDA0", [card])
     known = rates.FAMILIES[family]
-    assert given.source == cost_model.ASSUMED
+    assert given.source == cost_model.ASSUMED_SOURCE
     assert least < given.gb_per_s / known.share < most
     assert given.node_us == known.node_us
     rows = [row for row in rates.NVIDIA if row.family == family]
@@ -99,7 +99,7 @@ def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
 
 def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
     rate = cost_model.Rate(100, 1e9, cost_model.TABLE, node_us=1)
-    work = cost_model.Work("a", "", rate, read=1e9, weights=8e9, multiplied=0, nodes=1000)
+    work = cost_model.Work("a", "", rate, read_bytes=1e9, weights=8e9, multiplied=0, nodes=1000)
     assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
     cached = work._replace(cache=1e8)
     assert [cost_model.device_ms(cached, users) for users in (1, 8)] == pytest.approx([12, 19])
@@ -126,7 +126,7 @@ def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
     shapes.write(path, shapes.SHAPES["DeepSeek R1"], "q8_0", filled=False)
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
     load = device_load.Load(summary, kv_cache.CacheSettings(512), 11063)
-    read = {part.name: cost.read / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
+    read = {part.name: cost.read_bytes / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
     assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_COST
     assert read["blk.1.attn_q_b.weight"] == 1
 
@@ -252,7 +252,7 @@ def test_the_page_has_what_is_assumed_of_links():
 
 def bits_of(load):
     """Of a weight of each part."""
-    return [8 * cost.read / cost.multiplied for cost in cost_model.part_costs(load)]
+    return [8 * cost.read_bytes / cost.multiplied for cost in cost_model.part_costs(load)]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
@@ -289,9 +289,9 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
 
 def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
-    facts = cluster_inputs.read("test", pair.hosts).hosts["worker1"].facts
+    facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
     few = cost_model.processor_rate(facts)
-    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED_SOURCE)
     assert cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == cost_model.TABLE
 
 

@@ -266,11 +266,11 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
     [
         (definitions.systemd_command, ["a\nb"], "line break"),
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
-        (definitions.systemd_line, "/etc/keys ", "systemd does not read a space or"),
-        (definitions.systemd_line, "/etc/keys\\", "systemd does not read a space or"),
-        (definitions.supervisor_command, ["--alias", "a #b"], "reads ' #' in it as a control character"),
-        (definitions.supervisor_environment, {"A": "a ;b"}, "reads ' ;' in it"),
-        (definitions.supervisor_environment, {"A": "it's"}, 'reads "\'" in it'),
+        (definitions.systemd_line, "/etc/keys ", "systemd ignores a space or"),
+        (definitions.systemd_line, "/etc/keys\\", "systemd ignores a space or"),
+        (definitions.supervisor_command, ["--alias", "a #b"], "would treat ' #' as a control character"),
+        (definitions.supervisor_environment, {"A": "a ;b"}, "would treat ' ;'"),
+        (definitions.supervisor_environment, {"A": "it's"}, 'would treat "\'"'),
     ],
 )
 def test_what_a_manager_would_read_otherwise_is_refused(quote, given, why):

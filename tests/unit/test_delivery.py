@@ -116,7 +116,7 @@ def test_a_copy_that_is_not_what_was_planned_is_refused(models):
     for content in (DATA[:-1], bytes(SIZE)):
         Path(file.path).parent.mkdir(parents=True, exist_ok=True)
         Path(file.path).write_bytes(content)
-        with pytest.raises(Refusal, match="differs from the planned file of the controller"):
+        with pytest.raises(Refusal, match="does not match the controller's copy in the plan"):
             download.download_files([file], models, None, 1)
 
 

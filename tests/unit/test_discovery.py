@@ -63,7 +63,7 @@ def test_models_that_lie_there(tmp_path, monkeypatch):
     blob, manifest = ollama / f"blobs/sha256-{digest}", ollama / "manifests/registry.ollama.ai/library/known/1b"
     for path, layers in ((hub / "one.gguf", 16), (hub / "b/two.gguf", 24), (blob, 16)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        known_answer_file.write(path, layers, 128, "f32")
+        known_answer_file.write_model(path, layers, 128, "f32")
     (hub / "same.gguf").symlink_to(hub / "one.gguf")
     for name in ("half-00001-of-00002.gguf", "{{ x }}.gguf"):
         (hub / name).write_bytes(blob.read_bytes())
@@ -159,7 +159,7 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     done = discovered(tmp_path, found)
     groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])
     assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
-    assert "it has /models/right.gguf, the largest model on any host that fits." in done.text
+    assert "it has /models/right.gguf, the largest model found on any host that fits." in done.text
     assert "predicted: " in done.text
     assert "Other models: /models/huge.gguf, /models/small.gguf" in done.text
     assert "huge.gguf" not in str(done.result["plan"]["model"])
@@ -187,7 +187,7 @@ def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
     assert [advisory["id"] for advisory in plan["advisories"]] == []
     assert plan["hosts"]["b"]["links"] == []
     assert (
-        "a, c: spare, because the cluster is not faster with them. Move them to llama_workers for larger models"
+        "a, c: spare, because they would not make the cluster faster. For larger models, or with llama_placement: all"
         in done.text
     )
     assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
@@ -245,7 +245,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, mo
     monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
-    assert "It leaves out d, and gives the reasons." in " ".join(capsys.readouterr().out.split())
+    assert "Comments in the inventory explain why d is left out." in " ".join(capsys.readouterr().out.split())
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     key = {"ansible_ssh_private_key_file": "/k"}
     reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}
@@ -264,7 +264,7 @@ def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     assert not discovered(tmp_path, network("a"), check=True).path.exists()
     done = discovered(tmp_path, network("a"))
     path = done.path
-    with pytest.raises(Refusal, match="which already exists: move it, or choose another path"):
+    with pytest.raises(Refusal, match="which already exists: move that file, or choose another path"):
         discovered(tmp_path, network("a"))
     path.unlink()
     with pytest.raises(Refusal, match=r"no host answered, so there is no inventory \(a: no answer\)"):

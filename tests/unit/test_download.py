@@ -98,7 +98,7 @@ def test_a_server_that_breaks_off_and_sends_whole_files_only_is_given_up(server,
 def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
     server.cut = 1_000_000
     server.faults["/m.gguf"] = [lambda handler: server.send(handler, DATA), *[reset] * 3]
-    with pytest.raises(Refusal, match=r"1\.0 MB of 3\.0 MB are kept for the next run"):
+    with pytest.raises(Refusal, match=r"1\.0 MB of 3\.0 MB were kept for the next run"):
         fetch()
     assert below(models) == [".fetching", "source/m.gguf.part"]
     server.cut = None
@@ -171,7 +171,7 @@ def test_a_server_that_sends_chunks_without_end_fills_no_disk(server, models, fe
 
     monkeypatch.setattr(download, "PAUSES", (0.0,))
     server.faults["/m.gguf"] = send
-    with pytest.raises(Refusal, match=rf"m\.gguf sends more than the planned {SIZE} bytes: .* was removed"):
+    with pytest.raises(Refusal, match=rf"m\.gguf sent more than the planned {SIZE} bytes: .* was removed"):
         fetch(planned(server, models, sha256=None))
     assert max(largest) <= SIZE
     assert below(models) == [".fetching"]

@@ -102,7 +102,7 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable():
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
         assert state.port_conflicts([planned], states) == (
-            f"Something else already uses 127.0.0.1:1, the port of llamacpp-worker-x: stop it, or change {variable}."
+            f"Another program already uses 127.0.0.1:1, the port for llamacpp-worker-x: stop that program, or change {variable}."
         )
         assert state.port_conflicts([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
 
@@ -112,7 +112,7 @@ def test_host_info_fails_where_something_else_has_a_port(planned, call):
     with socket.create_server(("127.0.0.1", int(service.listens.split(":")[1]))):
         result = call(plan=typed_json.dump(planned.host))
     assert result["failed"]
-    assert result["msg"].startswith(f"Something else already uses {service.listens}, the port of {service.name}: ")
+    assert result["msg"].startswith(f"Another program already uses {service.listens}, the port for {service.name}: ")
     assert result["drift"]["services"][service.name]["state"] == "foreign"
 
 
@@ -233,22 +233,22 @@ def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64):
     [
         ({}, None),
         ({"sha256": None}, None),
-        ({"size": 3}, "of the model is missing or has different content"),
-        ({"sha256": "b" * 64}, "of the model is missing or has different content"),
-        ({"recorded": None}, "of the model has not been checked, or was changed since"),
-        ({"recorded": None, "sha256": None}, "of the model has not been checked, or was changed since"),
+        ({"size": 3}, "is missing or has different content"),
+        ({"sha256": "b" * 64}, "is missing or has different content"),
+        ({"recorded": None}, "has not been checked, or has changed since"),
+        ({"recorded": None, "sha256": None}, "has not been checked, or has changed since"),
     ],
 )
 def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text):
     path = with_model(planned, **more)
     found = planned.drift()
-    texts = [entry.text.split(" ", 1)[1] for entry in found.differences if entry.kind == "model"]
+    texts = [entry.text.removeprefix(f"model file {path} ") for entry in found.differences if entry.kind == "model"]
     assert texts == ([text] if text else [])
     assert found.changed_models == ((path,) if text and "missing" in text else ())
     if not text:
         os.utime(path, (1, 1))
         (touched,) = (entry for entry in planned.drift().differences if entry.kind == "model")
-        assert touched.text == f"{path} of the model has not been checked, or was changed since"
+        assert touched.text == f"model file {path} has not been checked, or has changed since"
 
 
 def with_account(planned, name, *groups):
@@ -273,16 +273,16 @@ SPOILED = [
     ("account", "account nobody is not in video", lambda p, m: with_account(p, "nobody", "video")),
     ("account", "account root is not in no-such-group", lambda p, m: with_account(p, "root", "no-such-group")),
     ("folder", "folder /no/such is missing", lambda p, m: with_folder(p, "/no/such")),
-    ("folder", "has mode 0700, planned 0755", lambda p, m: p.prefix.chmod(0o700)),
-    ("folder", "planned nobody", lambda p, m: with_folder(p, str(p.prefix), "nobody")),
+    ("folder", "has mode 0700, planned: 0755", lambda p, m: p.prefix.chmod(0o700)),
+    ("folder", "planned: nobody", lambda p, m: with_folder(p, str(p.prefix), "nobody")),
     ("release", "here is not installed", lambda p, m: (p.prefix / "releases/here/bin/worker").write_text("other")),
     ("release", "release gone is not installed", lambda p, m: p.change(builds=(build_plan("gone"),))),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").write_text("other")),
     ("file", "model is missing or has different content", lambda p, m: (p.prefix / "model").unlink()),
-    ("model", "of the model is missing", lambda p, m: Path(with_model(p)).unlink()),
+    ("model", "is missing or has different content", lambda p, m: Path(with_model(p)).unlink()),
     ("definition", "llamacpp-worker-x is not defined as planned", lambda p, m: p.definition().write_text("y")),
     ("definition", "is not defined as planned", lambda p, m: p.definition().write_bytes(b"\xff" + DEFINED.encode())),
-    ("boot", "llamacpp-worker-x is not started at boot", lambda p, m: under_systemd(m, p)),
+    ("boot", "llamacpp-worker-x does not start at boot", lambda p, m: under_systemd(m, p)),
     ("manager", "supervisor is not running", lambda p, m: None),
     ("manager", "stop at logout", lambda p, m: without_lingering(m, p)),
     (
@@ -294,9 +294,9 @@ SPOILED = [
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("unplanned", "llamacpp-worker-x is no longer planned", lambda p, m: p.change(services=())),
-    ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p)),
-    ("key", "keys/192.0.2.11 has no key that nobody else can read", lambda p, m: with_key(p, 0o644)),
-    ("record", "plan 0123456789abcdef is not the last one", lambda p, m: p.change(id="0123456789abcdef")),
+    ("key", "keys/192.0.2.11 has no key that is readable by its owner only", lambda p, m: with_key(p)),
+    ("key", "keys/192.0.2.11 has no key that is readable by its owner only", lambda p, m: with_key(p, 0o644)),
+    ("record", "plan 0123456789abcdef is not the last plan", lambda p, m: p.change(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
 ]
 """Kind of a difference, a part of its text, and what makes it."""
@@ -314,7 +314,7 @@ def test_files_of_one_folder_are_one_difference(planned):
     planned.change(files=[FilePlan(f"/no/such/{name}", 1) for name in ("a", "deep/b", "c")])
     found = [difference.text for difference in planned.drift().differences if difference.kind == "file"]
     assert found == [
-        "2 files of /no/such are missing or have different content",
+        "2 files in /no/such are missing or have different content",
         "/no/such/deep/b is missing or has different content",
     ]
 

@@ -60,7 +60,7 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 
 def test_an_error_without_a_path(tmp_path):
     said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
-    remedy = "Input/output error. The disk of {} fails (see dmesg): repair or replace it and run the playbook again."
+    remedy = "Input/output error. The disk behind {} is failing (see dmesg): repair or replace the disk and run the playbook again."
     assert said == remedy.format(errors.mount_point(str(tmp_path)))
     relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert relative == "bin: " + remedy.format("/")
@@ -69,7 +69,7 @@ def test_an_error_without_a_path(tmp_path):
 
 def test_every_module_that_runs_on_hosts_does():
     texts = {path.stem: path.read_text() for path in Path(link.__file__).parent.glob("*.py")}
-    ways = re.compile(r"(errors\.)?reported\(module|except OSError as error")
+    ways = re.compile(r"(errors\.)?report_errors\(module|except OSError as error")
     assert [name for name, text in texts.items() if "def main()" in text and not ways.search(text)] == []
 
 

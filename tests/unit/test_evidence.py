@@ -83,7 +83,7 @@ def test_a_cluster_that_lacks_a_host_gets_less_time_for_the_answer(local):
     told, planned = [], subject(local.plan())
     client = SimpleNamespace(ask=lambda _path, seconds, _question: told.append(seconds) or replies.Reply(0, "late"))
     for away in ((), ("strix1",)):
-        assert evidence._complete(client, planned._replace(away=away)).error == "late"
+        assert evidence._complete(client, planned._replace(unreachable_hosts=away)).error == "late"
     assert told == [300, 60]
 
 
@@ -109,8 +109,8 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
     (folder / serving.FILE).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
     assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
-        " it sleeps",
-        " it slept until this check woke it",
+        " the server is asleep",
+        " the server was asleep until this check woke it",
     ]
     assert [found.server.buffers for found in (left, woken)] == [{"CPU": {"model": 2.0}}] * 2
     assert (left.server.completion, woken.server.completion.text, len(server.asked)) == (None, "hello", 1)
@@ -156,7 +156,7 @@ def test_a_model_that_fails_names_the_workers_that_it_lacks(collect, server, fol
     endpoints = sorted({entry.endpoint for entry in typed(local.plan()).placement})
     runtime.write_handshakes(folder, dict.fromkeys(endpoints, Handshake("ok", "", "7.0.0", ())))
     monkeypatch.setattr(evidence.rpc, "probe", lambda *_arguments: Handshake("unreachable", "no route"))
-    monkeypatch.setattr(evidence.server, "connected", lambda _links, wanted: {*wanted} - {endpoints[0]})
+    monkeypatch.setattr(evidence.server, "connected_endpoints", lambda _links, wanted: {*wanted} - {endpoints[0]})
     assert not collect().waits_for
     server.status = 500
     found = collect()
@@ -216,7 +216,7 @@ def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
     assert evidence.handshakes(path, [os.getpid()]) == Handshakes(answers)
     found = evidence.handshakes(path, [1])
     assert found.workers == {}
-    assert "from an earlier start: check whether the disk is full or read-only" in found.error
+    assert "from an earlier start of the server: check whether the disk is full or read-only" in found.error
 
 
 def test_what_the_head_waits_for():
@@ -224,8 +224,8 @@ def test_what_the_head_waits_for():
         "192.0.2.12:50052": Handshake("unreachable", "timed out", None, ()),
         "192.0.2.11:50052": Handshake("ok", "", None, ()),
     }
-    assert evidence.waits_for(workers) == ("the head waits for worker 192.0.2.12:50052: unreachable, timed out",)
-    named = evidence.waits_for(workers, {"192.0.2.12:50052": "nas"})
+    assert evidence.wait_reasons(workers) == ("the head waits for worker 192.0.2.12:50052: unreachable, timed out",)
+    named = evidence.wait_reasons(workers, {"192.0.2.12:50052": "nas"})
     assert named == ("the head waits for nas's worker 192.0.2.12:50052: unreachable, timed out",)
 
 

@@ -69,7 +69,7 @@ def test_several_on_one_host(mixed):
     plan = mixed.plan()
     assert {"external0", "external1"} < {entry["worker"] for entry in plan["placement"]}
     (advisory,) = [advisory for advisory in plan["advisories"] if advisory["id"] == "external-worker"]
-    assert "192.0.2.77:50052 and 192.0.2.77:50053 of gaming-pc" in advisory["message"]
+    assert "192.0.2.77:50052 and 192.0.2.77:50053 on gaming-pc" in advisory["message"]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,13 @@ def test_several_on_one_host(mixed):
         ({"protocol": "8.0.0"}, "has the protocol 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with"),
         ({"protocol": "7.1.0"}, "has the protocol 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
         ({"backend": "opencl"}, "has the backend 'opencl': use one of cpu, vulkan"),
-        ({"host": "a host"}, "has the host 'a host': use letters"),
+        ({"host": "a host"}, "has the host 'a host': use at most 255 letters"),
         ({"host": "worker1"}, "has the host worker1, which belongs to this cluster: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
-        ({"endpoint": "127.0.0.1:8080"}, "ends on port 8080 of the head, which llama_server_port uses: end it on"),
+        (
+            {"endpoint": "127.0.0.1:8080"},
+            "ends at port 8080 on the head, which llama_server_port already uses: end the tunnel at",
+        ),
     ],
 )
 def test_what_cannot_be_planned_with(mixed, values, said):
@@ -113,21 +116,21 @@ def test_the_handshake_of_one_that_is_used_is_judged(mixed):
     assert (check.subject, check.status) == ("192.0.2.77:50052", "failed")
     given(mixed, architecture="5.0").hosts["head"]["variables"]["llama_placement"] = "fastest"
     check = checks(judged(typed(mixed.plan())), "handshake")[-1]
-    assert check[2:] == ("not tested", "the head does not use it"), "it may serve somebody else"
+    assert check[2:] == ("not tested", "the head does not use this worker"), "it may serve somebody else"
 
 
 def test_nobody_here_can_verify_that_their_port_is_closed(mixed):
     check = checks(judged(typed(mixed.plan())), "closed")[-1]
     assert (check.subject, check.status) == ("192.0.2.77:50052", "not tested")
-    assert "gaming-pc runs it without this collection" in check.evidence
+    assert "gaming-pc runs this worker without the collection" in check.evidence
 
 
 def test_what_to_do_about_one_that_does_not_answer(mixed):
     plan = mixed.plan()
     outside = "the head waits for worker 192.0.2.77:50052: refused, nothing listens there"
     inside = "the head waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
-    start = "192.0.2.77:50052 on gaming-pc is not managed by this collection: start it there, with a release of the head's protocol."
-    firewalls = "If the worker's host answers and its process runs, the network"
+    start = "192.0.2.77:50052 on gaming-pc is not managed by this collection: start the worker on its host, with a release that has the head's protocol."
+    firewalls = "If the worker's host answers and the process runs, the network"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)
 

@@ -59,7 +59,7 @@ def test_what_an_error_refuses_is_no_fallback(big_model, accepted, spared):
     """A Strix Halo stands in for a faster worker, with programs that lack kernels for the cache."""
     types = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q4_0"}
     cluster = gpus(big_model, 2, 30, llama_accept_advisories=accepted, **types)
-    option = backends.RECORDS["hip"].all_quants
+    option = backends.BY_NAME["hip"].all_quants
     own = {"llama_backend": "hip", "llama_build_cmake_options": {option: "OFF"}}
     cluster.add("worker3", "worker", address="192.0.2.13", facts=strix_halo(), **own)
     for host in cluster.hosts.values():
@@ -100,7 +100,9 @@ def test_a_worker_that_an_override_names_cannot_be_spared(pair):
     device = pair.plan()["placement"][0]["device"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = [f"blk.1.ffn.*={device}"]
     plan = pair.plan()
-    assert [entry["reason"] for entry in plan["no_fallback"]] == ["llama_server_override_tensor puts tensors there"]
+    assert [entry["reason"] for entry in plan["no_fallback"]] == [
+        "llama_server_override_tensor places tensors on this worker"
+    ]
     assert [entry["without"] for entry in plan["fallbacks"]] == ["worker2:cpu"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["blk.1.ffn.*=CPU"]
     assert len(pair.plan()["fallbacks"]) == 2
@@ -200,9 +202,7 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     assert part[0] == f"  without worker1:cpu:  fits, {speed['low']:g} to {speed['high']:g} tokens per second"
     assert "llama_server_fallback is false" in part[-1]
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert "the head serves without the worker after 60" in " ".join(
-        plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
-    )
+    assert "the head serves without" in " ".join(plan_text.plan_parts(typed(pair.plan()))["While a worker is away"])
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     part = plan_text.plan_parts(typed(pair.plan()))["While a worker is away"]
     assert part[0].startswith("  without worker1:cpu:  cannot be planned: llama_server_tensor_split")

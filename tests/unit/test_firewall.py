@@ -161,7 +161,7 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
         held.add(("public", 'rule priority="5" family="ipv4" port port="50060" protocol="tcp" accept'))
     recorded = ZONES.replace("-20052", "-20050").replace("-20051", "-20049")
     host.run = lambda argv, run=host.run: recorded if argv[-1] == "--list-all-zones" else run(argv)
-    present = firewall_rules.state_of("firewalld", [], host).present
+    present = firewall_rules.state_of("firewalld", [], host).present_rules
     assert [line.partition(": ")[0] for line in present] == ["public"] * 4
     assert {*present} < {*firewall_rules.state_of("firewalld", BOTH, host).goals}
     del host.run
@@ -240,7 +240,7 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
     assert firewall_rules.foreign_things(host) == [], done.stderr
-    assert {*firewall_rules.state_of("nftables", [], host).present} == {
+    assert {*firewall_rules.state_of("nftables", [], host).present_rules} == {
         *Host(tmp_path, "nftables").steps(*BOTH, OPEN).after
     }
 

@@ -80,7 +80,7 @@ def test_types_of_ik_llama_are_read_with_what_each_row_has_beside_its_blocks(kin
 
 def test_agrees_on_models_made_here(tmp_path):
     path = tmp_path / "model.gguf"
-    known_answer_file.write(path, 3, 192, "q8_0")
+    known_answer_file.write_model(path, 3, 192, "q8_0")
     for made in (
         path.read_bytes(),
         files.model(),
@@ -288,16 +288,19 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
     [
         *((data, "not a GGUF file") for data in (b"", b"GGUF", b"FUGG" + bytes(100))),
         (b"PK\x03\x04" + bytes(100), "is an archive: unpack it"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a pointer of Git LFS"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer"),
         *((page, "is a web page") for page in (b"<!DOCTYPE html><html lang='en'>", b"\n<html>x")),
         *(
             (said, "is a server's error message, not a GGUF file")
             for said in (b"Entry not found", b"<?xml version='1.0'?><Error>")
         ),
-        (files.model() + files.model(tensors=files.TENSORS[:1]), "parts that were concatenated: .* --merge"),
+        (files.model() + files.model(tensors=files.TENSORS[:1]), "concatenated parts: .* --merge"),
         (with_key("general.type", files.STRING, "adapter"), r"is an adapter \(LoRA\), .* --lora in llama_server_extra"),
         (with_key("general.type", files.STRING, "imatrix"), "is an importance matrix"),
-        (with_key("general.architecture", files.STRING, "clip"), "is a projector, .* set llama_model_mmproj to it"),
+        (
+            with_key("general.architecture", files.STRING, "clip"),
+            "is a projector, .* set llama_model_mmproj to this file",
+        ),
         *((with_key("split.count", *parts), "is one of .* parts: use the first part") for parts in PARTS),
         (files.model(tensors=(*files.TENSORS, ("blk.2.scale", (1,), 0))), "claims 2 layers, but tensor 'blk.2.scale'"),
         (files.model(tensors=[(f"blk.{'9' * 5000}.a", (1,), 0)]), "claims 2 layers, but tensor 'blk.999"),
@@ -307,9 +310,9 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 99, 1))]), "'k' has the unknown type 99"),
         (files.model(keys=[("k", files.ARRAY, struct.pack("<IQ", 9, 1 << 60))]), "'k' has the unknown type 9"),
         (with_tensors(("t", (1, 1, 1, 1, 1), 0, 0)), "'t' has 5 dimensions"),
-        (with_tensors(("t", (0,), 0, 0)), r"'t' has the shape \[0\]"),
-        (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the shape"),
-        (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the shape"),
+        (with_tensors(("t", (0,), 0, 0)), r"'t' has the invalid shape \[0\]"),
+        (with_tensors(("t", (1 << 32, 1 << 31), 0, 0)), "'t' has the invalid shape"),
+        (with_tensors(("t", ((1 << 64) - 1,) * 4, 24, 0)), "'t' has the invalid shape"),
         (with_tensors(("t", (1 << 62,), 0, 0)), "is truncated: it has .* bytes, but its tensors end at"),
         (with_tensors(("t", (1,), 4, 0)), "'t' has the unknown type 4"),
         (files.model(keys=[("general.alignment", files.U32, 0)]), "its alignment is 0, which is not a power of 2"),
@@ -325,7 +328,7 @@ PARTS = ((files.U64, 2**64 - 1), (files.STRING, "2"), (files.F32, 2.0), (files.A
         (files.model(keys=[*files.LLAMA[:1], ("llama.block_count", files.BOOL, True)]), "its number of layers is True"),
         (with_key("llama.block_count", files.ARRAY, (files.STRING, ["x" * 999])), "its number of layers is 'xxx"),
         (with_key("llama.block_count", files.U32, 1 << 30), "has 1073741824 layers, and llama.cpp loads at most 512"),
-        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers predict further"),
+        (with_key("llama.nextn_predict_layers", files.U32, 2), "all of its 2 layers are for multi-token prediction"),
     ],
 )
 def test_what_cannot_be_planned_with(data, said):
@@ -339,11 +342,11 @@ WHOLE = files.model()
     "name, data, said",
     [
         *(
-            (name, data, "is a part of a file that was cut up: join all of its parts in order with cat, and use the")
+            (name, data, "is one part of a file that was split: join all parts in order with cat, and use the")
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),
-        ("m.gguf", WHOLE[:-1], "download it completely, or if it was cut up, join all of its parts with cat$"),
+        ("m.gguf", WHOLE[:-1], "download the whole file, or if it was split, join all parts with cat$"),
         ("m.gguf", b"?" * 30, "is not a GGUF file$"),
         ("m-00001-of-00002.gguf", b"?" * 30, "is not a GGUF file$"),
     ],

@@ -62,7 +62,7 @@ class Repository:
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """Its builds have small numbers."""
-    monkeypatch.setitem(releases.capabilities.OLDEST, MAINLINE, 1)
+    monkeypatch.setitem(releases.capabilities.OLDEST_BUILDS, MAINLINE, 1)
     monkeypatch.setattr(releases.capabilities, "PROTOCOLS", [(0, "7.0.0")])
 
 
@@ -188,7 +188,7 @@ def test_a_history_that_was_cut_off_cannot_be_counted(repository, tmp_path):
 
 def test_a_controller_without_git(repository, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refusal, match="the controller has no git; install it there"):
+    with pytest.raises(Refusal, match="the controller has no git; install git there"):
         repository.resolved("main")
     with pytest.raises(AnsibleError, match="the controller has no git"):
         repository.fetched("b4321")

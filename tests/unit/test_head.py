@@ -130,7 +130,7 @@ def test_openssl_that_cannot_be_installed(local):
     here.update(scope="user", service_manager="supervisor")
     assert not local.plan()["refused"], "facts of an older version do not tell"
     here["toolchain"]["openssl"] = None
-    assert "here lacks openssl, and this run has no root access there" in local.reason()
+    assert "here lacks openssl, and this run has no root access to that host" in local.reason()
     here["toolchain"]["openssl"] = "present"
     assert not local.plan()["refused"]
 
@@ -163,7 +163,7 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
         assert said in " ".join("".join(lines).replace("\\", " ").split())
     assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
     assert plan_text.chat_page_lines(typed(plan), False) == [
-        "  It has no chat page; docs/clients.md says how to get it."
+        "  It has no chat page; docs/clients.md describes how to get one."
     ]
     plan["model"]["known_answer"] = None
     assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))
@@ -193,12 +193,12 @@ def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({KEY: None}, f"{CERTIFICATE} is set and {KEY} is not"),
-        ({CERTIFICATE: None}, f"{KEY} is set and {CERTIFICATE}"),
+        ({KEY: None}, f"{CERTIFICATE} is set, but {KEY} is not"),
+        ({CERTIFICATE: None}, f"{KEY} is set, but {CERTIFICATE}"),
         ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use the absolute path on the head"),
-        ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan decides: set {KEY}"),
+        ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan sets: set {KEY}"),
         ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, f"set {CERTIFICATE} instead"),
-        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": False}}, "of here turns LLAMA_OPENSSL off, but llama_server"),
+        ({"llama_build_cmake_options": {"LLAMA_OPENSSL": False}}, "for here turns LLAMA_OPENSSL off, but llama_server"),
     ],
 )
 def test_tls_that_cannot_be(local, variables, said):

@@ -145,20 +145,22 @@ libggml0-backend-rpc:
     ],
 )
 def test_packages_of_llama_cpp(installed, candidate, version, names):
-    found = host.packaged(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
+    found = host.package_versions(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
     assert found["version"] == version
     assert found["installed"] == names
 
 
 def test_packages_that_are_not_offered_at_all(tmp_path):
     nothing = {"version": None, "installed": []}
-    assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
+    assert host.package_versions("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
     (tmp_path / "lock").touch()
-    assert not host.packaged("", "llama.cpp-tools", tmp_path)["listed"]
+    assert not host.package_versions("", "llama.cpp-tools", tmp_path)["listed"]
     known = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
-    assert host.packaged(known, "llama.cpp-tools", tmp_path)["listed"], "a list that goes does not change a plan"
+    assert host.package_versions(known, "llama.cpp-tools", tmp_path)["listed"], (
+        "a list that goes does not change a plan"
+    )
     (tmp_path / "deb.example_dists_trixie_main_binary-amd64_Packages.lz4").touch()
-    assert host.packaged("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
+    assert host.package_versions("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
 
 
 def test_facts_that_the_last_run_left(tmp_path):

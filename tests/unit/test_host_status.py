@@ -136,7 +136,7 @@ def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, pl
     """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
     monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
-    with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts that the head keeps"):
+    with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts cached on the head"):
         host_status.read_status("system", planned, None)
 
 

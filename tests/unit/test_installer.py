@@ -92,7 +92,11 @@ def test_compiled_programs_are_installed_with_their_libraries(tmp_path, compiled
 @pytest.mark.parametrize(
     "name, content, reason",
     [
-        ("ggml-rpc-server", None, "has no ggml-rpc-server beside its llama-server: use an archive of .* with RPC"),
+        (
+            "ggml-rpc-server",
+            None,
+            "has no ggml-rpc-server next to llama-server: use an archive with compiled RPC programs",
+        ),
         ("llama-server", None, "has no llama-server: use an archive"),
         ("libggml.so.0.9.4", None, "(llama|ggml-rpc)-server does not run on this host"),
         ("ggml-rpc-server", b"\x7fELF" + bytes(60), "ggml-rpc-server does not run on this host: Exec format error"),
@@ -111,7 +115,7 @@ def test_an_archive_that_is_none_or_another_than_planned(tmp_path, compiled):
     with pytest.raises(Refusal, match=r"cannot be read \(.*\): use a complete tar or zip archive"):
         unpack(tmp_path, archive)
     source = builds.source_of(pack_folder(tmp_path, compiled))._replace(sha256="0" * 64)
-    with pytest.raises(Refusal, match="does not have the sha256"):
+    with pytest.raises(Refusal, match="does not match the controller's file"):
         installer.Installer(str(tmp_path), builds.BUILD, None).unpack(source, 11434)
 
 
@@ -180,7 +184,7 @@ def test_the_directory_of_a_zip_archive_is_limited(tmp_path, compiled, monkeypat
     archive.write_bytes(content[:-22] + b"PK\6\7" + bytes(16) + content[-22:-2] + b"\xff\xff" + bytes(0xFFFF))
     for limit in (archives.HEADER_BYTES, 400):
         monkeypatch.setattr(archives, "HEADER_BYTES", limit)
-        with pytest.raises(Refusal, match="its directory is missing or too long"):
+        with pytest.raises(Refusal, match="its central directory is missing or too long"):
             unpack(tmp_path, archive)
         archive.write_bytes(content)
 
@@ -197,7 +201,7 @@ def test_an_archive_reaches_nothing_outside_its_folder(tmp_path, compiled):
     made = unpack(tmp_path, pack_links(tmp_path, compiled, links, ["libggml.so"]))
     assert set(made.files) == FILES - {"bin/libggml.so"}
     assert not list(tmp_path.rglob("libup.so"))
-    for kind, reason in ((tarfile.SYMTYPE, "links instead of its programs"), (tarfile.LNKTYPE, "cannot be read")):
+    for kind, reason in ((tarfile.SYMTYPE, "links instead of programs"), (tarfile.LNKTYPE, "cannot be read")):
         archive = pack_links(tmp_path, compiled, [link("llama-server", kind, "/bin/sh")], ["llama-server"])
         with pytest.raises(Refusal, match=reason):
             unpack(tmp_path, archive)
@@ -251,7 +255,7 @@ def test_a_release_goes_to_another_host(tmp_path, built):
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
     (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(Refusal, match=f"does not contain the release {builds.BUILD.id} as it was built: remove"):
+    with pytest.raises(Refusal, match=f"does not match the release {builds.BUILD.id} as it was built: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
 
@@ -285,8 +289,8 @@ def test_programs_of_a_package_are_linked(tmp_path):
 
 HELPS = {
     "printf 'usage:\\n\\377\\n--fit [on|off]\\n'": ({"--fit": True}, ""),
-    "exec sleep 60": (None, r"llama-server does not print its help within 1 s"),
-    "exit 1": (None, "llama-server does not run on this host: it prints nothing"),
+    "exec sleep 60": (None, r"llama-server did not print its help within 1 s"),
+    "exit 1": (None, "llama-server does not run on this host: it printed nothing"),
     '[ "$PWD" = / ] && echo usage --rpc': ({}, ""),
     '[ "$LIBRARIES" = /opt ] && echo usage': ({}, ""),
 }

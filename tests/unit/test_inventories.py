@@ -70,7 +70,7 @@ def plan_of(source, **extra):
 def planned_of(task_vars, answers=None):
     cluster, hosts = inventory.cluster_hosts(task_vars, answers)
     try:
-        read = sources.look_up(str, entry.read(cluster, hosts), CATALOGUE)
+        read = sources.look_up(str, entry.read_cluster(cluster, hosts), CATALOGUE)
         return make(read, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         return refused(cluster, refusal)
@@ -139,14 +139,14 @@ def written(data, **extra):
 def test_a_file_with_types_that_the_program_does_not_have_is_refused_by_the_variable_of_the_release():
     for variable in ("llama_release", "llama_release_cuda"):
         said = reason(plan("cuda_triple", llama_server_extra_args=[], **{variable: "b11434"}))
-        assert "types that only ik_llama.cpp has (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
+        assert "types that only ik_llama.cpp supports (IQ2_K_R4, IQ3_K_R4, IQ5_K, IQ5_KS)" in said
         assert f"set {variable} to a release of ik_llama.cpp" in said
     model = of_file("strix_halo_pair/group_vars/llama_cluster/model.yml")
     row = {"name": "output.weight", "type": "NVFP4", "shape": [64], "bytes": 36, "layers": None}
     model["llama_model_gguf_summary"]["tensors"] = [row]
     plain = {"llama_server_extra_args": [], "llama_server_load_mode": "none", "llama_backend": "cpu"}
     said = reason(plan("strix_halo_pair", llama_release=IK_LLAMA, **model, **plain))
-    assert "types that only llama.cpp has (NVFP4)" in said
+    assert "types that only llama.cpp supports (NVFP4)" in said
 
 
 # Inventories that nobody has seen before
@@ -210,7 +210,7 @@ def test_of_too_many_devices_those_are_left_out_that_the_model_can_spare():
     assert "the model does not fit: " in said
     assert "host3" not in {entry["host"] for entry in written(data)["placement"]}
     split = [1] * 16
-    assert "give 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
+    assert "to 0 in llama_server_tensor_split" in reason(written(data, **big(20), llama_server_tensor_split=split))
     assert not written(data, **big(20), llama_server_tensor_split=[*split[1:], 0])["refused"]
 
 
@@ -237,8 +237,8 @@ def test_a_head_that_is_faster_without_workers_that_others_run(names, remedy):
 def test_a_worker_that_is_the_head_under_another_name():
     found = {name: {"ansible_host": "192.0.2.1"} for name in ("head", "one")}
     said = reason(written(cluster_of(False, found, llama_model_known_answer=KNOWN_ANSWER)))
-    assert "one has the address 192.0.2.1, which is that of the head head" in said
-    assert "add head itself to llama_workers" in said
+    assert "one has the same address as the head head (192.0.2.1)" in said
+    assert "add head to llama_workers" in said
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_the_remedies_of_a_refusal_work(name, model, extra):
 )
 def test_a_head_alone_is_told_how_the_model_fits(gib, variables, remedy):
     data = cluster_of(False, with_card("head"), llama_server_context=2048, **big(gib), **variables)
-    said = re.search(f"It fits this way: .*{remedy}", reason(written(data)))
+    said = re.search(f"To make the model fit, .*{remedy}", reason(written(data)))
     data["llama_cluster"]["vars"].pop(said[1], None)
     planned = written(data, **({said[1]: int(said[2])} if said.lastindex == 2 else {}))
     check_placement(planned)
@@ -382,7 +382,7 @@ def test_a_head_alone_is_told_how_the_model_fits(gib, variables, remedy):
 def test_two_remedies_together_are_told_where_none_alone_helps():
     data = cluster_of(False, with_card("head", memory_mib=16384), llama_server_context=131072, **big(30))
     said = re.search(
-        r"It fits this way: set llama_server_context to (\d+) and llama_server_gpu_layers to (\d+)",
+        r"To make the model fit, set llama_server_context to (\d+) and llama_server_gpu_layers to (\d+)",
         reason(written(data)),
     )
     context, layers = map(int, said.groups())
@@ -404,7 +404,7 @@ def test_a_model_that_fits_where_the_plan_divides_it(own):
     names = {"llama_model_known_answer": {"layers": 32, "width": 8192, "type": "f16"}}
     found = with_card("head", "one", memory_mib=16384)
     variables = {"llama_server_context": 2048, **(names if "llama_server_override_tensor" in own else big(30))}
-    assert f"It fits this way: remove {next(iter(own))}" in reason(
+    assert f"To make the model fit, remove {next(iter(own))}" in reason(
         written(cluster_of(False, found, **variables, **own))
     )
     check_placement(written(cluster_of(False, found, **variables)))

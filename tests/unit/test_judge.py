@@ -221,7 +221,7 @@ def test_an_open_worker_that_was_accepted_fails_nothing(pair):
     pair.hosts["worker1"]["facts"].update(service_manager="supervisor")
     pair.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
     status, text = closed(typed(pair.plan()), {"192.0.2.11:50052": "192.0.2.99"})
-    assert (status, "accepts" in text) == ("not tested", True)
+    assert (status, "accepted with" in text) == ("not tested", True)
 
 
 def test_the_port_of_a_worker(monkeypatch):
@@ -247,7 +247,7 @@ def test_links(plan):
             "not tested",
             f"{without_iperf}, the head's ping got no answer: run with -e llama_link_measure=true to measure again",
         ),
-        (None, "not tested", "not measured yet: a run that reaches both hosts measures it"),
+        (None, "not tested", "not measured yet: the next run that reaches both hosts measures the link"),
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))
@@ -319,9 +319,9 @@ def test_hosts_are_judged_by_their_answers(local, plan, capsys):
     result = verify(described, healthy(plan), answers=answers)
     assert result["report"]["passed"]
     assert list(result["report"]["checks"][0]) == ["name", "subject", "status", "evidence"]
-    assert "Ask it on here:" in capsys.readouterr().out
+    assert "Try it on here:" in capsys.readouterr().out
     result = verify(described, healthy(plan), answers={"here": {"unreachable": True}})
-    assert result["msg"].startswith("Verification failed: release of here: the host did not answer")
+    assert result["msg"].startswith("Verification failed: release (here): the host did not answer")
     assert result["failing"] == ["closed", "release"] or result["failing"] == ["release"]
     shown = capsys.readouterr().out
     assert "  FAILED      release" in shown
@@ -366,13 +366,13 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
                 "groups": {"llama_cluster": all_hosts},
             }
             said = verify(described, *[waits] * 99, asked=told.append, play=play, **arguments)["msg"]
-            assert told[-1]["plan"]["away"] == away
+            assert told[-1]["plan"]["unreachable_hosts"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may be waiting, so its answer is limited to 60 s"
+            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for its answer"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
-    assert told[-1]["plan"]["away"] == ["worker1", "worker2"]
+    assert told[-1]["plan"]["unreachable_hosts"] == ["worker1", "worker2"]
 
 
 def test_the_hosts_that_a_run_changed_are_known_to_the_judgement(pair, monkeypatch):
@@ -455,9 +455,9 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     late = unhealthy("the model is loading")
     result = verify(typed_json.dump(plan), healthy(plan), wrong, late, late)
     assert result["failing"] == ["buffers", "health", "known answer", "release"]
-    assert f"buffers of two: {WORKER}: KV 99 MiB" in result["msg"]
-    assert "known answer of two: " in result["msg"]
-    assert f"health of three: {plan.head.url}: the model is loading" in result["msg"]
+    assert f"buffers (two: {WORKER}): KV 99 MiB" in result["msg"]
+    assert "known answer (two: " in result["msg"]
+    assert f"health (three: {plan.head.url}): the model is loading" in result["msg"]
     assert " of one: " not in result["msg"]
     left = healthy(plan, None)
     left = left._replace(server=left.server._replace(buffers={}))

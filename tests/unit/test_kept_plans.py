@@ -39,7 +39,7 @@ def record(pair, prefix):
 
 def kept(prefix):
     """Place → number of the plan there."""
-    plans = {place: kept_plans.read_plan(str(prefix), place) for place in kept_plans.PLACES}
+    plans = {place: kept_plans.read_plan(str(prefix), place) for place in kept_plans.SLOTS}
     return {place: int(plan.id, 16) for place, plan in plans.items() if plan}
 
 
@@ -70,7 +70,7 @@ def test_the_plan_that_served_before_stays_and_a_way_back_leads_forward_again(pr
     assert kept(prefix) == {"next": 4, "now": 2, "before": 3}
     kept_plans.mark_served(str(prefix), f"{2:016x}")
     assert kept(prefix) == {"now": 2, "before": 3}, "the change does not serve"
-    with pytest.raises(Refusal, match="has no plan 0000000000000009"):
+    with pytest.raises(Refusal, match="does not contain plan 0000000000000009"):
         kept_plans.mark_served(str(prefix), f"{9:016x}")
 
 

@@ -36,7 +36,7 @@ def test_every_layer_moves_every_state_in_its_own_way():
 @pytest.mark.parametrize("layers, width, kind", [(1, 64, "f32"), (5, 128, "f16"), (3, 192, "q8_0")])
 def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, width, kind):
     path = tmp_path / "model.gguf"
-    known_answer_file.write(path, layers, width, kind)
+    known_answer_file.write_model(path, layers, width, kind)
     size = path.stat().st_size
     told = {
         **known_answer.summary(layers, width, kind),
@@ -51,7 +51,7 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
 @pytest.mark.parametrize("width", [128, 1024])
 def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
     """As llama.cpp's own library reads it."""
-    known_answer_file.write(tmp_path / "model.gguf", 2, width, kind)
+    known_answer_file.write_model(tmp_path / "model.gguf", 2, width, kind)
     read = library.GGUFReader(tmp_path / "model.gguf")
     contents = {name: field.contents() for name, field in read.fields.items()}
     for key, _form, value in known_answer.metadata(2, width, kind):
@@ -83,7 +83,7 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
 def test_a_written_file_is_one_of_this_form(tmp_path):
     digests = {}
     for kind in known_answer.TYPE_BLOCKS:
-        known_answer_file.write(tmp_path / kind, 1, 64, kind)
+        known_answer_file.write_model(tmp_path / kind, 1, 64, kind)
         digests[kind] = hashlib.sha256((tmp_path / kind).read_bytes()).hexdigest()
     assert digests == {
         "f32": "e7cff88d6cd9753602783228f2728f447173369dd78545415ea8c1c538528ad2",
@@ -115,9 +115,11 @@ def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path, m
     assert path.stat() == before, "what is there is not written anew"
     assert [file.name for file in path.parent.iterdir()] == ["m.gguf"]
     said = call(path=str(path), known_answer={**size, "width": 65})["msg"]
-    assert "cannot be made: its width is 65: use a multiple of 64" in said
+    assert "cannot be generated: its width is 65: use a multiple of 64" in said
     path.unlink()
-    monkeypatch.setattr(known_answer_file, "write", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(
+        known_answer_file, "write_model", mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+    )
     assert "Permission denied" in call(path=str(path), known_answer=size)["msg"]
 
 

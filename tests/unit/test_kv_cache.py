@@ -106,7 +106,7 @@ def test_cells_of_each_layer(architecture, keys, settings, expected):
     ],
 )
 def test_which_layers_have_a_window(architecture, keys, windows):
-    found = kv_cache.windowed(model(architecture, **keys))
+    found = kv_cache.windowed_layers(model(architecture, **keys))
     assert "".join("x" if window else "o" for window in found) == windows
 
 
@@ -119,10 +119,12 @@ def test_a_build_that_nobody_measured_is_a_bound():
 def test_models_for_embeddings_have_no_cache(architecture):
     summary = model(architecture)
     assert sizes(summary, context=65536) == ([0] * 6, True)
-    assert not any(kv_cache.checkpointed(summary, kv_cache.CacheSettings(4096)))
+    assert not any(kv_cache.checkpointed_layers(summary, kv_cache.CacheSettings(4096)))
     assert all(sizes(summary, build=4840, fork="ik_llama.cpp")[0])
     long = kv_cache.CacheSettings(65536, every_output=True)
-    assert compute_buffers.bound(summary, long) == compute_buffers.bound(summary, long._replace(context=4096))
+    assert compute_buffers.compute_bound(summary, long) == compute_buffers.compute_bound(
+        summary, long._replace(context=4096)
+    )
 
 
 def test_an_unknown_architecture_is_a_bound():

@@ -248,12 +248,12 @@ def test_the_protected_interface_is_refused(machine, monkeypatch):
 def test_what_cannot_be_configured_is_refused(machine):
     machine.add("eth2")
     other = link(interface="eth2", address="10.99.0.13/16")
-    assert "is in the same network as 10.1.0.2/24 of eth0" in machine.refuse(link(address="10.1.0.200/25"))
-    assert "is in the same network as 10.99.0.12/24 of eth1" in machine.refuse(link(), other)
-    assert "no interface eth9 (it has eth0, eth1, eth2)" in machine.refuse(link(), link(interface="eth9"))
+    assert "is in the same network as 10.1.0.2/24 on eth0" in machine.refuse(link(address="10.1.0.200/25"))
+    assert "is in the same network as 10.99.0.12/24 on eth1" in machine.refuse(link(), other)
+    assert "no interface eth9 (available: eth0, eth1, eth2)" in machine.refuse(link(), link(interface="eth9"))
     assert "this host has no interface ../eth1" in machine.refuse(link(interface="../eth1"))
     machine.addresses["eth1"] = ["10.55.0.1/24"]
-    assert "eth1 is already in use with address 10.55.0.1/24" in machine.refuse(link())
+    assert "eth1 already has the address 10.55.0.1/24" in machine.refuse(link())
     machine.manager = None
     assert "neither NetworkManager nor systemd-networkd runs" in machine.refuse(link())
     assert machine.apply(link(manage=False)) == ("", "")
@@ -373,7 +373,7 @@ def test_network_manager_waits_for_the_other_end(machine):
 
 def test_an_interface_that_does_not_take_it_is_an_error(machine, monkeypatch):
     monkeypatch.setattr(machine, "configure", lambda name: machine.addresses.update(eth1=["10.99.0.12/24"]))
-    with pytest.raises(Refusal, match=r"after 0.1 seconds eth1 has 10.99.0.12/24, mtu 1500"):
+    with pytest.raises(Refusal, match=r"0.1 seconds after the change, eth1 has 10.99.0.12/24, mtu 1500"):
         machine.apply(link())
     assert machine.differs(link())
 

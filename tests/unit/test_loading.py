@@ -160,8 +160,8 @@ def test_a_timeout_says_how_far_each_worker_came(pair):
     message = gate(loads(plan, 10.0, lambda step: 1000 * step, 9))
     assert "the limit of 60 s has passed (llama_server_start_timeout" in message
     assert f"to worker {first}" in message
-    assert "; raise llama_server_start_timeout if loading continues" in message
-    assert "by default several times the predicted load); raise" in gate([unhealthy(LOADING)] * 9)
+    assert "; increase llama_server_start_timeout if loading continues" in message
+    assert "by default several times the predicted load time); increase" in gate([unhealthy(LOADING)] * 9)
     assert gate([unhealthy("refused")] * 9).endswith("healthy: refused.")
 
 

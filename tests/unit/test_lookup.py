@@ -84,9 +84,9 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
     "keys, said",
     [
         ({}, "has 4 models: name one of its quantisations "),
-        ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: it has "),
-        ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: it has "),
-        ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: it has Q8_0/some-model-Q8_0-00001"),
+        ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: use one of "),
+        ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: use one of "),
+        ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: use one of Q8_0/some-model-Q8_0-00001"),
         ({"revision": "v2"}, "has no revision 'v2': see "),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
             ("hf_other", "of the token in llama_m"),
         ):
             message = refusal(looked_up, request, token)
-            assert re.search(rf"{name}, which was refused \(HTTP 40[134]\): correct the name, or accept its", message)
+            assert re.search(rf"{name}, which was refused \(HTTP 40[134]\): correct the name, or accept the", message)
             assert f"conditions on {server.url}/{name} with " in message
             assert account in message
             assert "hf_other" not in message
@@ -188,7 +188,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name, said):
     "files, said",
     [
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
-        (["a-00001-of-99999.gguf"], "lacks 99998 of the parts of that model, like a-00002-of-99999.gguf"),
+        (["a-00001-of-99999.gguf"], "lacks 99998 parts of that model, like a-00002-of-99999.gguf"),
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )
@@ -203,7 +203,7 @@ def test_parts_that_a_server_claims(server, repo, files, said):
 def test_a_mirror_whose_address_cannot_be_used(monkeypatch, address):
     monkeypatch.setenv("HF_ENDPOINT", address)
     message = refusal(looked_up, on_huggingface())
-    assert "which is not a server's address, or contains a password or token" in message
+    assert "which is not the address of a server, or contains a password or token" in message
     assert "secret" not in message
 
 
@@ -220,9 +220,9 @@ def test_offline(monkeypatch):
 @pytest.mark.parametrize(
     "content, mode, said",
     [
-        (TOKEN, 0o640, "which others can read: run chmod 600"),
-        ("", 0o600, "which has no token"),
-        ("two words", 0o600, "which has no token"),
+        (TOKEN, 0o640, "which other accounts can read: run chmod 600"),
+        ("", 0o600, "which contains no token"),
+        ("two words", 0o600, "which contains no token"),
         (None, 0o600, "which cannot be read on the controller"),
     ],
 )
@@ -250,7 +250,7 @@ def test_a_model_on_a_web_server(server):
     assert [file.bytes for file in found] == [path.stat().st_size for path in paths]
     assert [file.sha256 for file in found] == ["a" * 64, "b" * 64]
     message = refusal(looked_up, request_of(llama_model_url=urls[0], llama_model_checksum=sums[:1]))
-    assert "a model with 2 parts, but has 1 checksums: give one for each part" in message
+    assert "a model with 2 parts, but has 1 checksums: give one checksum for each part" in message
 
 
 def test_a_model_of_the_controller(tmp_path):
@@ -264,8 +264,8 @@ def test_a_model_of_the_controller(tmp_path):
     given = {"llama_model_copy": str(paths[0]), "llama_model_checksum": [f"sha256:{one}" for one in sums]}
     assert [file.sha256 for file in looked_up(request_of(**given)).files] == sums
     given["llama_model_checksum"].pop()
-    assert "of the controller, a model with 2 parts, but has 1 checksums" in refusal(looked_up, request_of(**given))
+    assert "on the controller, a model with 2 parts, but has 1 checksums" in refusal(looked_up, request_of(**given))
     (tmp_path / "text.gguf").write_text("text")
     for name, said in (("none.gguf", "which cannot be read"), ("text.gguf", "which is not a GGUF file")):
         message = refusal(looked_up, request_of(llama_model_copy=str(tmp_path / name)))
-        assert f"{name} of the controller, {said}" in message
+        assert f"{name} on the controller, {said}" in message

@@ -83,7 +83,7 @@ def test_what_devices_of_the_head_cannot_hold_is_refused(variables, said):
 
 def test_a_head_without_devices_of_its_own_has_the_memory_of_its_workers():
     said = cards_of(10, llama_server_memory_mib={"CUDA0": 1000}).reason()
-    assert "it drives none; set memory_mib in llama_worker_endpoints" in said
+    assert "it drives no device itself; set memory_mib in llama_worker_endpoints" in said
 
 
 def test_one_strix_halo_holds_87_gib_by_vulkan():
@@ -132,7 +132,7 @@ def test_mesa_reads_nothing_but_true(value, refused):
         ({"llama_server_extra_args": ["--mmproj", "/srv/p.gguf"]}, ["the projector"]),
         (
             {"llama_server_extra_args": ["-md", "/srv/d.gguf", "--lora", "/srv/a.gguf", "--spec-type", "x"]},
-            ["speculation (a draft model, or layers that predict further tokens)", "adapters"],
+            ["speculation (a draft model, or layers for multi-token prediction)", "adapters"],
         ),
     ],
 )

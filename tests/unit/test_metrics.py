@@ -349,4 +349,4 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
 def test_a_folder_that_a_unit_cannot_name_is_refused(pair):
     for folder in ("metrics", "/srv/my metrics", "/srv/%h", "/srv/../etc"):
         pair.hosts["worker1"]["variables"]["llama_metrics_folder"] = folder
-        assert f"llama_metrics_folder of worker1 is {folder!r}: use an absolute path" in pair.reason()
+        assert f"llama_metrics_folder for worker1 is {folder!r}: use an absolute path" in pair.reason()

@@ -141,8 +141,8 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     for stored in (None, content[:-1]):
         if stored:
             blob.write_bytes(stored)
-        assert "library/m:1, which Ollama on h does not have in a folder" in find()["refused"]
-        assert "run ollama pull there" in find()["refused"]
+        assert "library/m:1, which is in no Ollama folder on h" in find()["refused"]
+        assert "run ollama pull on that host" in find()["refused"]
     blob.write_bytes(content)
     found = find()
     (file,) = found["files"]
@@ -154,7 +154,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     if role == "model":
         assert find()["closed"] == closed[0]
     else:
-        said = f"llama_model_{role} is registry.ollama.ai/library/m:1, but its service cannot read {closed[0]}"
+        said = f"llama_model_{role} is registry.ollama.ai/library/m:1, but the service cannot read {closed[0]}"
         assert said in find()["refused"]
 
 
@@ -175,7 +175,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
         file.write_bytes(b"GG")
         assert f"{variable} is {file}, which is not a GGUF file" in run(call, given, PREFIX)[0]["refused"]
         file.unlink()
-        said = f"{variable} is {file}, which does not exist. Give the path of a complete GGUF file on the head"
+        said = f"{variable} is {file}, which does not exist. Use the path of a complete GGUF file on the head"
         assert run(call, given, PREFIX)[0]["refused"] == said
         file.write_bytes(gguf_files.model())
 

@@ -17,7 +17,7 @@ from support.rollbacks import completed
     "given, said",
     [
         ({}, "no model is set: set one of llama_model_path, llama_model_huggingface"),
-        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep only"),
+        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are all set: keep only"),
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"path": "/srv/modèle.gguf"}, "whose file name is not allowed"),
         ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', whose file name is not allowed"),
@@ -30,7 +30,7 @@ from support.rollbacks import completed
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
         (
             {"huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
-            "has x.gguf and y.gguf, which are not parts of one model",
+            "has x.gguf and y.gguf, which are not parts of the same model",
         ),
         ({"url": "ftp://h/m.gguf"}, "is 'ftp://h/m.gguf': use the http:// or https:// address"),
         ({"url": "http://h/"}, "use the http:// or https:// address of a GGUF file"),
@@ -218,14 +218,14 @@ def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variabl
     given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": "/tmp/p.gguf"}
     local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
     local.model = {"summary": big_model, "closed": None}
-    assert "llama_model_mmproj names '/tmp/p.gguf', but services cannot see /tmp" in local.reason()
+    assert "llama_model_mmproj names '/tmp/p.gguf', but services cannot see the host's /tmp" in local.reason()
 
 
 def test_an_auxiliary_model_is_given_once(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     given = {"llama_server_extra_args": ["--mmproj", "/x.gguf"]}
     refused = planned(pair, {"repo": REPO}, llama_model_mmproj="/srv/p.gguf", **given)
-    assert "llama_model_mmproj is set, and --mmproj is" in refused["reasons"][0]
+    assert "llama_model_mmproj is set, but llama-server also gets --mmproj" in refused["reasons"][0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_an_auxiliary_model_is_given_once(pair, big_model):
         ({"summary": {"a": 1}}, "architecture is missing"),
         ({"summary": [1]}, "it is a list"),
         ({"closed": "/home/\x1b[2J"}, "closed"),
-        ({"files": [{"name": "a;b.gguf"}]}, "is not allowed as a model's file name on the head"),
+        ({"files": [{"name": "a;b.gguf"}]}, "is not allowed as the name of a model file on the head"),
         ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
         ({"files": [{"name": "m.gguf", "path": "relative"}]}, "files[0].path is 'relative'"),
     ],

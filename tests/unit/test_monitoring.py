@@ -171,7 +171,7 @@ def test_whose_monitoring_is_refused(plan, pair):
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
     with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
         watch(pair)
-    with pytest.raises(Refusal, match=r"so there is nothing to monitor: it is too small"):
+    with pytest.raises(Refusal, match=r"so no monitoring files were written: it is too small"):
         action.ActionModule.perform(None, action.MonitoringArguments(refused("c", Refusal("it is too small")), {}, "x"))
 
 

@@ -65,11 +65,11 @@ def test_options_that_the_plan_owns_are_refused(local):
     variables, accepted = local.hosts["here"]["variables"], []
     variables["llama_accept_advisories"] = ["rpc-remote-code-execution"]
     owned = [option for option in options.TABLE if option.owned and option.program == options.SERVER]
-    for option, (fork, build) in itertools.product(owned, capabilities.OLDEST.items()):
+    for option, (fork, build) in itertools.product(owned, capabilities.OLDEST_BUILDS.items()):
         for word in option.words():
             variables["llama_release"] = {"source": "git", "ref": "1" * 40, "build": build, "fork": fork}
             variables["llama_server_extra_args"] = [word, "1"]
-            said = f"llama_server_extra_args has {word}, which the plan decides: {option.instead()}"
+            said = f"llama_server_extra_args has {word}, which the plan sets: {option.instead()}"
             accepted += [] if said in local.reason() else [word]
     assert not accepted
 
@@ -86,20 +86,20 @@ def test_options_that_the_plan_owns_are_refused(local):
 )
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
-    assert f"llama_server_extra_args has {word}, which the plan decides: {instead}" in local.reason()
+    assert f"llama_server_extra_args has {word}, which the plan sets: {instead}" in local.reason()
 
 
 @pytest.mark.parametrize("as_one", [False, True])
 def test_all_pasted_options_are_refused_together(local, as_one):
     pasted = "-ngl 99 -c 9 --no-mmap -sm layer --host 0.0.0.0 --jinja -ncmoe 0"
     local.hosts["here"]["variables"]["llama_server_extra_args"] = [pasted] if as_one else pasted.split()
-    said = [f"{word}, which the plan decides: " for word in ("-ngl", "-c", "--no-mmap", "-sm", "--host", "-ncmoe")]
+    said = [f"{word}, which the plan sets: " for word in ("-ngl", "-c", "--no-mmap", "-sm", "--host", "-ncmoe")]
     assert "--jinja, " not in local.reason(*said, *["as one argument: use a list"] * as_one)
 
 
 def test_a_pasted_secret_is_not_shown(local):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = ["-c 9 --api-key secret"]
-    assert "secret" not in local.reason("--api-key, which the plan decides: set llama_server_api_key_file instead")
+    assert "secret" not in local.reason("--api-key, which the plan sets: set llama_server_api_key_file instead")
 
 
 def test_variables_that_stand_for_options_are_refused(local):

@@ -135,7 +135,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     seen = " ".join(re.sub("<[^>]*>", " ", page.render(shown, NOW)).split())
     found = parsed((tmp_path / "llamacpp-server.prom").read_text())
     assert status["state"] == page.state_of(shown) == state
-    for text in (serving.TEXTS.get(state, state), "passed"):
+    for text in (serving.STATE_LABELS.get(state, state), "passed"):
         assert text in terminal
         assert text in seen
     assert one(found, "state", state=record["state"]) == 1
@@ -257,7 +257,7 @@ def test_a_chat_page_is_linked_if_the_release_has_it(tmp_path):
         (True, ["--no-ui"], ""),
         (True, ["--webui", "none"], ""),
     ):
-        manifest.write(tmp_path / "release", manifest.Manifest("b1", {}, {}, {}, 0, page=has_page))
+        manifest.write_manifest(tmp_path / "release", manifest.Manifest("b1", {}, {}, {}, 0, page=has_page))
         assert runtime.chat_port([*argv, *more]) == port
 
 
@@ -391,7 +391,7 @@ def test_it_is_opened_as_the_server_is(pair):
         (port, ["198.51.100.0/24"], "192.0.2.10") for port in (8080, 8081)
     ]
     for port, reason in (
-        (8080, "llama_server_page_port is 8080, which is llama_server_port too"),
+        (8080, "llama_server_page_port is 8080, the same port as llama_server_port"),
         (0, "llama_server_page_port is 0: use 1 to 65535"),
     ):
         pair.hosts["head"]["variables"]["llama_server_page_port"] = port

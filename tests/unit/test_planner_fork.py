@@ -91,4 +91,6 @@ def test_rocm_is_refused(fork):
     facts["accelerators"] = [{**GPU, "backend": "hip", "architecture": "gfx1151"}]
     facts["toolchain"]["hipconfig"] = "7.2"
     fork.set("here", llama_worker_endpoints=[])
-    fork.reason("a release of ik_llama.cpp", "cannot link for hip (here)", "set llama_backend there")
+    fork.reason(
+        "a release of ik_llama.cpp", "cannot link for hip (here)", "set llama_backend to cpu or vulkan for those hosts"
+    )

@@ -44,7 +44,7 @@ def test_hip_cards_of_one_program_share_the_limit_for_mapped_pages(gib, memory, 
     plan = cluster.plan()
     assert (plan["head"]["load_mode"], plan["refused"]) == (mode, refused), plan["reasons"]
     assert ("hip-mmap-hang" in [entry["id"] for entry in plan["advisories"]]) == (mode in ("auto", "mmap"))
-    assert "MiB on ROCm0 and ROCm1 of head" in " ".join(plan["reasons"]) or mode not in ("auto", "mmap")
+    assert "MiB for ROCm0 and ROCm1 on head" in " ".join(plan["reasons"]) or mode not in ("auto", "mmap")
 
 
 def tables(cluster, gib, architecture="qwen4exp"):
@@ -60,7 +60,7 @@ def test_tables_that_stay_in_the_memory_of_the_head_are_counted():
     cluster = tables(cards_of(20, llama_release={**TREE, "build": 11063}), 28)
     assert cluster.plan()["fits"]
     cluster.hosts["head"]["facts"]["memory_mib"] = 16384
-    assert "14336 MiB are missing in the memory of head, which keeps 28672 MiB" in cluster.reason()
+    assert "14336 MiB are missing in the memory of head, which holds 28672 MiB" in cluster.reason()
 
 
 def test_a_cache_that_stays_on_the_head_is_on_no_device():
@@ -71,7 +71,7 @@ def test_a_cache_that_stays_on_the_head_is_on_no_device():
     assert {entry["kv_mib"] for entry in plan["placement"]} == {0}
     assert plan["head"]["cpu"]["kv_mib"] == cached[0] > 0
     cluster.hosts["head"]["facts"]["memory_mib"] = 2048 + int(cached[0]) // 2
-    assert f"{int(cached[0])} MiB of KV cache by --no-kv-offload" in cluster.reason()
+    assert f"{int(cached[0])} MiB of KV cache because of --no-kv-offload" in cluster.reason()
 
 
 def test_tables_and_devices_share_the_memory_of_the_head():

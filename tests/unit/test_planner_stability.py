@@ -33,7 +33,7 @@ def run(facts):
     answers = {name: {"facts": copy.deepcopy(found)} for name, found in facts.items()}
     name, hosts = inventory.cluster_hosts({"groups": GROUPS, "hostvars": hostvars}, answers)
     try:
-        cluster = cluster_inputs.read(name, hosts)
+        cluster = cluster_inputs.read_cluster(name, hosts)
         plan = make(cluster, {}, CATALOGUE, "runtime-id")
     except Refusal as refusal:
         plan = refused(name, refusal)

@@ -53,28 +53,29 @@ def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
 def test_what_is_no_end_of_a_tunnel(tunnelled, value):
     tunnelled.hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["tunnel"] = value
     assert (
-        f"llama_worker_endpoints[0] of worker1 has the tunnel {value!r}: use the address and port" in tunnelled.reason()
+        f"llama_worker_endpoints[0] for worker1 has the tunnel {value!r}: use the address and port"
+        in tunnelled.reason()
     )
 
 
 def test_the_head_needs_no_tunnel_to_itself(local):
     local.hosts["here"]["variables"]["llama_worker_endpoints"][0]["tunnel"] = "127.0.0.1:60052"
-    assert "the head reaches its own workers itself: remove tunnel" in local.reason()
+    assert "the head reaches its own workers without a tunnel: remove tunnel" in local.reason()
 
 
 @pytest.mark.parametrize(
     "other, port, owner",
     [
-        ("worker2", 60052, "the tunnel to cpu of worker1 uses"),
-        ("worker2", 8080, "llama_server_port uses"),
-        ("worker2", 50052, "the worker cpu of the head uses"),
+        ("worker2", 60052, "the tunnel to cpu on worker1 already uses"),
+        ("worker2", 8080, "llama_server_port already uses"),
+        ("worker2", 50052, "the worker cpu of the head already uses"),
     ],
 )
 def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
     tunnelled.hosts["head"]["groups"].append("worker")
     tunnelled.hosts[other]["variables"]["llama_worker_endpoints"] = [{"tunnel": f"127.0.0.1:{port}"}]
     said = tunnelled.reason()
-    assert "the tunnel to the worker cpu of worker2 ends on port" in said
+    assert "the tunnel to the worker cpu on worker2 ends at port" in said
     assert owner in said
 
 
@@ -128,7 +129,7 @@ def test_both_ends_of_stunnel_have_a_folder_of_keys_and_its_package(encrypted):
 def test_without_root_stunnel_has_to_be_there(encrypted):
     encrypted.hosts["worker1"]["facts"].update(scope="user", service_manager="systemd_user")
     encrypted.hosts["worker1"]["facts"]["toolchain"]["stunnel"] = None
-    assert "worker1 lacks stunnel, and this run has no root access there" in encrypted.reason()
+    assert "worker1 lacks stunnel, and this run has no root access to that host" in encrypted.reason()
 
 
 def test_stunnel_costs_a_token_its_share(pair):
@@ -161,7 +162,7 @@ def test_stunnel_ends_on_linux(encrypted):
         units="/Library/LaunchDaemons",
         distribution={"id": "macos", "version": "15", "family": "darwin"},
     )
-    assert "llama_transport of worker1 is stunnel, and each tunnel" in encrypted.reason()
+    assert "llama_transport for worker1 is stunnel, but each tunnel" in encrypted.reason()
 
 
 def test_two_workers_whose_ends_would_be_the_same_are_refused(encrypted):

@@ -81,12 +81,12 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
         ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
         ("cuda", {"newest_cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, but .* needs CUDA 12.8: update the driver"),
         ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, but .* needs 5.0 or newer"),
-        ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, but .* needs the libraries of ROCm 10: install them, or"),
-        ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has the device gfx906, but .* has no code for it"),
+        ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, but .* needs the ROCm 10 libraries: install them, or"),
+        ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has the device gfx906, but .* has no code for this device"),
         (
             "hip",
             {"architecture": "aarch64"},
-            "has the backend hip, .* no archive of it with an RPC worker for Linux aarch64",
+            "has the backend hip, .* no hip archive with an RPC worker for Linux aarch64",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
         ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
         ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
-        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: map names"),
+        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: map archive names"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
         ({"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled"),
@@ -190,7 +190,7 @@ def test_what_archives_do_not_have_is_refused(local, variables, said):
 def test_pairs_of_types_that_only_compiling_gives(local):
     local.hosts["here"]["facts"].update(CARD)
     local.hosts["here"]["variables"].update(llama_worker_endpoints=None, llama_server_cache_type_k="q8_0")
-    assert "q8_0 and f16, but upstream's archive for cuda of here has no code" in asking(local).reason()
+    assert "q8_0 and f16, but upstream's cuda archive for here has no kernels" in asking(local).reason()
 
 
 # ------------------------------------------------------------------------------------------------------------------------ auto
@@ -225,7 +225,7 @@ def test_auto_prefers_upstreams_programs_for_the_card_to_compiling_without_its_t
         ({**CARD, "newest_cuda": "12.4"}, {}, "here can compile for cuda, but source: prebuilt has no such programs"),
         ({}, {"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled, but llama_build"),
         ({"glibc": "2.31"}, {}, "here has glibc 2.31, but upstream's archive"),
-        ({}, {"llama_build_cmake_options": {"GGML_AVX512": "OFF"}}, "llama_build_cmake_options of here has GGML_AVX"),
+        ({}, {"llama_build_cmake_options": {"GGML_AVX512": "OFF"}}, "llama_build_cmake_options for here has GGML_AVX"),
     ],
 )
 def test_auto_compiles_what_only_compiling_gives(local, facts, variables, said):
@@ -297,13 +297,13 @@ def test_all_archives_that_hosts_lack_are_fetched_before_any_host_changes(releas
     "source, member, names, said",
     [
         ("archive", "", ["llama/CMakeLists.txt"], None),
-        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder, .*: use one that is"),
+        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder, .*: use an archive"),
         ("archive", "", ["./llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
         ("archive", "", ["CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
         ("archive", "p/vendor/llama.cpp", ["p/vendor/llama.cpp/CMakeLists.txt"], None),
         ("archive", "p/vendor/llama.cpp", ["p/CMakeLists.txt"], "no CMakeLists.txt in p/vendor/llama.cpp, where llama"),
         ("binary", None, ["x/bin/llama-server", "x/bin/ggml-rpc-server"], None),
-        ("binary", None, ["x/bin/llama-server", "x/ggml-rpc-server"], "no ggml-rpc-server beside its llama-server"),
+        ("binary", None, ["x/bin/llama-server", "x/ggml-rpc-server"], "no ggml-rpc-server next to llama-server"),
     ],
 )
 def test_an_archive_that_no_build_can_use_is_refused_before_any_host_changes(
@@ -330,7 +330,7 @@ def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts
 
 
 CUT = answer(200, CONTENT[:1000], Content_Length=len(CONTENT))
-NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refuses \(HTTP {}\): upstream tags a build before its archives exist, so try again"
+NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refused by its server \(HTTP {}\): upstream tags a build before its archives exist, so try again"
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,8 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refuses \(HTTP {}\): ups
         (answer(200, CONTENT, Content_Length="unknown"), 1, 1, None),
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
-        (CUT, 4, 4, "was cut off: its server sent less than it"),
-        (answer(200, b"<html>sign in</html>"), 1, 1, r"\.tar\.gz: its server may send other content; give"),
+        (CUT, 4, 4, "was cut off: the server sent less than it"),
+        (answer(200, b"<html>sign in</html>"), 1, 1, r"\.tar\.gz: the server may send other content; use"),
     ],
 )
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):

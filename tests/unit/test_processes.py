@@ -89,5 +89,5 @@ def test_clients_of_a_port():
 
 
 def test_when_a_process_started(popen):
-    assert abs(processes.started_at(popen(["sleep", "50"]).pid) - time.time()) < 60
-    assert processes.started_at(None) is None
+    assert abs(processes.start_time(popen(["sleep", "50"]).pid) - time.time()) < 60
+    assert processes.start_time(None) is None

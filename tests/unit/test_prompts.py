@@ -65,7 +65,7 @@ def test_nothing_is_kept_where_fetching_takes_longer_than_computing_again():
         cluster.hosts["head"]["facts"]["measured"] = {"gpu1": {"round_trip_ms": 0.2, "mbit_per_second": mbit}}
         plans[mbit] = cluster.plan()
     assert [argument(plan, "--cache-ram") for plan in plans.values()] == ["8192", "0"]
-    assert "Conversations that left their slot are not cached." in pages(plans[50])
+    assert "Conversations that lost their slot are not cached." in pages(plans[50])
     cluster.hosts["head"]["facts"]["measured"]["gpu1"].update(mbit_per_second=100000, requested=False)
     assert argument(cluster.plan(), "--cache-ram") == "0"
 
@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_taken_from_the_memory_of_layers():
     plan = strix_halo_head(100, llama_server_prompt_cache_mib=16384).plan()
     assert not plan["fits"]
     alone = cards_of(30, 2, llama_server_prompt_cache_mib=100000).reason()
-    assert "100000 MiB of llama_server_prompt_cache_mib: make that smaller" in alone
+    assert "100000 MiB for llama_server_prompt_cache_mib: reduce this variable" in alone
     assert argument(strix_halo_head(100, llama_server_prompt_cache_mib=1000).plan(), "--cache-ram") == "1000"
     assert "llama_server_prompt_cache_mib is -1" in head_with_cards(llama_server_prompt_cache_mib=-1).reason()
 
@@ -113,7 +113,7 @@ def test_conversations_survive_a_restart_if_that_is_asked_for():
     assert "--conversations" not in off["head"]["launcher"]
     assert "llama_server_conversations_mib is 0" in head_with_cards(llama_server_conversations_mib=0).reason()
     own = head_with_cards(llama_server_extra_args=["--slot-save-path", "/tmp"])
-    assert "--slot-save-path, which the plan decides: set llama_server_keep_conversations instead" in own.reason()
+    assert "--slot-save-path, which the plan sets: set llama_server_keep_conversations instead" in own.reason()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_conversations_survive_a_restart_if_that_is_asked_for():
         ({"summary": WINDOWS}, "sliding windows or recurrent layers, which need build 11669"),
         ({"llama_server_extra_args": ["--spec-type", "draft-mtp"]}, "does not save the context of a draft model"),
         ({"llama_server_extra_args": ["--embedding"]}, "the model generates no text"),
-        ({"llama_release": FORK}, "this was never tried with ik_llama.cpp"),
+        ({"llama_release": FORK}, "this has not been tested with ik_llama.cpp"),
     ],
 )
 def test_the_plan_says_where_conversations_do_not_survive(variables, reason):

@@ -97,7 +97,7 @@ def test_layers_of_an_unheard_of_architecture(tmp_path, alignment, layers, dense
     keys = (*KEYS, ("general.alignment", gguf_files.U32, alignment))
     whole.write_bytes(gguf_files.model(keys=keys, tensors=TENSORS, alignment=alignment))
     noise(whole)
-    layer_sample.write(str(whole), cut, layers)
+    layer_sample.write_sample(str(whole), cut, layers)
     before, after = gguf.read_path(str(whole)), gguf.read_path(str(cut))
     renamed = {f"blk.{layer}.attn_q.weight": f"blk.{place}.attn_q.weight" for place, layer in enumerate(layers)}
     renamed.update({name: name for name in ("token_embd.weight", "output_norm.weight")})
@@ -119,7 +119,7 @@ def test_layers_of_a_model_in_parts_are_one_file(tmp_path):
     first, *others = gguf_files.write_parts(tmp_path)
     for part in (first, *others):
         part.write_bytes(part.read_bytes()[:-64] + os.urandom(64))
-    layer_sample.write(str(first), tmp_path / "cut.gguf", (0, 1))
+    layer_sample.write_sample(str(first), tmp_path / "cut.gguf", (0, 1))
     assert "split.count" not in gguf.read_path(str(tmp_path / "cut.gguf")).metadata
     assert bytes_of(tmp_path / "cut.gguf") == bytes_of(first)
 
@@ -129,7 +129,7 @@ def test_a_file_without_these_layers(tmp_path):
     for keys, layers, why in ((KEYS[:1], (0,), "None"), (KEYS, (0, 4), "4"), (KEYS, (), "4"), (text, (0,), "'4'")):
         (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
         with pytest.raises(gguf.GGUFError, match=f"{why} layers, and not all of {', '.join(map(str, layers))}"):
-            layer_sample.write(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
+            layer_sample.write_sample(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
 
 def summary_of(groups, layers=8, architecture="llama", **keys):
@@ -171,24 +171,29 @@ LATENT = {"layers": 27, "architecture": "deepseek2"}
 )
 def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
     summary, outside = summary_of(groups, **keys)
-    sample = layer_sample.choose(summary, layer_sample.Room(10_000 + outside, room))
+    sample = layer_sample.choose_layers(summary, layer_sample.Room(10_000 + outside, room))
     assert sample == (tuple(layers), outside + 100 * len(layers), every_kind, experts)
     if len(layers) < room:
         return
-    less = layer_sample.choose(summary, layer_sample.Room(outside + 100 * len(layers) - 1, room))
+    less = layer_sample.choose_layers(summary, layer_sample.Room(outside + 100 * len(layers) - 1, room))
     assert isinstance(less, str) if len(layers) == 1 or "architecture" in keys else len(less.layers) < len(layers)
 
 
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
-        (ALIKE, {}, 99, "one layer and the tables need 0.0 GiB, but the limit is 0.0"),
-        ({"blk.*.a": range(27)}, LATENT, 2600, "recognises this model by its 27 layers, and that many do not fit"),
-        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each of them"),
+        (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
+        (
+            {"blk.*.a": range(27)},
+            LATENT,
+            2600,
+            "recognises this model by its number of layers, 27, and not all of them fit",
+        ),
+        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
-        assert why in layer_sample.choose(summary, layer_sample.Room(outside + room, 99))
-        unnamed = layer_sample.choose(summary._replace(tensors=None), layer_sample.Room(outside + room, 99))
-        assert unnamed.startswith("the names of its tensors are not known")
+        assert why in layer_sample.choose_layers(summary, layer_sample.Room(outside + room, 99))
+        unnamed = layer_sample.choose_layers(summary._replace(tensors=None), layer_sample.Room(outside + room, 99))
+        assert unnamed.startswith("the names of the model's tensors are not known")
 
 
 # ------------------------------------------------------------------------------------------------- what is compared
@@ -205,7 +210,7 @@ def answers(shift=0.0, turn=1, asked=ASKED):
 
 def judged(other, limits=None):
     """The value in parts of its bound, and the place, where another side is farthest."""
-    found = questions.farthest(questions.distances(ASKED, answers(), other), limits or Bounds())
+    found = questions.farthest_distance(questions.distances(ASKED, answers(), other), limits or Bounds())
     return round(found.value / found.bound, 3), found.place
 
 
@@ -568,7 +573,7 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
         ("away", (), "crashes with status 1: ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1"),
         ("hangs", ("right",), "was not healthy within 8 s: its log is empty"),
         ("stops", ("wrong", "right", "none"), "not supported; with s: right it computes correctly"),
-        ("wrong", ("crashes", "none"), "allowed 0.050); none of these helps: s: crashes; s: none"),
+        ("wrong", ("crashes", "none"), "allowed 0.050); none of these settings helps: s: crashes; s: none"),
     ],
 )
 def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(prove, monkeypatch, how, remedies, said):
@@ -584,11 +589,11 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers does not produce numbers"),
-        ("sure", {}, "head's processor with 2 layers does not produce numbers"),
-        ("mute", {}, "head's processor with 2 layers does not turn text into tokens"),
+        ("none", {}, "head's processor with 2 layers computes results that are not numbers"),
+        ("sure", {}, "head's processor with 2 layers computes results that are not numbers"),
+        ("mute", {}, "head's processor with 2 layers did not convert text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
-        ("right", {"bytes": 1 << 60}, "too little for a file of 2 layers with 1099511627776 MiB"),
+        ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
         ("right", {"context": 2}, "does not produce numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
@@ -603,11 +608,11 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
-    assert run.prepare(work(variants=("near",)), processes.is_only_listener)
+    assert run.prepare_reference(work(variants=("near",)), processes.is_only_listener)
     assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
     for _again in range(2):
         assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
-    assert run.prepare(work("crashes", ("right",)), processes.is_only_listener)
+    assert run.prepare_reference(work("crashes", ("right",)), processes.is_only_listener)
     assert "crashes with status 3" in prove("crashes", reference=98).untested
     os.utime(tmp_path / "model.gguf", (1, 1))
     assert "crashes with status 3" in prove("crashes").untested
@@ -617,7 +622,7 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
-    assert run.prepare(work(reference=98, layers=(0,)), processes.is_only_listener)
+    assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_only_listener)
     assert list((tmp_path / run.FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
     monkeypatch.setattr(run, "REFERENCES", 1)
@@ -627,10 +632,10 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
-    assert not run.prepare(work("crashes"), processes.is_only_listener)
+    assert not run.prepare_reference(work("crashes"), processes.is_only_listener)
     assert not list((tmp_path / run.FOLDER).iterdir())
     monkeypatch.setattr(run, "_available_memory", lambda: run.FREE_MEMORY + 999)
-    assert not run.prepare(work("hangs"), processes.is_only_listener)
+    assert not run.prepare_reference(work("hangs"), processes.is_only_listener)
     assert not list(tmp_path.glob("*.starts"))
 
 
@@ -727,10 +732,10 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
     path = tmp_path / names.PROOF
     assert run.read_record(path).verdicts == ()
     for distance in (0.01, 0.02):
-        run.keep(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
+        run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
     assert run.read_record(path).verdicts == (RIGHT._replace(distance=0.02),)
     for number in range(run.VERDICTS):
-        run.keep(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
+        run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
     assert [one.id for one in run.read_record(path).verdicts] == [ID(number + 100) for number in range(run.VERDICTS)]
     path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
     assert run.read_record(path).verdicts == ()
@@ -758,8 +763,8 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
             r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
         (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
-        (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
-        (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Logs of the workers: "),
+        (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
+        (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
     ],
 )
 def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prove, manager, tried, said):
@@ -772,7 +777,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
     assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
-    assert ("Logs of the workers: " in answer["fix"]) == bool(commands)
+    assert ("Worker logs: " in answer["fix"]) == bool(commands)
 
 
 @pytest.mark.parametrize(
@@ -843,8 +848,8 @@ FEW = {"layers": (0,), "every_kind": False}
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"layers": (), "reason": "no names"}, "no layers of this model can prove the devices: no names"),
-        (FEW, "by 1 of 80 layers, not one of every kind"),
+        ({"layers": (), "reason": "no names"}, "this model's layers cannot prove the devices: no names"),
+        (FEW, "by 1 of 80 layers, not every kind of layer"),
         ({**FEW, "experts": False}, "by 1 of 80 layers, none with experts"),
     ],
 )

@@ -66,19 +66,25 @@ def released(release):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (of("worker1", "facts", rdma=[]), "no RDMA device of worker1 has its address 192.0.2.11 (/sys/class/infin"),
-        (of("head", "facts", rdma=["10.9.0.1"]), "device of head has its address 192.0.2.10 (found: 10.9.0.1"),
+        (
+            of("worker1", "facts", rdma=[]),
+            "no RDMA device on worker1 has the host's address 192.0.2.11 (/sys/class/infin",
+        ),
+        (of("head", "facts", rdma=["10.9.0.1"]), "device on head has the host's address 192.0.2.10 (found: 10.9.0.1"),
         (
             of("head", "facts", scope="user", service_manager="systemd_user"),
-            "head has no root systemd units, which RDMA needs to lock memory: set llama_host_scope",
+            "head has no system units of systemd, which RDMA needs to lock memory: set llama_host_scope",
         ),
-        (of("worker1", "facts", service_manager="supervisor"), "worker1 has no root systemd units"),
+        (of("worker1", "facts", service_manager="supervisor"), "worker1 has no system units of systemd"),
         (
             of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]),
             "tunnel, which RDMA cannot use",
         ),
         (released(FORK), "use source: pypi, git or archive of llama.cpp, or set"),
-        (released({**TREE, "source": "binary", "build": 11063}), "but llama_release of head does not compile it"),
+        (
+            released({**TREE, "source": "binary", "build": 11063}),
+            "but llama_release for head (binary-bbbbbbbb) is not compiled with RDMA",
+        ),
     ],
 )
 def test_where_it_cannot_work_it_is_refused(rdma, change, said):
@@ -95,9 +101,9 @@ def test_a_host_that_was_not_asked_is_planned_as_if_it_had_the_device(rdma):
 def test_a_head_with_several_addresses_needs_a_device_with_that_of_the_link(rdma):
     rdma.hosts["head"]["variables"]["llama_links"] = [{"address": "10.9.0.10/24", "peer": "worker1"}]
     rdma.hosts["worker1"]["variables"]["llama_links"] = [{"address": "10.9.0.11/24"}]
-    assert "no RDMA device of worker1 has its address 10.9.0.11 (found: 192.0.2.11" in rdma.reason()
+    assert "no RDMA device on worker1 has the host's address 10.9.0.11 (found: 192.0.2.11" in rdma.reason()
     rdma.hosts["worker1"]["facts"]["rdma"] = ["10.9.0.11"]
-    assert "no RDMA device of head has its address 10.9.0.10" in rdma.reason()
+    assert "no RDMA device on head has the host's address 10.9.0.10" in rdma.reason()
     rdma.hosts["head"]["facts"]["rdma"] = ["10.9.0.10"]
     assert not rdma.plan()["refused"]
 

@@ -39,7 +39,7 @@ builds/archives.extract_members builds/builder.Builder._install builds/builder.B
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.holders
 common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of
-drift/processes.account_processes drift/processes.started_at drift/state._is_unchanged drift/state._redefined_services
+drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._redefined_services
 facts/amx.is_miscompiled facts/connection._inherited_variable
 facts/firewall.active_manager facts/hardware._key_values facts/hardware._mib facts/hardware._render_nodes facts/hardware.cpu facts/hardware.nvidia_without_tools
 facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
@@ -48,10 +48,10 @@ firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_t
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of
 launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
-launcher/journal.replace launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
-launcher/server.keys_of links/configuration._matching links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
-links/inspection._protected model/layer_sample.write model/gguf.File.__init__
-model/known_answer_file.write models/download._fetch_file models/download._difference
+launcher/journal.replace_file launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
+launcher/server.keys_of links/configuration._files_with_our_names links/configuration.is_unplugged links/inspection._interfaces links/inspection._number
+links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.File.__init__
+model/known_answer_file.write_model models/download._fetch_file models/download._difference
 models/download._write_record models/web.open_url launcher/runtime.ProgramRequest.handle proof/run._read_reference proof/run._available_memory
 status/host_report.read_report verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.first_key
 """
@@ -215,7 +215,7 @@ def test_a_server_is_known_by_its_certificate(certify):
 
     assert ask(served(script), key="secret", certificate=expected[1]) == (
         0,
-        "it does not present the configured certificate: run site.yml, which restarts it",
+        "the server does not present the configured certificate: run site.yml to restart it",
     )
     assert b"secret" not in b"".join(received)
 

@@ -60,8 +60,8 @@ def play(path, tasks, variables, *arguments):
     [
         (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "The head serves without one:cpu after a while"),
         (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "The head serves without two after a while"),
-        (["one:cpu", "two"], None, "one", "there is no fallback without it"),
-        (["two:cpu", "two:hip"], 60, "two", "there is no fallback without it"),
+        (["one:cpu", "two"], None, "one", "no fallback is planned for it"),
+        (["two:cpu", "two:hip"], 60, "two", "no fallback is planned for it"),
     ],
 )
 def test_a_host_is_spared_where_a_fallback_goes_without_all_that_it_lends(fallbacks, after, host, said):
@@ -74,9 +74,9 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. The head serves without one:cpu" in said
-    assert "two reboots. The cluster does not answer until it is back" in said
-    assert "spare reboots. The cluster uses nothing there." in said
-    assert "does not answer until it is back: it is the head." in said
+    assert "two reboots. The cluster does not answer until this host" in said
+    assert "spare reboots. The cluster uses nothing on this host." in said
+    assert "does not answer until this host, its head, is back." in said
 
 
 def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):

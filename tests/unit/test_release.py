@@ -68,7 +68,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         tried.append(
             (sorted(path.name for path in folder.iterdir()), list(listed), place.folder.exists(), place.account)
         )
-        raise Refusal("llama-server was tried on this host's processor and crashed with SIGILL.")
+        raise Refusal("llama-server was tested on this host's processor and crashed with SIGILL.")
 
     monkeypatch.setattr(smoke_test, "try_programs", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
@@ -91,7 +91,10 @@ def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, pa
     programs["build"]["ui"] = ui
     result = call(**programs)
     if (page, ui) == (False, "true"):
-        assert "llama_server_ui is true, but its llama-server has no chat page: set it to auto" in result["msg"]
+        assert (
+            "llama_server_ui is true, but this release's llama-server has no chat page: set llama_server_ui to auto"
+            in result["msg"]
+        )
         return
     assert result["manifest"]["page"] is page
     warning = ["llama-server of new has no chat page: use another release, for example source: pypi"]
@@ -157,7 +160,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(
-        f"process {os.getpid()} on this host still builds, although its run was killed: stop it"
+        f"process {os.getpid()} on this host is still building, although its run was killed: stop it"
     )
     assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
     assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]
@@ -197,7 +200,7 @@ def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypa
     monkeypatch.setattr(plugin, "_execute_module", ask)
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
     said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) is gone"
-    not_built(plugin, f"{said}.*Run the playbook again; the build continues where it stopped")
+    not_built(plugin, f"{said}.*Run the playbook again to resume the build")
     assert ask.call_count == (2 if dies else len(answers))
 
 
@@ -245,7 +248,7 @@ def test_a_build_that_goes_on_is_named_as_such(call, programs, tmp_path):
     """Only a build does: what is copied is copied again."""
     (tmp_path / "cache").write_text("")
     compiled = {**programs, "release": typed_json.dump(builds.RELEASE), "cache": str(tmp_path / "cache")}
-    assert call(**compiled)["msg"].endswith("The build continues where it stopped.")
+    assert call(**compiled)["msg"].endswith("The next run resumes the build.")
     received = {"path": str(tmp_path / "none"), "sha256": "0" * 64}
     assert "continues" not in call(**{**compiled, "received": received, "brought": None})["msg"]
 
@@ -257,7 +260,7 @@ def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path
     programs["brought"]["sha256"] = sha256(pack_folder(tmp_path, tree, tree.name))
     told = call(**{**programs, "release": typed_json.dump(builds.RELEASE), "cache": str(small_disk)})
     assert told["failed"]
-    assert f"unpack failed: the disk of {small_disk} is full" in told["msg"]
+    assert f"unpack failed: the disk that holds {small_disk} is full" in told["msg"]
 
 
 HELP_OF_SERVER = """----- common params -----
@@ -309,7 +312,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
         assert told["failed"]
         assert told["msg"] == (
             "Installing new: llama-server of new on strix1 does not know --rpc (its help has --rpc-servers), which llama_worker_endpoints sets: set "
-            "llama_release to a build that has it, or use a version of this collection that knows this build. No running service was touched."
+            "llama_release to a build that has this option, or use a version of this collection that knows this build. No running service was touched."
         )
 
 
@@ -317,7 +320,7 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
     "planned, said, told",
     [
         ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: the launcher passes -c instead"),
-        ("--fit off --alias x", "--alias x", "--fit: it is omitted, and llama-server's default applies"),
+        ("--fit off --alias x", "--alias x", "--fit: the launcher omits it, and llama-server's default applies"),
         ("--cache-ram 4096", "", "--cache-ram: it is omitted"),
         ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
         ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
@@ -359,7 +362,7 @@ CHILD = ["/releases/new/bin/llama-server", "--no-such-option"]
     "words, given, said",
     [
         ("llama-server --rpc x --ctx-size 8", {}, ""),
-        ("llama-server --no-such-option", {}, "which llama_server_extra_args sets: remove it, or use one"),
+        ("llama-server --no-such-option", {}, "which llama_server_extra_args sets: remove it, or use an option"),
         ("llama-server --no-such-option", {"release": "other"}, ""),
         ("llama-server --no-such-option", {"help": "usage: none, but --rpc"}, ""),
         ("llama-server --rpc x", {"children": [CHILD]}, "does not know --no-such-option"),

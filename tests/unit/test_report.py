@@ -85,7 +85,7 @@ def test_the_page_of_a_cluster():
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
         "Device rates",
-        "No proof of the devices: the names of its tensors are not known",
+        "No proof of the devices: the names of the model's tensors are not known",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
@@ -207,7 +207,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
 
 
 def test_another_build_loses_the_conversations_that_are_kept(pair):
-    lost = "    ! kept conversations would be lost: another build cannot read them"
+    lost = "    ! kept conversations would be lost, because another build cannot read them"
     for keeps, running in ((True, "b6110-cpu-12345678"), (False, "b6110-cpu-12345678"), (True, None)):
         pair.hosts["head"]["variables"]["llama_server_keep_conversations"] = keeps
         plan = pair.plan()

@@ -37,13 +37,13 @@ def kept(pair):
 
 
 def choose(answers, heads=("head",), **others):
-    head, plan = rollback.choose(rollback.read_kept_plans(answers), heads, **others)
+    head, plan = rollback.choose_target(rollback.read_kept_plans(answers), heads, **others)
     return head, int(plan.id, 16)
 
 
 def steps(answers, **others):
     hosts = rollback.read_kept_plans(answers)
-    return rollback.host_steps(hosts, *rollback.choose(hosts, ["head"]), **others)
+    return rollback.host_steps(hosts, *rollback.choose_target(hosts, ["head"]), **others)
 
 
 def test_the_plan_that_served_before_is_the_one_to_go_back_to(kept):
@@ -52,7 +52,7 @@ def test_the_plan_that_served_before_is_the_one_to_go_back_to(kept):
 
 def test_while_a_change_is_not_finished_it_is_the_plan_that_serves(kept):
     assert choose(kept(next=3, now=2, before=1)) == ("head", 2)
-    assert choose(kept(next=3, now=2, before=1), failed=f"{3:016x}") == ("head", 2)
+    assert choose(kept(next=3, now=2, before=1), failed_plan_id=f"{3:016x}") == ("head", 2)
     killed = kept(now=3, before=2)
     killed["worker2"] = kept(next=3, now=2, before=1)["worker2"]
     assert choose(killed) == ("head", 3), "the run was killed while it noted that the plan serves"
@@ -70,16 +70,16 @@ def test_a_head_that_moved_goes_back_to_where_it_was(kept):
 
 def test_without_a_plan_that_served_there_is_nothing_to_go_back_to(kept):
     for answers, reason in (
-        ({}, "No head among the hosts that answered"),
-        (kept(next=1), "No head among the hosts that answered"),
+        ({}, "None of the hosts that answered is a head"),
+        (kept(next=1), "None of the hosts that answered is a head"),
         (kept(now=1), "No plan served before plan 0000000000000001"),
     ):
         with pytest.raises(Refusal, match=reason):
             choose(answers)
-    with pytest.raises(Refusal, match="is the last one that served, so there is nothing to go back to"):
-        choose(kept(now=1, before=2), failed=f"{1:016x}")
-    with pytest.raises(Refusal, match="no plan served here before it, so there is nothing to go back to"):
-        choose(kept(next=1), failed=f"{1:016x}")
+    with pytest.raises(Refusal, match="is the last plan that served, so there is nothing to return to"):
+        choose(kept(now=1, before=2), failed_plan_id=f"{1:016x}")
+    with pytest.raises(Refusal, match="no earlier plan served here, so there is nothing to return to"):
+        choose(kept(next=1), failed_plan_id=f"{1:016x}")
 
 
 def test_a_host_without_its_part_stops_the_way_back_unless_this_run_lost_it(kept):
@@ -87,7 +87,7 @@ def test_a_host_without_its_part_stops_the_way_back_unless_this_run_lost_it(kept
     del answers["worker2"]
     with pytest.raises(Refusal, match=r"needs worker2, which did not answer .* No service was touched"):
         steps(answers)
-    assert set(steps(answers, lost=["worker2"])["hosts"]) == {"head", "worker1"}
+    assert set(steps(answers, lost_hosts=["worker2"])["hosts"]) == {"head", "worker1"}
 
 
 def test_hosts_that_joined_since_are_left_out(kept):
@@ -161,7 +161,7 @@ def test_no_file_of_the_controller_is_copied_because_a_host_names_it(kept):
 def test_what_was_removed_since_stops_before_any_service(kept, change, reason):
     answers = kept(next=2, now=1)
     change(answers["worker1"]["now"])
-    with pytest.raises(Refusal, match=rf"cannot serve any more: {reason}.*No service was touched"):
+    with pytest.raises(Refusal, match=rf"can no longer serve: {reason}.*No service was touched"):
         steps(answers)
 
 
@@ -172,7 +172,7 @@ def test_the_action_takes_answers_as_ansible_registers_them(kept):
     assert (found["target"]["id"], found["target"]["head"], found["target"]["uninvolved"]) == (f"{1:016x}", "head", [])
     assert set(found["hosts"]) == set(NAMES)
     answers["worker1"]["kept"]["now"]["plan"]["id"] = "../x"
-    with pytest.raises(AnsibleActionFail, match="The report of worker1 about the plans that it keeps"):
+    with pytest.raises(AnsibleActionFail, match="The report of worker1 about its kept plans"):
         run(action, answers=answers, heads=["head"])
 
 
@@ -225,13 +225,13 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     assert other_plan() is None
     assert other_plan(head=planned) is None
     message = other_plan(head=planned, worker1=old)
-    assert f"plans {plan['id']} with release pypi-0.3.36" in message
+    assert f"plan is {plan['id']} with release pypi-0.3.36" in message
     assert "on worker1 plan 1111111111111111 with release b1 serves" in message
     assert message.endswith("To keep that plan, set: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
-    assert same.endswith("No variable differs, but hardware, software or the collection does.")
+    assert same.endswith("The variables are the same; hardware, software or the collection has changed.")
     unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
-    assert "was begun but never served: site.yml applies the inventory's plan" in unfinished
+    assert "was applied in part but never served: site.yml applies the inventory's plan" in unfinished
     assert "release pypi" not in unfinished
 
 

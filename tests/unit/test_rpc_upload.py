@@ -64,7 +64,7 @@ def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
 def test_a_model_that_becomes_shorter_meanwhile():
     server = Server(CacheWorker((8, 0, 0)).script)
     with (
-        pytest.raises(rpc_upload.TransferError, match="file was truncated meanwhile"),
+        pytest.raises(rpc_upload.TransferError, match="file was truncated during the transfer"),
         rpc_upload.UploadConnection("127.0.0.1", server.port, 100, 5) as worker,
     ):
         worker.send_part(io.BytesIO(bytes(50)), 0, 100)

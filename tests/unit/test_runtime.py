@@ -208,7 +208,7 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
     assert json.loads((tmp_path / runtime.EXITS).read_text())["how"] == "with status 0"
-    assert workers.run(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
+    assert workers.run_worker(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
     said = capfd.readouterr().out
     assert "the worker exited with status 0" in said
     assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
@@ -227,8 +227,8 @@ def test_what_lies_in_the_way_of_a_new_file_is_removed(tmp_path, make):
 def test_others_read_a_file_that_is_for_them_whatever_the_mask(tmp_path):
     before = os.umask(0o077)
     try:
-        assert journal.replace(tmp_path / "metrics.prom", "x 1", 0o644)
-        assert journal.replace(tmp_path / "state.json", "{}")
+        assert journal.replace_file(tmp_path / "metrics.prom", "x 1", 0o644)
+        assert journal.replace_file(tmp_path / "state.json", "{}")
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.iterdir())] == [0o644, 0o600]
@@ -305,17 +305,17 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
     old, used, new = (cached(tmp_path, name, 100, age) for name, age in (("old", 300), ("used", 900), ("new", 1)))
     os.utime(used, (time.time(), used.stat().st_mtime))
     (tmp_path / "link").symlink_to(new)
-    assert workers.tidy(tmp_path, 300) == []
-    assert workers.tidy(tmp_path, 250) == ["old"]
+    assert workers.tidy_cache(tmp_path, 300) == []
+    assert workers.tidy_cache(tmp_path, 250) == ["old"]
     assert not old.exists()
-    assert sorted(workers.tidy(tmp_path, 0)) == ["new", "used"]
-    assert workers.tidy(tmp_path / "no-such-folder", 0) == []
+    assert sorted(workers.tidy_cache(tmp_path, 0)) == ["new", "used"]
+    assert workers.tidy_cache(tmp_path / "no-such-folder", 0) == []
 
 
 def test_a_cache_that_cannot_be_tidied_does_not_end_its_worker(small_disk, capfd):
     kept = cached(small_disk, "kept", 5000, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert workers.run([sys.executable, "-c", ""], small_disk, 1000) == 1
+    assert workers.run_worker([sys.executable, "-c", ""], small_disk, 1000) == 1
     said = capfd.readouterr().out
     assert f"{kept} could not be removed: Read-only file system" in said
     assert "the worker exited with status 0" in said
@@ -349,8 +349,8 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
     cache = tmp_path / "cache" / "rpc"
     for name, size, age in (("a", 100, 99), ("b", 70, 99), ("c", 200, 99), ("written now", 9, 1)):
         cached(cache, name, size, age)
-    assert workers.tidy(cache, 1 << 20, [100, 200], 30) == ["b"]
-    assert workers.tidy(cache, 1 << 20, [300]) == ["written now"]
+    assert workers.tidy_cache(cache, 1 << 20, [100, 200], 30) == ["b"]
+    assert workers.tidy_cache(cache, 1 << 20, [300]) == ["written now"]
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,14 @@ def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, si
     cached(cache, "cut", 10, 99)
     later = str(cache / "later")
     program = f"import os, time; open({later!r}, 'wb').write(bytes(15)); os.utime({later!r}, (1, 1)); time.sleep(1)"
-    workers.run([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, tidy_seconds=0.1, sizes=sizes)
+    workers.run_worker([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, tidy_seconds=0.1, sizes=sizes)
     assert sorted(path.name for path in cache.iterdir()) == left
 
 
 def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch):
     tidied = []
-    monkeypatch.setattr(workers, "tidy", lambda *given: tidied.append(given))
-    workers.run([sys.executable, "-c", ""], tmp_path, 99, tidy_seconds=60)
+    monkeypatch.setattr(workers, "tidy_cache", lambda *given: tidied.append(given))
+    workers.run_worker([sys.executable, "-c", ""], tmp_path, 99, tidy_seconds=60)
     assert tidied == [(tmp_path, 99, ())]
 
 

@@ -28,7 +28,7 @@ def test_a_stopped_worker_is_ended_where_it_runs(cluster):
     process, _port = cluster.worker()
     (child,) = children(process)
     os.kill(child, signal.SIGSTOP)
-    assert "the worker has been stopped by a signal for " in healed(process, "restarting it")
+    assert "the worker has been suspended (SIGSTOP) for " in healed(process, "restarting it")
     assert not os.path.exists(f"/proc/{child}")
 
 
@@ -94,7 +94,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker(monkeypatch):
         "   2: 0100007F:A002 0D0200C0:C384 01 00000100:00000000 04:00000000 00000009     0        0 333 1\n"
     )
     links = progress.parse_tcp_table(table)
-    head = watched([link.remote for link in links])
+    head = watched([link.peer for link in links])
     look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), links, {})
     better = look._replace(links=[link._replace(retransmissions=0) for link in links])
     head.update = lambda clock: better if clock == 30 else look
@@ -103,7 +103,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker(monkeypatch):
     assert [head.fault() for _number in range(5)] == [None] * 5
     fault = head.fault()
     assert (fault.cause, fault._replace(model="m").cause) == ("lost_worker", "model_lost_worker")
-    assert fault.lost == ["192.0.2.11:50052"]
+    assert fault.workers == ["192.0.2.11:50052"]
     assert fault.finding == "lost worker 192.0.2.11:50052, whose host does not acknowledge data"
 
 
@@ -136,7 +136,7 @@ def test_a_stopped_head_is_started_again(cluster):
     process = cluster.head("answers", until_it_is="serving")
     (child,) = children(process)
     os.kill(child, signal.SIGSTOP)
-    assert "llama-server has been stopped by a signal for " in healed(process, "restarting llama-server")
+    assert "llama-server has been suspended (SIGSTOP) for " in healed(process, "restarting llama-server")
     assert not os.path.exists(f"/proc/{child}")
     assert cluster.record()["restarts"] == 1
     assert "stopped by a signal" in cluster.record()["last"][-1]["text"]
@@ -148,7 +148,7 @@ def test_a_stopped_head_is_started_again(cluster):
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first\nsecond\n")
-    process = cluster.head("hangs", more=[llama_server.API_KEYS, str(keys)])
+    process = cluster.head("hangs", more=[llama_server.API_KEY_OPTION, str(keys)])
     with cluster.client():
         said = lines_until(process, "nothing has moved for")
     assert "llama-server does not answer a client" in said[-1]
@@ -264,7 +264,7 @@ def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(monk
         with monkeypatch.context() as patched:
             patched.setattr(llama_server, "time", SimpleNamespace(monotonic=lambda clocks=clocks: next(clocks)))
             faults = [head.fault() for _number in range(3)]
-        assert [bool(fault and fault.silent) for fault in faults] == [False, silent, silent], faults
+        assert [bool(fault and fault.is_silent) for fault in faults] == [False, silent, silent], faults
 
 
 class Pair:

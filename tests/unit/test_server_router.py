@@ -98,7 +98,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
 def test_a_model_that_is_stopped_is_ended_and_loaded_again(cluster, models):
     cluster.ask(model="one")
     os.kill(models.process(), signal.SIGSTOP)
-    assert "llama-server has been stopped by a signal for " in models.ended("one")
+    assert "llama-server has been suspended (SIGSTOP) for " in models.ended("one")
     assert cluster.ask(model="one") == b"the answer"
 
 

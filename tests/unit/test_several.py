@@ -141,7 +141,7 @@ def test_workers_serve_whichever_model_uses_them():
     launcher = plan["head"]["launcher"]
     assert sorted(word for before, word in zip(launcher, launcher[1:]) if before == "--worker") == sorted(used)
     (name,) = {entry["host"] for entry in two["placement"]} - {entry["host"] for entry in one["placement"]}
-    assert changes.while_away(typed(plan), name) == "Requests for two fail until it is back."
+    assert changes.while_away(typed(plan), name) == "Requests for two fail until this host is back."
     assert changes.while_away(typed(plan), one["placement"][0]["host"]).startswith("Requests for one, two fail")
     assert not plan["fallbacks"]
     assert not plan["no_fallback"]
@@ -202,7 +202,9 @@ def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
 
     assert environment(((), hidden), ((), hidden)) == hidden
     assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
-    with pytest.raises(Refusal, match="models of llama_models need X=1 and X=2, but share one environment"):
+    with pytest.raises(
+        Refusal, match="models in llama_models need both X=1 and X=2, but all models share one environment"
+    ):
         environment((("cuda",), {"X": "1"}), (("cuda",), {"X": "2"}))
 
 
@@ -267,20 +269,23 @@ def test_entries_that_cannot_be(pair, entries, reason):
     "given, reason",
     [
         (["--temp 1"], "extra_args has '--temp 1' as one"),
-        (["--lora", "/a;b"], "'--lora /a;b' is given with ; or #, which presets of llama-server cannot express"),
-        (["--lora", "a", "--lora", "b"], "'--lora b' is given a second time, after --lora, which presets of"),
-        (["--seed", "2", "-s", "1"], "'-s 1' is given a second time, after --seed, which presets of"),
-        (["--temp", "1", "--temperature", "2"], "'--temperature 2' is given a second time, after --temp, which"),
-        (["-kvu", "--no_kv_unified"], "'--no_kv_unified' is given a second time, after -kvu, which"),
-        (["-nocb", "--cont-batching"], "'--cont-batching' is given a second time, after -nocb, which"),
-        (["--slots", "--no-slots"], "'--no-slots' is given a second time, after --slots, which"),
-        (["--lora-scaled", "a", "1"], "'--lora-scaled a 1' is given with several values"),
-        (["--temp=1"], "'--temp=1' is given as one word"),
-        (["-a", "mine"], "extra_args has -a, which the plan decides: set name instead"),
-        (["--port", "1"], "extra_args has --port, which the plan decides: set llama_server_port instead"),
-        (["--host", "::"], "extra_args has --host, which the plan decides"),
-        (["--api-key", "x"], "extra_args has --api-key, which the plan decides"),
-        (["--threads_http", "4"], "--threads_http is given to llama-server, and clients reach the router: remove it"),
+        (["--lora", "/a;b"], "llama-server gets '--lora /a;b' with ; or #, which its presets cannot express"),
+        (["--lora", "a", "--lora", "b"], "llama-server gets '--lora b' a second time, after --lora, which its presets"),
+        (["--seed", "2", "-s", "1"], "llama-server gets '-s 1' a second time, after --seed, which its presets"),
+        (
+            ["--temp", "1", "--temperature", "2"],
+            "llama-server gets '--temperature 2' a second time, after --temp, which",
+        ),
+        (["-kvu", "--no_kv_unified"], "llama-server gets '--no_kv_unified' a second time, after -kvu, which"),
+        (["-nocb", "--cont-batching"], "llama-server gets '--cont-batching' a second time, after -nocb, which"),
+        (["--slots", "--no-slots"], "llama-server gets '--no-slots' a second time, after --slots, which"),
+        (["--lora-scaled", "a", "1"], "llama-server gets '--lora-scaled a 1' with several values"),
+        (["--temp=1"], "llama-server gets '--temp=1' as one word"),
+        (["-a", "mine"], "extra_args has -a, which the plan sets: set name instead"),
+        (["--port", "1"], "extra_args has --port, which the plan sets: set llama_server_port instead"),
+        (["--host", "::"], "extra_args has --host, which the plan sets"),
+        (["--api-key", "x"], "extra_args has --api-key, which the plan sets"),
+        (["--threads_http", "4"], "llama-server gets --threads_http, but clients reach the router: remove the option"),
     ],
 )
 def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
@@ -296,14 +301,14 @@ def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
         ),
         (
             {"llama_model_alias": "mine"},
-            "llama_models and llama_model_alias are both set: add an entry for each model, and set name there",
+            "llama_models and llama_model_alias are both set: add an entry for each model, and set name in it",
         ),
-        ({"llama_server_fallback": True}, "llama_server_fallback is true, but models of llama_models have no fallback"),
+        ({"llama_server_fallback": True}, "llama_server_fallback is true, but models in llama_models have no fallback"),
         ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
-        ({"llama_release": FORK}, "llama_models needs the router of llama.cpp itself"),
-        ({"llama_server_extra_args": ["--models-dir", "/srv"]}, "models-dir, which the plan decides: set llama_models"),
-        ({"llama_server_extra_args": ["--no-ui"]}, "has --no-ui, which the plan decides: set llama_server_ui instead"),
-        ({"llama_server_extra_args": ["--alias", "mine"]}, "--alias, which the plan decides: set llama_model_alias"),
+        ({"llama_release": FORK}, "llama_models needs llama.cpp's own router"),
+        ({"llama_server_extra_args": ["--models-dir", "/srv"]}, "models-dir, which the plan sets: set llama_models"),
+        ({"llama_server_extra_args": ["--no-ui"]}, "has --no-ui, which the plan sets: set llama_server_ui instead"),
+        ({"llama_server_extra_args": ["--alias", "mine"]}, "--alias, which the plan sets: set llama_model_alias"),
     ],
 )
 def test_variables_that_several_models_cannot_have(pair, variables, reason):

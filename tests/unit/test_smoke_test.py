@@ -116,7 +116,7 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 def test_a_server_that_does_not_work(programs, server, said):
     with pytest.raises(Refusal) as failed:
         programs(server)
-    for part in ["llama-server was tried on this host's processor and", "no running service was touched", *said]:
+    for part in ["llama-server was tested on this host's processor and", "no running service was touched", *said]:
         assert part in str(failed.value)
 
 
@@ -127,7 +127,7 @@ def test_a_server_that_does_not_work(programs, server, said):
         ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
         ("print('usage')", ["exited with status 0", "usage"]),
         (WORKER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
-        (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer as a worker (not_rpc"]),
+        (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
     ],
     ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )

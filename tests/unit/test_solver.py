@@ -41,12 +41,12 @@ def judged(places, counts, first, kept_free):
     for device, count in zip(places, counts):
         end = start + count
         if count:
-            held = sum(device.sizes.before[end : end + 1]) - device.sizes.before[start]
+            held = sum(device.sizes.bytes_before[end : end + 1]) - device.sizes.bytes_before[start]
             held += device.sizes.copies if start < len(device.cost) - 2 else 0
-            if held > device.capacity - device.fixed - device.compute * kept_free // solver.STEPS:
+            if held > device.capacity - device.fixed_bytes - device.compute * kept_free // solver.STEPS:
                 return None
             cost += device.cost[end] - device.cost[start] + device.base
-            full.setdefault(device.group, []).append(-(-WHOLE * (held + device.fixed) // device.capacity))
+            full.setdefault(device.group, []).append(-(-WHOLE * (held + device.fixed_bytes) // device.capacity))
         start = end
     return cost, full
 
@@ -166,8 +166,8 @@ def steps(layers, groups):
         device = place(
             sizes, int(sum(sizes) / 16 * chosen.uniform(0.95, 1.45)), index % groups + 1, group=index % groups
         )
-        before = tuple(Counted(size) for size in device.sizes.before)
-        places.append(device._replace(sizes=device.sizes._replace(before=before)))
+        before = tuple(Counted(size) for size in device.sizes.bytes_before)
+        places.append(device._replace(sizes=device.sizes._replace(bytes_before=before)))
     Counted.operations = 0
     counts = solver.solve(tuple(places), 0)
     assert sum(counts) == layers + 1

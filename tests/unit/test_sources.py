@@ -55,7 +55,7 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
         return str(tmp_path / path)
 
     request = {"source": "archive", "path": "a.tar.gz", "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"path 'a\.tar\.gz', .*not a file.*relative to the inventory"):
+    with pytest.raises(Refusal, match=r"path 'a\.tar\.gz', .*not a readable file.*relative to the inventory"):
         resolve(request, find)
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
     found = resolve(request, find)
@@ -76,7 +76,7 @@ def test_an_archive_behind_a_url(server):
 def test_what_is_not_a_file_is_not_read(tmp_path, name):
     os.mkfifo(tmp_path / "fifo")
     request = {"source": "archive", "path": str(tmp_path / name), "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"the path .*is not a file that the controller can read"):
+    with pytest.raises(Refusal, match=r"the path .*is not a readable file on the controller"):
         resolve(request, str)
 
 
@@ -153,7 +153,10 @@ def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
             f"Got *{'1' * 64}",
         ),
         ("ERROR: No matching distribution found", "check its version"),
-        ("/usr/bin/python3: No module named pip", "source: archive. pip says: /usr/bin/python3: No module named pip"),
+        (
+            "/usr/bin/python3: No module named pip",
+            "source: archive. Output of pip: /usr/bin/python3: No module named pip",
+        ),
     ],
 )
 def test_pip_that_fails(monkeypatch, stderr, said):

@@ -48,10 +48,10 @@ def test_llama_server_is_told_what_predicts_and_loads_no_draft_model_that_is_not
 @pytest.mark.parametrize(
     "kind, variables, why",
     [
-        ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "with which only draft and none are"),
+        ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "for which the plan supports only draft and none"),
         ("draft", {}, "llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram"),
-        ("mtp", {}, "on paper has no layers that predict further tokens: use a file of the model that has"),
-        ("ngram", {"llama_server_extra_args": ["--spec-type", "ngram-simple"]}, "and --spec-type is given to llama-server"),
+        ("mtp", {}, "on paper has no layers for multi-token prediction: use a model file with such"),
+        ("ngram", {"llama_server_extra_args": ["--spec-type", "ngram-simple"]}, "but llama-server also gets --spec-type"),
     ],
 )  # fmt: skip
 def test_what_llama_server_cannot_predict_with_is_refused_with_a_remedy(kind, variables, why):
@@ -59,11 +59,11 @@ def test_what_llama_server_cannot_predict_with_is_refused_with_a_remedy(kind, va
 
 
 def test_a_draft_model_without_layers_that_predict_is_no_mtp():
-    assert "has no layers that predict" in with_both(speculating("mtp"), draft=draft()).reason()
+    assert "has no layers for multi-token prediction" in with_both(speculating("mtp"), draft=draft()).reason()
 
 
 def test_layers_that_predict_are_counted_where_they_are_loaded():
     plain, loaded = (speculating(kind, PREDICTING).plan()["placement"][0] for kind in (None, "mtp"))
     assert loaded["weights_mib"] == pytest.approx(plain["weights_mib"] + 256, abs=1)
     assert loaded["kv_mib"] > plain["kv_mib"]
-    assert (loaded["exact"], loaded["without"]) == ([], ["compute buffers of layers that predict further tokens"])
+    assert (loaded["exact"], loaded["without"]) == ([], ["compute buffers of multi-token prediction layers"])

@@ -90,16 +90,16 @@ OTHER = "0" * 16
 @pytest.mark.parametrize(
     "now, earlier, status, said",
     [
-        (1.1, (), "passed", "1.10 bits per byte of plain text; nothing to compare with yet"),
-        (1.1, ((1.0, OTHER),), "passed", "nothing to compare with yet"),
-        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times that of the best so far"),
+        (1.1, (), "passed", "1.10 bits per byte of plain text; no earlier reading to compare with"),
+        (1.1, ((1.0, OTHER),), "passed", "no earlier reading to compare with"),
+        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times that of the best reading so far"),
         (1.1, ((1.08, None),), "passed", "perplexity 1.057 times"),
-        (1.1, ((1.07, None),), "failed", "1.087 times that of the best so far, more than 1.07: the release, a"),
+        (1.1, ((1.07, None),), "failed", "1.087 times that of the best reading so far, more than 1.07: the release, a"),
         (
             2.01,
             ((2.01, None),),
             "failed",
-            "2.01 bits per byte of plain text, more than 2: the model computes incorrectly",
+            "2.01 bits per byte of plain text, more than 2: the cluster computes incorrectly",
         ),
         (None, ((1.0, None),), "not tested", "the server does not report token probabilities"),
     ],
@@ -195,6 +195,6 @@ def test_a_completion_without_probabilities_fails(served, logarithms, computes):
     reply = replies.Reply(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": 8}}))
     plan, completion = typed(served.accepted()), server_client.completion(reply)
     (check,) = checks(judged(plan, healthy(plan, completion)), "completion")
-    assert (check.status, "does not produce numbers" in check.evidence) == (
+    assert (check.status, "results are not numbers" in check.evidence) == (
         ("passed", False) if computes else ("failed", True)
     )

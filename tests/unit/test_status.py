@@ -140,16 +140,23 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
 @pytest.mark.parametrize(
     "drifted, managed, health, told, state, problem",
     [
-        ("running", "running", {"healthy": False, "detail": "the model is loading"}, {}, "loading", "it is loading"),
-        ("running", "running", SILENT, {"state": "loading"}, "loading", "it is loading"),
-        ("running", "running", SILENT, {}, "silent", "it is silent: [Errno 111] Connection refused"),
+        (
+            "running",
+            "running",
+            {"healthy": False, "detail": "the model is loading"},
+            {},
+            "loading",
+            "the cluster is loading",
+        ),
+        ("running", "running", SILENT, {"state": "loading"}, "loading", "the cluster is loading"),
+        ("running", "running", SILENT, {}, "silent", "the cluster is silent: [Errno 111] Connection refused"),
         (
             "waiting",
             "running",
             SILENT,
             None,
             "waiting",
-            "it is waiting: the head waits for worker 192.0.2.11:50052: refused",
+            "the cluster is waiting: the head waits for worker 192.0.2.11:50052: refused",
         ),
         (
             "waiting",
@@ -157,11 +164,11 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
             SILENT,
             WAITS,
             "waiting",
-            "it is waiting: the head waits for worker worker1:cpu (192.0.2.11:50052)",
+            "the cluster is waiting: the head waits for worker worker1:cpu (192.0.2.11:50052)",
         ),
-        ("stopped", "running", SILENT, None, "starting", "it is starting: llama-server exited by signal 9"),
-        ("stopped", "stopped", SILENT, None, "stopped", "it is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "it is failed: llama-server exited by signal 9"),
+        ("stopped", "running", SILENT, None, "starting", "the cluster is starting: llama-server exited by signal 9"),
+        ("stopped", "stopped", SILENT, None, "stopped", "the cluster is stopped"),
+        ("stopped", "failed", SILENT, None, "failed", "the cluster is failed: llama-server exited by signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
@@ -222,7 +229,7 @@ def test_a_cluster_that_sleeps_is_healthy(plan, answers, tmp_path):
     told, error, shown = written(plan, answers, tmp_path)
     assert (told["cluster"]["state"], told["cluster"]["asleep_s"], error, told["problems"]) == ("asleep", 600, "", [])
     assert "asleep (a request wakes it) for 10 min" in shown
-    assert "passed, but the model was asleep and not tested" in " ".join(shown.split())
+    assert "passed, but the model was asleep and was not tested" in " ".join(shown.split())
 
 
 def test_what_an_earlier_launcher_left_or_none_does_not_count(plan, answers, tmp_path):
@@ -249,7 +256,7 @@ def test_the_head_does_not_answer(plan, answers, tmp_path):
     answers["head"] = {"skipped": True}
     told, error, _shown = written(plan, answers, tmp_path, facts=facts)
     assert (told["cluster"]["state"], told["cluster"]["verified"]) == ("unknown", None)
-    assert "so its state is unknown; head does not answer: timed out" in error
+    assert "so the cluster's state is unknown; head does not answer: timed out" in error
     assert [host["reachable"] for host in told["hosts"]] == [False, True, True]
 
 
@@ -282,7 +289,7 @@ def test_nothing_is_installed(plan, answers, tmp_path):
             answer["drift"]["services"][service["name"]]["state"] = "stopped"
     told, error, shown = written(plan, answers, tmp_path)
     assert told["cluster"]["state"] == "not installed"
-    assert error == "llama_cluster is not healthy: it is not installed."
+    assert error == "llama_cluster is not healthy: the cluster is not installed."
     assert shown.count("  not installed") == 4
     assert DIFFERENCE["text"] not in shown
     answers["head"] = look(plan, "head", drifts(plan)["head"])
@@ -365,8 +372,8 @@ def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, nam
 @pytest.mark.parametrize(
     "odd, said",
     [
-        (None, "it was not asked"),
-        ([], "it was not asked"),
+        (None, "the run did not contact it"),
+        ([], "the run did not contact it"),
         ({"condition": "x"}, "The report of head about its condition"),
         ({"condition": {"a": {}}}, "The report of head about its condition"),
         ({"failed": True, "msg": "account llamacpp is missing"}, "account llamacpp is missing"),

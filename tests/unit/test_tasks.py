@@ -69,7 +69,7 @@ def test_what_others_say_is_shown_without_control_characters():
         ({"msg": "the same"}, {"msg": "the same"}, ""),
         ({"msg": "non-zero return code", "stderr": "disk\nfull"}, {}, "disk full"),
         ({}, {}, ""),
-        ({"rc": 1}, {}, "no reason was given"),
+        ({"rc": 1}, {}, "no reason given"),
         (
             {
                 "msg": "One or more items failed",
@@ -100,7 +100,9 @@ def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, unprov
 
 
 def test_the_log_of_a_worker_that_crashed_says_why():
-    (task,) = (one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("computes them correctly"))
+    (task,) = (
+        one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("computes these layers correctly")
+    )
     known = {name: trust_as_template(text) for name, text in task["vars"].items()}
     known["__llama_proof"] = {"wrong": "w crashes", "fix": "Do."}
     known["__llama_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
@@ -243,7 +245,7 @@ CHANGE = [
     "Write the planned files",
     "Keep the plan on each host",
     "Stop a retired head before its workers change",
-    "Stop the head before its model or its workers change",
+    "Stop the head before its model or workers change",
     *START,
     "Verify the cluster, unless this is check mode",
     "Remove the installation once the cluster no longer uses the host",

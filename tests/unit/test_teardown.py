@@ -141,7 +141,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here stays with models: remove what nothing else uses."
+    said = f"{prefix} on here still contains models: remove what nothing else uses."
     assert told["left"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -192,10 +192,10 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["left"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here stays with .bashrc, .llamacpp-notes, checkout, models: remove what nothing else uses."
+        f"{prefix} on here still contains .bashrc, .llamacpp-notes, checkout, models: remove what nothing else uses."
     ]
     assert remove(prefix)["left"] == [
-        f"{prefix} on here stays: without .llamacpp.cluster it is not an installation of this collection, or only the remains of one."
+        f"{prefix} on here was not removed: without .llamacpp.cluster, this folder is no installation of this collection, or only the remains of one."
     ]
 
 
@@ -205,7 +205,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, 
     (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     monkeypatch.setattr(removal, "PACKAGE_REMOVAL", ("no-such-manager remove", "sh remove"))
     said = (
-        "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
+        "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
         "sh remove \\x1b ccache stunnel4"
     )
     assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
@@ -219,7 +219,9 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
-    assert told["left"][0].startswith(f"{tmp_path}/prefix on here stays: without .llamacpp.cluster it is not an ")
+    assert told["left"][0].startswith(
+        f"{tmp_path}/prefix on here was not removed: without .llamacpp.cluster, this folder is no "
+    )
 
 
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
@@ -238,10 +240,10 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 @pytest.mark.parametrize(
     "path, has",
     [
-        ("prefix", "{}/prefix (of nobody, not of root), "),
-        ("prefix/models", "{}/prefix/models (of nobody, not of root), "),
-        ("prefix/venv/bin", "{}/prefix/venv (of root), "),
-        ("cache", "{}/cache (of nobody, not of root), "),
+        ("prefix", "{}/prefix (owned by nobody, not by root), "),
+        ("prefix/models", "{}/prefix/models (owned by nobody, not by root), "),
+        ("prefix/venv/bin", "{}/prefix/venv (owned by root), "),
+        ("cache", "{}/cache (owned by nobody, not by root), "),
         ("prefix/else", ""),
     ],
 )

@@ -43,7 +43,7 @@ def build_of(plan):
 
 def found(name, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
-    return toolchains.find(tmp_path, machine.ask)
+    return toolchains.find_toolchains(tmp_path, machine.ask)
 
 
 OF_HIP, OF_VULKAN = {"hip-headers", "hipblas", "rocblas"}, {"vulkan-headers", "vulkan-loader", "spirv-headers"}
@@ -231,16 +231,21 @@ REFUSALS = [
         llama_build_toolchain=CUDA_LINK,
     ),
     refusal(
-        *(WITHOUT_TOOLS, "here has NVIDIA GeForce RTX 3090, but its compute capability is unknown", "nvidia-smi"),
+        *(
+            WITHOUT_TOOLS,
+            "here has NVIDIA GeForce RTX 3090, but the compute capability of this device is unknown",
+            "nvidia-smi",
+        ),
         *("llama_hardware", "set llama_backend"),
     ),
     refusal(
-        *(WITHOUT_TOOLS, "llama_worker_endpoints[0] of here lends CUDA0, NVIDIA GeForce RTX 3090, whose"),
+        *(WITHOUT_TOOLS, "llama_worker_endpoints[0] for here lends CUDA0, NVIDIA GeForce RTX 3090, whose"),
         "RTX 3090, whose memory size is unknown",
         change=with_architecture("8.6"),
     ),
     refusal(
-        *(GTX, "llama_hardware of here has the architecture 'sm_86'", "like 8.6"), change=with_architecture("sm_86")
+        *(GTX, "llama_hardware for here gives a cuda device the architecture 'sm_86'", "like 8.6"),
+        change=with_architecture("sm_86"),
     ),
     refusal("constructed/intel_arc", "lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"),
     refusal(*("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain")),
@@ -255,12 +260,12 @@ REFUSALS = [
         **HIP,
     ),
     refusal(
-        *("constructed/m4_max", "here lacks ninja: run brew install ninja there"),
+        *("constructed/m4_max", "here lacks ninja: run brew install ninja on that host"),
         change=all_of(without("ninja", "ccache"), **MAC),
     ),
     refusal(
         *(INTEL, "here lacks icx, mkl, dnnl, level-zero-driver"),
-        "from Intel's graphics driver repository and Intel's repository of oneAPI",
+        "from Intel's graphics driver repository and Intel's oneAPI repository",
         change=all_of(without("icx", "mkl", "dnnl", "level-zero-driver"), toolchains=[]),
         **OF_SYCL,
     ),
@@ -381,7 +386,7 @@ def test_a_component_is_of_the_compilers_version_or_of_its_year(tmp_path, monkey
         header = tmp_path / f"opt/intel/oneapi/mkl/{version}/include/oneapi/mkl.hpp"
         header.parent.mkdir(parents=True)
         header.touch()
-    newest = toolchains.find(tmp_path, machine.ask)[-1]
+    newest = toolchains.find_toolchains(tmp_path, machine.ask)[-1]
     assert newest["components"].get("mkl") == (f"{ONEAPI}/mkl/{chosen}" if chosen else None)
     assert ("mkl" in newest["libraries"]) == bool(chosen)
 
@@ -390,4 +395,6 @@ def test_a_card_that_is_known_by_one_backend_can_use_vulkan_too():
     card = accelerator("cuda", "Tesla P40", "6.1", 24576)
     cluster = head_with_cards(1, 4, llama_backend="cuda")
     cluster.hosts["head"]["facts"].update(accelerators=[card], toolchain={**CUDA, "nvcc": "13.0"})
-    cluster.reason("or set llama_backend of head to vulkan (declare the card for it in llama_hardware too) or cpu")
+    cluster.reason(
+        "or set llama_backend to vulkan (and declare the card for that backend in llama_hardware) or cpu for head"
+    )

@@ -31,15 +31,15 @@ def test_both_ends_find_the_same_file_of_keys(tmp_path):
     (head,) = tunnel.parse_tunnels(["127.128.0.12:50052=10.0.0.12:50052"], tmp_path, client=True)
     (worker,) = tunnel.parse_tunnels(["10.0.0.12:50052=127.0.0.1:50052"], tmp_path, client=False)
     assert head.key == worker.key == tmp_path / "10.0.0.12"
-    text = tunnel.configuration([head])
+    text = tunnel.stunnel_configuration([head])
     for line in ("client = yes", "accept = 127.128.0.12:50052", "connect = 10.0.0.12:50052", "TIMEOUTidle = 31536000"):
         assert f"\n{line}\n" in text
     assert "\nsocket = r:TCP_NODELAY=1\n" in text
-    assert "\nclient = no\n" in tunnel.configuration([worker])
+    assert "\nclient = no\n" in tunnel.stunnel_configuration([worker])
 
 
 def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(tunnel, "program", lambda: None)
+    monkeypatch.setattr(tunnel, "stunnel_path", lambda: None)
     tunnel.journal.LOGGED_KEYS.clear()
     ends = tunnel.parse_tunnels(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
     with tunnel.Tunnels(ends):
@@ -52,10 +52,10 @@ def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, mon
 
 def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_path, monkeypatch):
     near = progress.TcpSocket("127.0.0.1:5", "127.128.0.12:1", progress.ESTABLISHED, 0, 0, "near")
-    probe = near._replace(local="127.0.0.1:6", inode="probe")
-    client = near._replace(remote="127.0.0.1:9", inode="client")
-    far = near._replace(local="10.0.0.11:5", remote="10.0.0.12:1", retransmissions=6, inode="far")
-    short = far._replace(local="10.0.0.11:6", retransmissions=0, inode="short")
+    probe = near._replace(address="127.0.0.1:6", inode="probe")
+    client = near._replace(peer="127.0.0.1:9", inode="client")
+    far = near._replace(address="10.0.0.11:5", peer="10.0.0.12:1", retransmissions=6, inode="far")
+    short = far._replace(address="10.0.0.11:6", retransmissions=0, inode="short")
     said = {inode: progress.Traffic(sent, 0, 0, 0) for inode, sent in (("near", 90), ("probe", 9), ("client", 7))}
     behind = {"far": progress.Traffic(80, 1, 2, 3), "short": progress.Traffic(8, 1, 2, 3)}
     activity = progress.Activity("S", 0.0, 0, 0)
@@ -127,7 +127,7 @@ def ends(cluster, tmp_path):
 
 
 @pytest.mark.programs
-@pytest.mark.skipif(not (tunnel.program() and progress.ON_LINUX), reason="stunnel is not installed")
+@pytest.mark.skipif(not (tunnel.stunnel_path() and progress.ON_LINUX), reason="stunnel is not installed")
 class TestRealTunnels:
     def test_a_head_reaches_its_worker_and_nobody_else_does(self, ends):
         ends.share_a_key()
@@ -166,7 +166,7 @@ class TestRealTunnels:
         ends.share_a_key()
         worker, client = ends.start(), ends.client()
         for process in (worker, client):
-            (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.program()])
+            (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.stunnel_path()])
             os.kill(own, signal.SIGKILL)
             lines_until(process, "stunnel exited by signal 9: restarting it")
             assert until(lambda: ends.state() == "ok")
@@ -176,7 +176,9 @@ class TestRealTunnels:
         ends.give(ends.own, OTHER)
         ends.start()
         head = ends.head()
-        lines_until(head, f"{ends.outer}, the other end of its tunnel, is absent, has another key, or has no worker")
+        lines_until(
+            head, f"{ends.outer}, the other end of its tunnel, is unreachable, has another key, or has no worker"
+        )
         ends.give(ends.own, KEY)
         until(lambda: ends.cluster.is_now("serving"))
 

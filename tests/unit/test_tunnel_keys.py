@@ -67,7 +67,7 @@ def test_a_key_belongs_to_the_account_of_the_services(tmp_path):
 
 
 def test_a_missing_account_is_named(tmp_path):
-    with pytest.raises(OSError, match="there is no account nobody-at-all"):
+    with pytest.raises(OSError, match="the account nobody-at-all does not exist"):
         tunnel_keys.add_key(tmp_path / "key", OLD, "nobody-at-all", False, check=False)
 
 
@@ -87,4 +87,4 @@ def test_the_module_waits_for_stunnel_where_it_had_read_the_file(tmp_path, call,
 
 def test_a_key_that_is_none_is_refused(tmp_path, call):
     result = call(path=str(tmp_path / "key"), key="secret")
-    assert result["msg"] == "key is not 64 hexadecimal digits: make it from 32 random bytes"
+    assert result["msg"] == "key is not 64 hexadecimal digits: generate one from 32 random bytes"

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import red
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.planner import refused_plan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from support import actions
 
@@ -51,21 +51,23 @@ def test_what_a_text_becomes_is_looked_at_too():
     own = {"llama_server_environment": '{"A": "b\\u001b[2J"}'}
     task_vars = {"groups": ALONE, "hostvars": {"a": own}}
     with pytest.raises(Refusal, match=r"llama_server_environment.A is 'b\\x1b\[2J', which has a line break"):
-        cluster_inputs.read(*inventory.cluster_hosts(task_vars))
+        cluster_inputs.read_cluster(*inventory.cluster_hosts(task_vars))
 
 
 def test_names_of_hosts(pair):
     host = pair.hosts.pop("worker1")
     for name in ("a b", "a\nb", "::1", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300):
         pair.hosts[name] = host
-        assert pair.reason().startswith(f"a host has the name {validation.show(name)} in the inventory: use letters")
+        assert pair.reason().startswith(
+            f"a host has the name {validation.show(name)} in the inventory: use at most 255 letters"
+        )
         del pair.hosts[name]
 
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
         cluster_inputs.checked_hosts("a\x1bb", local.hosts)
-    assert refused("a\x1bb", raised.value).cluster == r"a\x1bb"
+    assert refused_plan("a\x1bb", raised.value).cluster == r"a\x1bb"
     with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
         inventory.cluster_hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
 
@@ -128,14 +130,14 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value):
     local.hosts["here"]["variables"][variable] = value(SECRETS[0])
     reason = local.reason()
     assert reason.startswith(variable)
-    assert "has a password or a token in its URL or address" in reason
+    assert "has a password or token in a URL" in reason
     assert "SECRET" not in reason
 
 
 def test_names_of_secrets():
     secrets = "HF_TOKEN2 API_KEY_1 OPENAI_KEY MY_PASS PASSPHRASE MYSQL_PWD GITHUB_PAT PROXY_AUTH SECRET_KEY_BASE"
     for name in secrets.split():
-        with pytest.raises(Refusal, match=f"has {name}, a secret"):
+        with pytest.raises(Refusal, match=f"has the secret {name}"):
             cluster_inputs.environment("environment", {name: "S"})
     others = "PATH TOKENIZERS_PARALLELISM GGML_VK_DISABLE_COOPMAT COMPASS KEYBOARD BYPASS"
     given = dict.fromkeys(others.split(), "S")
@@ -150,7 +152,7 @@ def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
 def test_a_proxy_with_a_password(local):
     for name, value in (("http_proxy", "me:SECRET@proxy"), ("ALL_PROXY", "SECRET@proxy:3128")):
         local.hosts["here"]["variables"]["llama_server_environment"] = {name: value}
-        assert f"llama_server_environment has {name}, a secret" in local.reason()
+        assert f"llama_server_environment has the secret {name}" in local.reason()
         assert "SECRET" not in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {"http_proxy": "http://proxy:3128"}
     local.plan()
@@ -172,7 +174,7 @@ def test_a_secret_among_the_arguments(local):
         for arguments in ([f"{word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
             local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
             reason = local.reason()
-            assert f"llama_server_extra_args has {word}, which the plan decides" in reason
+            assert f"llama_server_extra_args has {word}, which the plan sets" in reason
             assert instead in reason
             assert "SECRET" not in reason
 
@@ -182,11 +184,11 @@ def test_a_secret_in_an_environment(local):
     for name in ("LLAMA_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password"):
         variables["llama_worker_endpoints"], variables["llama_server_environment"] = [], {name: "SECRET"}
         reason = local.reason()
-        assert f"llama_server_environment has {name}, " in reason
+        assert f"llama_server_environment has the secret {name}, " in reason
         variables["llama_server_environment"] = {}
         variables["llama_worker_endpoints"] = [{"name": "one", "environment": {name: "SECRET"}}]
         reason += local.reason()
-        assert f"environment in llama_worker_endpoints[0] of here has {name}, " in reason
+        assert f"environment in llama_worker_endpoints[0] for here has the secret {name}, " in reason
         assert "SECRET" not in reason.replace(name, "")
 
 
@@ -208,7 +210,10 @@ def test_words_that_belong_to_options(local):
         ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
         ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
         ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
-        ({"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]}, "llama_links[0].mtu of here is 1000000: use 65535"),
+        (
+            {"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]},
+            "llama_links[0].mtu for here is 1000000: use 65535",
+        ),
         (
             {"llama_hardware": {"system": "Windows"}},
             "has the system 'Windows': use Linux or Darwin. For another system",
@@ -221,8 +226,8 @@ def test_words_that_belong_to_options(local):
             {"llama_hardware": {"distribution": "Windows 11"}},
             "has the distribution 'Windows 11': use a Linux distribution",
         ),
-        ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib of here is -1: correct it"),
-        ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib of here is {1 << 50}: correct it"),
+        ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib for here is -1: correct it"),
+        ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib for here is {1 << 50}: correct it"),
         ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),
         ({"llama_build_cmake_options": {"A\r": 1}}, r"llama_build_cmake_options has the name 'A\r': use letters"),
         ({"llama_build_cmake_options": {1: 2}}, "llama_build_cmake_options has the name '1': use letters"),

@@ -64,21 +64,21 @@ PART = b"x" * 100
     [
         (answer(401), "needs permission (HTTP 401)", "set llama_model_token_file"),
         (answer(404), "does not exist (HTTP 404)", "correct the URL"),
-        (answer(429), "was requested too often", "wait a few minutes, or set a token"),
+        (answer(429), "was requested too often", "wait a few minutes, or set llama_model_token_file"),
         (answer(503), "is not available (HTTP 503)", "try again later"),
-        (answer(200, PART), "ignores range requests (HTTP 200", "use its path"),
-        (HTML, "is a web page, not a file", "/resolve/ where the page has /blob/"),
+        (answer(200, PART), "ignores range requests (HTTP 200", "set its path"),
+        (HTML, "is a web page, not a file", "/resolve/ instead of /blob/"),
         (
             answer(206, PART, Content_Range="bytes 0-99/100", Content_Encoding="gzip"),
             "ignores range requests",
-            "a server that supports them",
+            "a server that supports range requests",
         ),
         (
             answer(206, PART, Content_Range="bytes 0-100/101", Content_Length=100),
-            "announced 101 bytes and sent 100",
+            "announced 101 bytes but sent 100",
             "again",
         ),
-        (redirect(None), "its server names no address", "the file itself"),
+        (redirect(None), "the server names no target address", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "only http or https is followed"),
     ],
@@ -106,7 +106,7 @@ def test_a_server_that_says_nothing(server, monkeypatch):
     monkeypatch.setattr(web, "SILENCE_SECONDS", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
-    assert "has a server that did not answer in time: try again" in why_not(server.url + "/m.gguf")
+    assert "did not arrive in time, because its server did not answer: try again" in why_not(server.url + "/m.gguf")
     released.set()
 
 

@@ -25,7 +25,7 @@ NEW = {"llama_release": {**TREE, "build": 11063}}
 
 def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8192, speed=10.0, offers=()):
     checked = cluster_inputs.checked_hosts("llama_cluster", hosts)
-    cluster = cluster_inputs.read("llama_cluster", checked, what_fits.ANY_MODEL)
+    cluster = cluster_inputs.read_cluster("llama_cluster", checked, what_fits.ANY_MODEL)
     chosen = [OFFERS[name] for name in names] + list(offers)
     return what_fits.rows(cluster, chosen, CATALOGUE, what_fits.Question(context, speed))
 
@@ -79,7 +79,7 @@ def test_headers_are_those_of_known_files(file, name, within):
 def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
     own = OFFERS["gemma 4 31B"].files()
     _name, header = next(own)
-    cached = {layer.windowed: layer.key for layer in kv_cache.layers_of(header, True)}
+    cached = {layer.is_windowed: layer.key for layer in kv_cache.layers_of(header, True)}
     assert cached == {True: 16 * 256, False: 4 * 512}
 
 
@@ -95,7 +95,7 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     assert found[1].prompt_tokens_per_s > found[1].generation_tokens_per_s
     shared = rows_of(cards_of(1, 2, **NEW).hosts, ["Qwen3 32B"], context=131072)
     assert (shared[0].devices, shared[0].hosts) == (2, ("gpu1", "gpu2"))
-    assert "2 devices of 2 hosts" in what_fits_text.text_of(shared, what_fits.Question())
+    assert "2 devices on 2 hosts" in what_fits_text.text_of(shared, what_fits.Question())
 
 
 def test_speed_is_that_of_each_user():
@@ -145,7 +145,7 @@ def test_what_the_operator_accepts_of_other_things_stays_accepted():
 
 def test_a_cluster_that_no_plan_is_possible_for_says_so_once():
     cluster = head_with_cards(1, llama_server_backend="hip", **NEW)
-    with pytest.raises(Refusal, match="no model can be planned: llama_server_backend is 'hip'"):
+    with pytest.raises(Refusal, match="none of the models can be planned: llama_server_backend is 'hip'"):
         rows_of(cluster.hosts)
 
 

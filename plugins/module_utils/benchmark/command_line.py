@@ -72,9 +72,9 @@ def argv_of(plan: Plan, request: Request) -> list[str]:
 def options_of(argv: Sequence[str]) -> dict[str, str]:
     """Return llama-server's options in a command line by their names in the table; a switch has the value that it stands for."""
     values = {}
-    for word, following in zip(argv[1:], [*argv[2:], ""]):
+    for word, next_word in zip(argv[1:], [*argv[2:], ""]):
         option = options.by_word(word) if word.startswith("-") else None
         if option:
-            is_switch = not following or following.startswith("-")
-            values[option.name] = (options.meaning(word) if is_switch else "") or following
+            is_switch = not next_word or next_word.startswith("-")
+            values[option.name] = (options.meaning(word) if is_switch else "") or next_word
     return values

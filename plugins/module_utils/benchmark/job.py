@@ -40,7 +40,7 @@ class BenchmarkJob:
         systemd = place.service_manager in services.SYSTEMD
         self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state = Path(place.prefix, "state")
-        self._serving = services.manager_of(place)
+        self._server_manager = services.manager_of(place)
         self.measuring = services.temporary_manager(place)
 
     def exists(self) -> bool:
@@ -56,10 +56,10 @@ class BenchmarkJob:
         :param definition: definition of the measuring service, without systemd's additions.
         """
         if not self._return:
-            _apply(self._serving, stop=[names.SERVER])
-        for old in self._state.glob(f"{FILE_PREFIX}*"):
+            _apply(self._server_manager, stop=[names.SERVER])
+        for old_file in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
-                old.unlink()
+                old_file.unlink()
         service = services.Service(NAME, definition + self._return, temporary=True)
         _apply(self.measuring, run=[service], restart=[NAME])
 
@@ -68,24 +68,24 @@ class BenchmarkJob:
 
         :param serve: whether to start the server; otherwise the caller decides.
         """
-        running = self.runs()
+        was_running = self.runs()
         _apply(self.measuring, remove=[NAME])
         if serve:
-            _apply(self._serving, start=[names.SERVER])
-        elif running:  # systemd is about to start the server
-            self._serving.stop([names.SERVER])
+            _apply(self._server_manager, start=[names.SERVER])
+        elif was_running:  # systemd is about to start the server
+            self._server_manager.stop([names.SERVER])
 
 
 def _apply(manager: services.Manager, **request: Any) -> None:
     services.apply_request(manager, services.ServiceRequest(**request), check=False)
 
 
-def cancel_benchmark(place: InstallationPaths, touched: Collection[str], check: bool) -> list[services.Change]:
+def cancel_benchmark(place: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
     """End a benchmark whose server is about to be changed: at its end it would start the server, whoever had stopped it.
 
-    :param touched: services that are about to be stopped or started.
+    :param touched_services: services that are about to be stopped or started.
     """
-    if place.service_manager not in MANAGERS or names.SERVER not in touched:
+    if place.service_manager not in MANAGERS or names.SERVER not in touched_services:
         return []
     job = BenchmarkJob(place)
     if not job.exists():

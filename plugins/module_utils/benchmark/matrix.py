@@ -36,21 +36,21 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     :raises Refusal: names the variable and its value.
     """
     request = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
-    invalid = [number for number in (*request.hosts, *request.prompts) if number < 1]
-    invalid += [number for number in request.depths if number < 0]
-    if invalid or not request.prompts or not request.depths:
+    faults = [number for number in (*request.hosts, *request.prompts) if number < 1]
+    faults += [number for number in request.depths if number < 0]
+    if faults or not request.prompts or not request.depths:
         raise Refusal(
             "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
-            + (f"has {invalid[0]}: use larger numbers" if invalid else "is empty: set at least one number of tokens")
+            + (f"has {faults[0]}: use larger numbers" if faults else "is empty: set at least one number of tokens")
         )
     return request
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
     """Return the head, hosts with layers in the plan's order, then other hosts that lend devices."""
-    holding = [plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]
-    lending = [name for name, host in plan.hosts.items() if host.workers]
-    return list(dict.fromkeys([*holding, *lending, *(worker.host for worker in plan.external_workers)]))
+    layer_hosts = [plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]
+    lending_hosts = [name for name, host in plan.hosts.items() if host.workers]
+    return list(dict.fromkeys([*layer_hosts, *lending_hosts, *(worker.host for worker in plan.external_workers)]))
 
 
 def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
@@ -59,10 +59,11 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     :raises Refusal: there are fewer hosts.
     """
     hosts = hosts_in_order(plan)
-    excessive = [number for number in request.hosts if number > len(hosts)]
-    if excessive:
+    excessive_numbers = [number for number in request.hosts if number > len(hosts)]
+    if excessive_numbers:
         raise Refusal(
-            f"llama_benchmark_hosts has {excessive[0]}, but the cluster has {len(hosts)} hosts with devices ({', '.join(hosts)}): use a smaller number"
+            f"llama_benchmark_hosts has {excessive_numbers[0]}, but only {len(hosts)} hosts of the cluster have devices ({', '.join(hosts)}): use a smaller "
+            "number"
         )
     return [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
 
@@ -98,26 +99,26 @@ def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[s
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
-        return f"it needs build {_build_id(load_plan)}, which the serving plan lacks"
-    holds = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
-    idle = [host for host in hosts[1:] if host not in holds]
-    return f"the plan gives no layer to {', '.join(idle)}" if idle else None
+        return f"this measurement needs build {_build_id(load_plan)}, which the serving plan lacks"
+    layer_hosts = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
+    idle_hosts = [host for host in hosts[1:] if host not in layer_hosts]
+    return f"the plan gives no layer to {', '.join(idle_hosts)}" if idle_hosts else None
 
 
-def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused, skipped: str | None) -> list[Cell]:
+def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused, obstacle: str | None) -> list[Cell]:
     """Return the cells of a load, unmeasured.
 
-    :param skipped: why nothing will be measured.
+    :param obstacle: why nothing will be measured.
     """
     plan = None if load_plan.refused or isinstance(load_plan, Refused) else load_plan
     return [
-        Cell(hosts, test, depth, _predicted(plan, test) if plan and not depth else None, skipped=skipped)
+        Cell(hosts, test, depth, _predicted_speed(plan, test) if plan and not depth else None, skipped=obstacle)
         for depth in request.depths
         for test in (*(f"pp{number}" for number in request.prompts), f"tg{GENERATED}")
     ]
 
 
-def _predicted(plan: Plan, test: str) -> float | None:
+def _predicted_speed(plan: Plan, test: str) -> float | None:
     """Return the plan's tokens per second; None for pipelined prompts of another length than the planned one."""
     is_prompt, prompt = test.startswith("pp"), plan.estimate.prompt
     if prompt and test == f"pp{prompt.tokens}":

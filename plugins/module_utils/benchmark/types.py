@@ -13,10 +13,10 @@ SCHEMA = 1
 SLOWEST, FASTEST = 1e-4, 10**9
 """Limits in tokens per second."""
 
-Figure = Annotated[float, Number(SLOWEST, FASTEST, real=True)]
+Figure = Annotated[float, Number(SLOWEST, FASTEST, allows_fractions=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
-Words = Annotated[str, Text(longest=MAX_TEXT)]
+Words = Annotated[str, Text(max_length=MAX_TEXT)]
 
 
 class Speed(NamedTuple):
@@ -83,7 +83,7 @@ class BenchRow(NamedTuple):
     n_gen: Tokens
     n_depth: Tokens
     avg_ts: Figure
-    stddev_ts: Annotated[float, Number(0, FASTEST, real=True)]
+    stddev_ts: Annotated[float, Number(0, FASTEST, allows_fractions=True)]
 
 
 class Result(NamedTuple):

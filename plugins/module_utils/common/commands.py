@@ -66,7 +66,7 @@ def account_options(account: str | None) -> dict[str, Any]:
     try:
         entry = pwd.getpwnam(account)
     except KeyError:
-        raise Refusal(f"the account {account} is missing on this host: run site.yml, which creates it") from None
+        raise Refusal(f"the account {account} is missing on this host: run site.yml to create it") from None
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(account, entry.pw_gid)}
 
 
@@ -80,7 +80,7 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
     if not program:
         raise CommandError(argv, f"{argv[0]} is not installed", None)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [program, *argv[1:]],
             input=text,
             capture_output=True,
@@ -93,10 +93,10 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(argv, str(error), None) from error
-    if done.returncode and not may_fail:
-        reason = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
-        raise CommandError(argv, reason, done.returncode)
-    return done.stdout
+    if completed.returncode and not may_fail:
+        reason = (completed.stderr or completed.stdout).strip() or f"status {completed.returncode}"
+        raise CommandError(argv, reason, completed.returncode)
+    return completed.stdout
 
 
 def output(argv: list[str]) -> str:

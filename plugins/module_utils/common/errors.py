@@ -20,9 +20,9 @@ REMEDIES = {
     errno.ENOSPC: "Free some space on {mount} and run the playbook again",
     errno.EDQUOT: "Raise the quota on {mount}, or remove some files there, and run the playbook again",
     errno.EROFS: "{mount} is read-only (see dmesg): remount it read-write and run the playbook again",
-    errno.EIO: "The disk of {mount} fails (see dmesg): repair or replace it and run the playbook again",
-    errno.EACCES: "Run as an account that is allowed to do this (become), or check owner and mode of the path",
-    errno.EPERM: "Run as an account that is allowed to do this (become), or check owner and attributes of the path",
+    errno.EIO: "The disk behind {mount} is failing (see dmesg): repair or replace the disk and run the playbook again",
+    errno.EACCES: "Use an account with permission to do this (become), or check the owner and mode of the path",
+    errno.EPERM: "Use an account with permission to do this (become), or check the owner and attributes of the path",
 }
 
 
@@ -48,7 +48,7 @@ def sentence(error: OSError, *folders: str) -> str:
 
 
 @contextmanager
-def reported(module: Any) -> Iterator[None]:
+def report_errors(module: Any) -> Iterator[None]:
     """Call ``fail_json`` of a module with a sentence if the block fails."""
     try:
         yield

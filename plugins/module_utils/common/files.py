@@ -80,7 +80,7 @@ def is_marked(folder: Path) -> bool:
     return all(stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid()) for status in statuses)
 
 
-def existing(folder: Path) -> Path:
+def existing_ancestor(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 

@@ -33,7 +33,7 @@ def open_file(path: Path) -> int:
     if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
         os.close(lock)
         raise PermissionError(
-            errno.EPERM, f"it belongs to uid {status.st_uid}, who could hold this lock forever", str(path)
+            errno.EPERM, f"this file belongs to uid {status.st_uid}, which could hold the lock forever", str(path)
         )
     with suppress(OSError):
         os.fchmod(lock, 0o600)
@@ -64,7 +64,8 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     try:
         if not take(lock, seconds):
             raise BusyError(
-                f"{shown_holders(path)} on this host has held {path} for more than {seconds:g} s: wait until it exits, or stop it, and run the playbook again"
+                f"{shown_holders(path)} on this host has held {path} for more than {seconds:g} s: wait for that process to exit, or stop it, then run the "
+                "playbook again"
             )
         yield lock
     finally:

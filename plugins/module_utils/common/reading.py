@@ -95,7 +95,9 @@ def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_S
     try:
         return run_within(seconds, work)
     except TooSlowError as error:
-        raise Refusal(f"{path} on {platform.node()} {error}: check the disk or network mount that holds it") from None
+        raise Refusal(
+            f"{path} on {platform.node()} {error}: check the disk or network mount that holds this file"
+        ) from None
 
 
 def read_object(path: Path, limit: int) -> dict[str, Any]:

@@ -39,10 +39,10 @@ REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!
 """Pattern for the rest of a line with any quoting; a leading quote is skipped."""
 PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
-    ("value of Ansible Vault", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
+    ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
     ("token", r"\b(?P<secret>(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|eyJ)[\w.-]{8,})", 0),
     ("token in a URL", rf"{SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
-    ("key of stunnel", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
+    ("stunnel key", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
         rf"(?:{NAME.pattern}){HARMLESS_NAMES}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
@@ -106,8 +106,8 @@ def _redacted_url(match: re.Match[str]) -> str:
     """Return scheme and host, and the path if it is public."""
     url = match["scheme"] + match["host"]
     if match["user"] or not PUBLIC_HOSTS.fullmatch(match["host"]):
-        return url + marker("rest of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
-    query = match["query"] if match["query"].startswith("#") else marker("rest of a URL") * bool(match["query"])
+        return url + marker("remainder of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
+    query = match["query"] if match["query"].startswith("#") else marker("remainder of a URL") * bool(match["query"])
     return url + match["path"] + query
 
 
@@ -119,16 +119,16 @@ def _longest_first(secret: str) -> tuple[str, ...]:
 def _forms(secret: str) -> Iterator[str]:
     """Yield a secret in all quotings."""
     data = secret.encode("utf-8", "surrogateescape")
-    urls = [quote(data, safe=safe) for safe in ("", "/")] + [quote_plus(data)]
+    urls = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
     yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
     shells = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
-    plain = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
-    percent_forms = [form.replace("%", "%%") for form in plain]
-    for form in {*plain, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
+    plain_forms = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
+    percent_forms = [form.replace("%", "%%") for form in plain_forms]
+    for form in {*plain_forms, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
         yield form
         for text in (json.dumps(form, ensure_ascii=False)[1:-1], json.dumps(form)[1:-1]):
             yield from (text, json.dumps(text)[1:-1])
     yield from (data.hex(), "".join(f"\\x{byte:02x}" if byte < 33 or byte > 126 else chr(byte) for byte in data))
     for offset in range(3):  # position within a group of three bytes
-        encoded = base64.b64encode(bytes(offset) + data).decode()[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
-        yield from (encoded, encoded.replace("+", "-").replace("/", "_"))
+        base64_text = base64.b64encode(bytes(offset) + data).decode()[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
+        yield from (base64_text, base64_text.replace("+", "-").replace("/", "_"))

@@ -19,19 +19,19 @@ class ServiceManager(NamedTuple):
     """Scope of its services → folder of their definitions, with {prefix}, {config} and {home}."""
     template: str
     """Template of a definition in roles/llama_host/templates."""
-    ending: str
+    file_suffix: str
     """Suffix of a definition's file name after the service's name."""
     boot_links: str = ""
     """Subfolder with a link to each definition that is started at boot; empty if all are."""
     mode: int = 0o600
     """Mode of a definition's file."""
-    sign: str = "/"
+    presence_path: str = "/"
     """Path that exists if it runs."""
     probe: tuple[str, ...] = ()
-    """Command that prints something if it can run services; empty if ``sign`` is sufficient."""
+    """Command that prints something if it can run services; empty if ``presence_path`` is sufficient."""
     tools: tuple[str, ...] = ()
     """Required tools by their names in packages.yml."""
-    closes_ports_by: str = ""
+    port_filter: str = ""
     """Name of its feature that blocks a worker's port for all but the head; empty without such a feature."""
     hands_over_keys: bool = False
     """Whether it can pass a file that only root can read to a service."""
@@ -43,13 +43,13 @@ class ServiceManager(NamedTuple):
     """Whether links, firewall and kernel parameters can be set on its hosts: these modules require systemd and root."""
 
     def definition(self, unit_folder: str, service: str) -> Path:
-        return Path(unit_folder) / (service + self.ending)
+        return Path(unit_folder) / (service + self.file_suffix)
 
     def service(self, path: Path) -> str | None:
         """Return the name of the service that a file defines; None for other files."""
-        if not path.name.endswith(self.ending) or not path.is_file():
+        if not path.name.endswith(self.file_suffix) or not path.is_file():
             return None
-        return path.name[: len(path.name) - len(self.ending)]
+        return path.name[: len(path.name) - len(self.file_suffix)]
 
 
 MANAGERS = {
@@ -58,10 +58,10 @@ MANAGERS = {
         folders={"system": "/etc/systemd/system"},
         boot_links="multi-user.target.wants",
         template="systemd.service.j2",
-        ending=".service",
-        sign="/run/systemd/system",
+        file_suffix=".service",
+        presence_path="/run/systemd/system",
         log="journalctl --unit={service}",
-        closes_ports_by="systemd's unit",
+        port_filter="systemd's unit",
         hands_over_keys=True,
         hides_homes=True,
         host_settings=True,
@@ -71,8 +71,8 @@ MANAGERS = {
         folders={"user": "{config}/systemd/user"},
         boot_links="default.target.wants",
         template="systemd.service.j2",
-        ending=".service",
-        sign="/run/systemd/system",
+        file_suffix=".service",
+        presence_path="/run/systemd/system",
         probe=("systemctl", "--user", "show", "--property=Version"),
         log="journalctl --user --unit={service}",
     ),
@@ -80,14 +80,14 @@ MANAGERS = {
         system=MACOS,
         folders={"system": "/Library/LaunchDaemons", "user": "{home}/Library/LaunchAgents"},
         template="launchd.plist.j2",
-        ending=".plist",
+        file_suffix=".plist",
         mode=0o644,
     ),
     "supervisor": ServiceManager(
         system=LINUX,
         folders=dict.fromkeys(("system", "user"), "{prefix}/supervisor/services"),
         template="supervisor.conf.j2",
-        ending=".conf",
+        file_suffix=".conf",
         tools=("venv",),
         log="{prefix}/supervisor/{service}.log",
     ),
@@ -95,7 +95,7 @@ MANAGERS = {
 """Service managers in order of preference. supervisor comes last: the installation includes it."""
 
 
-def usable(system: str, scope: str) -> list[str]:
+def usable_managers(system: str, scope: str) -> list[str]:
     """Return the names of the service managers that a host may have, the usual one first."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 

@@ -32,8 +32,8 @@ Absent = Annotated[Optional[T], ABSENT]
 ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 LIMITS: dict[Any, Any] = {
-    **{str: Text(longest=MAX_TEXT), bool: bool, Any: Any},
-    **{int: Number(-MAX_INT), float: Number(-MAX_INT, real=True)},
+    **{str: Text(max_length=MAX_TEXT), bool: bool, Any: Any},
+    **{int: Number(-MAX_INT), float: Number(-MAX_INT, allows_fractions=True)},
 }
 """Limits of a value whose type has no annotation."""
 
@@ -50,9 +50,9 @@ class Field(NamedTuple):
     name: str
     type: Any
     """Type hint, Annotated included."""
-    optional: bool
+    is_optional: bool
     """Whether JSON may omit it or set it to null."""
-    absent: bool
+    omit_if_absent: bool
     """Whether JSON omits it if it has its default."""
     default: Any = None
 
@@ -88,7 +88,7 @@ def is_optional(bare: Any) -> bool:
     return typing.get_origin(bare) in UNIONS and type(None) in typing.get_args(bare)
 
 
-def inner(bare: Any) -> Any:
+def inner_hint(bare: Any) -> Any:
     """Return the type of the elements of an Optional, a tuple or a mapping."""
     arguments = [argument for argument in typing.get_args(bare) if argument is not type(None) and argument is not ...]
     return arguments[-1]
@@ -102,7 +102,7 @@ def specification(record: type) -> dict[str, dict[str, Any]]:
     """Return the argument specification for ansible-core."""
     spec = {}
     for field in fields(record):
-        spec[field.name] = {**_type_of(field.type), "required": not field.optional}
+        spec[field.name] = {**_type_of(field.type), "required": not field.is_optional}
         if field.default is not None:
             spec[field.name]["default"] = dump(field.default)
     return spec
@@ -111,9 +111,9 @@ def specification(record: type) -> dict[str, dict[str, Any]]:
 def _type_of(hint: Any) -> dict[str, Any]:
     bare, notes = unwrap(hint)
     if is_optional(bare):
-        return _type_of(inner(bare))
+        return _type_of(inner_hint(bare))
     if typing.get_origin(bare) is tuple:
-        return {"type": "list", "elements": _type_of(inner(bare))["type"]}
+        return {"type": "list", "elements": _type_of(inner_hint(bare))["type"]}
     choices = next(({"choices": list(note)} for note in notes if isinstance(note, tuple)), {})
     names = {str: "path" if "path" in notes else "str", bool: "bool", int: "int", float: "float"}
     return {"type": names.get(bare, "dict"), **choices}
@@ -157,21 +157,21 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if is_record(bare):
         return _record_reader(bare)
     if is_optional(bare):
-        reader = _reader(Annotated[inner(bare), limits] if limits else inner(bare))
+        reader = _reader(Annotated[inner_hint(bare), limits] if limits else inner_hint(bare))
         return lambda data: None if data is None else reader(data)
     if origin in UNIONS:
         scalar, array = map(_reader, arguments)
         return lambda data: (array if isinstance(data, (list, tuple)) else scalar)(data)
     if origin is tuple:
-        entry = _reader(inner(bare))
+        entry = _reader(inner_hint(bare))
         return lambda data: tuple(
-            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_checked(data, (list, tuple)))
+            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_check_kind(data, (list, tuple)))
         )
     if origin in (dict, Mapping):
-        name_of, value = map(_reader, arguments)
+        read_name, value = map(_reader, arguments)
         return lambda data: {
-            _read_part("", name_of, name): _read_part(f".{name}", value, part)
-            for name, part in _checked(data, Mapping).items()
+            _read_part("", read_name, name): _read_part(f".{name}", value, part)
+            for name, part in _check_kind(data, Mapping).items()
         }
     return functools.partial(_leaf, arguments if origin is typing.Literal else limits or LIMITS[bare])
 
@@ -181,9 +181,9 @@ def _record_reader(record: Any) -> Callable[[Any], Any]:
 
     def read_record(data: Any) -> Any:
         values = []
-        for field, reader, nullable in readers:
-            value = _checked(data, Mapping).get(field.name)
-            if value is None and field.optional and not (nullable and field.name in data):
+        for field, reader, is_nullable in readers:
+            value = _check_kind(data, Mapping).get(field.name)
+            if value is None and field.is_optional and not (is_nullable and field.name in data):
                 values.append(field.default)
             elif field.name not in data:
                 raise Mismatch("is missing", f".{field.name}")
@@ -201,7 +201,7 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
         raise Mismatch(error.reason, path + error.path) from None
 
 
-def _checked(data: Any, kind: Any) -> Any:
+def _check_kind(data: Any, kind: Any) -> Any:
     """Return a list or a mapping that is not too long."""
     if not isinstance(data, kind):
         raise Mismatch(f"is {show(data)}")
@@ -211,22 +211,22 @@ def _checked(data: Any, kind: Any) -> Any:
 
 
 def _leaf(limits: Any, data: Any) -> Any:
-    if not _fits(data, limits):
+    if not _is_within(data, limits):
         raise Mismatch(f"is {show(data)}")
     return data
 
 
-def _fits(value: Any, limits: Any) -> bool:
+def _is_within(value: Any, limits: Any) -> bool:
     if limits is Any:
         return True
     if limits is bool:
         return isinstance(value, bool)
     if isinstance(limits, Number):
-        kinds = (int, float) if limits.real else (int,)
+        kinds = (int, float) if limits.allows_fractions else (int,)
         return isinstance(value, kinds) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
     if not isinstance(limits, Text):
         return isinstance(value, (str, bool)) and value in limits
-    if not isinstance(value, str) or len(value) > limits.longest or not re.fullmatch(limits.expression, value):
+    if not isinstance(value, str) or len(value) > limits.max_length or not re.fullmatch(limits.expression, value):
         return False
     return limits.expression.startswith("(?s)") or is_plain(value)
 
@@ -238,7 +238,7 @@ def dump(value: Any) -> Any:
         return {
             field.name: dump(part)
             for field, part in zip(fields(record), value)
-            if not field.absent or part != field.default
+            if not field.omit_if_absent or part != field.default
         }
     if isinstance(value, (tuple, list)):
         return [dump(part) for part in value]

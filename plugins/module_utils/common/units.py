@@ -20,10 +20,10 @@ def duration(seconds: float | None) -> str:
     """Return a duration in at most two units: «3 d 4 h», «12 min», «45 s»."""
     if seconds is None:
         return ""
-    whole = int(seconds)
+    whole_seconds = int(seconds)
     for index, (size, unit) in enumerate(DURATIONS):
-        if whole >= size:
-            rest = whole % size // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
-            second = f" {rest} {DURATIONS[index + 1][1]}" if rest and unit != "min" else ""
-            return f"{whole // size} {unit}{second}"
+        if whole_seconds >= size:
+            remainder = whole_seconds % size // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
+            second = f" {remainder} {DURATIONS[index + 1][1]}" if remainder and unit != "min" else ""
+            return f"{whole_seconds // size} {unit}{second}"
     return "0 s"

@@ -60,13 +60,14 @@ def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
 
     :param limit: maximum length of the result; None for no limit.
     """
-    whole = str(text)[:limit]
-    if whole.isprintable():
-        return whole
-    escaped = (
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in whole
+    shown_text = str(text)[:limit]
+    if shown_text.isprintable():
+        return shown_text
+    escaped_text = (
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in shown_text
     )
-    return "".join(escaped)[:limit]
+    return "".join(escaped_text)[:limit]
 
 
 def limit(value: float | None, minimum: int, maximum: int) -> str:
@@ -80,7 +81,7 @@ class Text(NamedTuple):
     """A text that matches an expression: one line without control characters, unless the expression begins with ``(?s)``."""
 
     expression: str = ".*"
-    longest: int = MAX_NAME
+    max_length: int = MAX_NAME
 
 
 class Number(NamedTuple):
@@ -88,7 +89,7 @@ class Number(NamedTuple):
 
     minimum: float = 0
     maximum: int = MAX_INT
-    real: bool = False
+    allows_fractions: bool = False
 
 
 Address = Annotated[str, Text(HOST_IP)]

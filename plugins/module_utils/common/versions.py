@@ -11,7 +11,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def first(text: str) -> str | None:
+def first_version(text: str) -> str | None:
     """Return the first version number in a text, or a line that is only a number."""
     match = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
     return match.group(0) if match else None

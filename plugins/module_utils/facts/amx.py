@@ -72,7 +72,7 @@ def is_miscompiled(root: Path, ask: commands.Ask) -> bool:
     return WRONG_OPERAND in text_of(root / header.lstrip("/"))
 
 
-def unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
+def is_unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
     """Return whether the processor announces AMX but programs cannot use it.
 
     :param flags: flags of the processor in /proc/cpuinfo.

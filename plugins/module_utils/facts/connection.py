@@ -23,12 +23,12 @@ def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output
     """Return the IPv4 address at which the controller reached this host, or None without SSH. For a connection over IPv6, return the IPv4 address of
     the same interface."""
     try:
-        reached = ipaddress.ip_address(ssh_addresses(environment, root)[1].split("%", 1)[0])
+        ip = ipaddress.ip_address(ssh_addresses(environment, root)[1].split("%", 1)[0])
     except (ValueError, IndexError):
         return None
-    if isinstance(reached, ipaddress.IPv6Address):
-        return str(reached.ipv4_mapped) if reached.ipv4_mapped else _first_ipv4(reached, ask(["ip", "-o", "address"]))
-    return str(reached)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped) if ip.ipv4_mapped else _first_ipv4(ip, ask(["ip", "-o", "address"]))
+    return str(ip)
 
 
 def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
@@ -52,11 +52,11 @@ def _inherited_variable(root: Path, process: int) -> str:
     return ""
 
 
-def _first_ipv4(reached: ipaddress.IPv6Address, listing: str) -> str | None:
+def _first_ipv4(reached_address: ipaddress.IPv6Address, listing: str) -> str | None:
     """Return the first IPv4 address of the interface with this IPv6 address.
 
     :param listing: output of ``ip -o address``.
     """
     entries = re.findall(r"^\d+:\s+(\S+)\s+inet6?\s+([0-9a-f.:]+)", listing, re.MULTILINE)
-    owner = next((name for name, address in entries if ipaddress.ip_address(address) == reached), None)
+    owner = next((name for name, address in entries if ipaddress.ip_address(address) == reached_address), None)
     return next((address for name, address in entries if name == owner and "." in address), None)

@@ -27,15 +27,15 @@ except PermissionError:
 """Program that exits with REFUSED if the kernel does not let it send: unlike a connection, a datagram fails at once."""
 
 
-def manager(active: Collection[str], ufw_settings: str) -> str | None:
+def manager(active_units: Collection[str], ufw_settings: str) -> str | None:
     """Return the manager that filters packets. The unit of ufw is active even if ufw is switched off.
 
-    :param active: units in MANAGERS that systemd reports as active.
+    :param active_units: units in MANAGERS that systemd reports as active.
     :param ufw_settings: content of UFW_SETTINGS.
     """
     for name in MANAGERS:
-        enabled = name != "ufw" or re.search(r"^ENABLED=[\"']?yes", ufw_settings, re.MULTILINE)
-        if name in active and enabled:
+        is_enabled = name != "ufw" or re.search(r"^ENABLED=[\"']?yes", ufw_settings, re.MULTILINE)
+        if name in active_units and is_enabled:
             return name
     return None
 

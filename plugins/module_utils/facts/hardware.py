@@ -72,10 +72,10 @@ def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
     """Return the newest CUDA that the host's NVIDIA driver supports, such as 13.0; None if unknown."""
     number = ctypes.c_int(0)
     try:
-        failed = load("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+        status = load("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
         return None
-    return None if failed or number.value < 1000 else f"{number.value // 1000}.{number.value % 1000 // 10}"
+    return None if status or number.value < 1000 else f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def memory_mib() -> int:
@@ -115,7 +115,7 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     """Return the facts of the processor.
 
     ``cores`` counts hardware threads. ``features_id`` is equal for processors that run the same programs. ``amx`` is true if programs can use AMX,
-    ``unusable`` is ``["amx"]`` if it is announced but unusable; otherwise both are absent. ``avx512`` exists for x86 only."""
+    ``unusable_features`` is ``["amx"]`` if it is announced but unusable; otherwise both are absent. ``avx512`` exists for x86 only."""
     if sys.platform == "darwin":
         model, features, board = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
     else:
@@ -126,13 +126,13 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
         board = "" if model_name else arm_model(text, text_of(root / "proc/device-tree/model"))
         features = flags.group(1) if flags else ""
     instructions = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
-    unusable = ["amx"] if tiles.unusable(instructions, root, ask) else []
-    instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable))]
+    unusable_features = ["amx"] if tiles.is_unusable(instructions, root, ask) else []
+    instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable_features))]
     identity = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
     facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
     amx = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
     vectors = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
-    return {**facts, **amx, **vectors, **({"unusable": unusable} if unusable else {})}
+    return {**facts, **amx, **vectors, **({"unusable": unusable_features} if unusable_features else {})}
 
 
 def _is_known(field: str) -> bool:
@@ -196,34 +196,34 @@ def amd(root: Path) -> dict[str, dict]:
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         render = f"renderD{values.get('drm_render_minor', '').strip()}"
         banks = [_key_values(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
-        local = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
-        integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
-        memory, unified = _amd_memory(root / "sys/class/drm" / render / "device", local, integrated)
+        vram = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
+        is_integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
+        memory, is_unified = _amd_memory(root / "sys/class/drm" / render / "device", vram, is_integrated)
         devices[render] = {
             "backend": words.HIP,
             "name": f"AMD {architecture}",
             "architecture": architecture,
             "memory_mib": memory,
-            "unified": unified,
+            "unified": is_unified,
         }
     return devices
 
 
-def _amd_memory(device: Path, local: int, integrated: bool) -> tuple[int, bool]:
+def _amd_memory(device: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
     """Return the size in MiB, and whether that is the host's memory.
 
     Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may lend (GTT). Linux 6.10 and
     newer report GTT as dedicated memory, so the device has more than its video memory.
 
-    :param local: MiB of dedicated memory in the KFD topology; 0 without it.
-    :param integrated: whether the device is known to be part of a processor.
+    :param local_mib: MiB of dedicated memory in the KFD topology; 0 without it.
+    :param is_integrated: whether the device is known to be part of a processor.
     """
     vram, gtt = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
-    if vram is not None and local > vram:
-        return gtt or local, True
-    if (integrated or vram == 0) and (gtt or 0) > (vram or 0):
+    if vram is not None and local_mib > vram:
+        return gtt or local_mib, True
+    if (is_integrated or vram == 0) and (gtt or 0) > (vram or 0):
         return gtt or 0, True
-    return vram or local, False
+    return vram or local_mib, False
 
 
 def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
@@ -242,13 +242,13 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
     devices = []
     for slot, name, event in _render_nodes(root):
         if event.get("DRIVER") in INTEL_DRIVERS:
-            integrated = slot == INTEL_INTEGRATED
+            is_integrated = slot == INTEL_INTEGRATED
             device = {
                 "backend": words.SYCL,
                 "name": f"Intel graphics {event.get('PCI_ID', slot).lower()}",
                 "architecture": "",
-                "memory_mib": memory // 2 if integrated else 0,
-                "unified": integrated,
+                "memory_mib": memory // 2 if is_integrated else 0,
+                "unified": is_integrated,
             }
             devices.append((name, device))
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
@@ -265,9 +265,9 @@ def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict
         if name in amd_and_intel:
             devices.append(amd_and_intel[name])
         elif event.get("DRIVER") == words.AMDGPU:
-            size, unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
+            size, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
             label = event.get("PCI_ID", slot).lower()
-            devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": unified})
+            devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": is_unified})
     discrete = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 

@@ -66,7 +66,7 @@ VERSION_ARGUMENTS = {
 
 def version_of(argv: list[str], ask: Ask = output) -> str | None:
     """Return the first version number that a command prints; None if it is missing or fails."""
-    return versions.first(ask(argv))
+    return versions.first_version(ask(argv))
 
 
 def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
@@ -98,25 +98,25 @@ def python(scope: str) -> str | None:
     return None
 
 
-def packaged(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
-    """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
+def package_versions(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
+    """Return the state of llama.cpp's packages: ``installed_versions`` names them, and ``version`` is upstream's version of the main package, installed or
     offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
     :param lists: folder of apt's lists of packages.
     """
     entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
-    installed = {name: version for name, version, _candidate in entries if version != "(none)"}
-    offered = {name: candidate for name, _version, candidate in entries}
-    version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed.get(main) or offered.get(main, ""))
+    installed_versions = {name: version for name, version, _candidate in entries if version != "(none)"}
+    offered_versions = {name: candidate for name, _version, candidate in entries}
+    version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed_versions.get(main) or offered_versions.get(main, ""))
     return {
         "version": version.group(1) if version else None,
-        "installed": sorted(installed),
+        "installed": sorted(installed_versions),
         "listed": bool(version) or any(lists.glob("*_Packages*")),
     }
 
 
-def _packaged(catalogue: dict, family: str) -> dict | None:
+def _llama_packages(catalogue: dict, family: str) -> dict | None:
     if family not in catalogue:
         return None
     spec = catalogue[family]
@@ -126,7 +126,7 @@ def _packaged(catalogue: dict, family: str) -> dict | None:
             *(name for libraries in spec["libraries"].values() for name in libraries),
         }
     )
-    return packaged(output(["apt-cache", "policy", *names]), spec["version"])
+    return package_versions(output(["apt-cache", "policy", *names]), spec["version"])
 
 
 def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
@@ -162,7 +162,7 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
-def _installed(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
+def _installed_packages(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
     """Return the names of tools and of the distribution's packages of llama.cpp."""
     return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
 
@@ -187,7 +187,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
     service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     interpreter = python(scope)
-    found_toolchains = toolchains.find()
+    found_toolchains = toolchains.find_toolchains()
     memory = hardware.memory_mib()
     folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
@@ -197,7 +197,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         names.STUNNEL: tool_of_root(names.STUNNEL, folders),
     }
     distribution = _distribution()
-    packages = _packaged(catalogue or {}, distribution["family"])
+    packages = _llama_packages(catalogue or {}, distribution["family"])
     devices = hardware.accelerators(memory)
     return {
         "system": platform.system(),
@@ -209,7 +209,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": found_toolchains,
-        "tools": _installed(tools, packages),
+        "tools": _installed_packages(tools, packages),
         "user": user,
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.NAME)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
@@ -218,7 +218,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "python": interpreter,
         "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(place.prefix + "/lingering")},
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
-        "units_filter": firewall.filtering_works(interpreter) if service_manager.closes_ports_by else None,
+        "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc(),

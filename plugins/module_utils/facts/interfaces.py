@@ -42,8 +42,8 @@ def addresses(ask: Ask = output) -> list[str]:
 
 def rdma_addresses(root: Path = ROOT) -> list[str]:
     """Return the IPv4 addresses in the tables of RDMA devices. RPC looks at port 1 only."""
-    table = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
-    words = {text[len(IPV4_GID) :].replace(":", "") for text in table if text.startswith(IPV4_GID)}
+    gid_texts = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
+    words = {text[len(IPV4_GID) :].replace(":", "") for text in gid_texts if text.startswith(IPV4_GID)}
     addresses = {socket.inet_ntoa(bytes.fromhex(word)) for word in words}
     return sorted(address for address in addresses if re.fullmatch(HOST_IP, address))
 
@@ -99,6 +99,6 @@ def _ip_addresses(ask: Ask) -> dict[str, list[str]]:
 
 def _ifconfig_addresses(ask: Ask) -> dict[str, list[str]]:
     addresses: dict[str, list[str]] = {}
-    for name, rest in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
-        addresses[name] = re.findall(r"\binet ([\d.]+)", rest)
+    for name, details in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
+        addresses[name] = re.findall(r"\binet ([\d.]+)", details)
     return addresses

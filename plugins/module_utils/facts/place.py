@@ -41,12 +41,14 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     """Return the name of the service manager that runs services of this scope here."""
     if scope == "user":
         commands.find_user_session()
-    managers = ((name, service_managers.MANAGERS[name]) for name in service_managers.usable(platform.system(), scope))
+    managers = (
+        (name, service_managers.MANAGERS[name]) for name in service_managers.usable_managers(platform.system(), scope)
+    )
     return next(
         (
             name
             for name, manager in managers
-            if (root / manager.sign.lstrip("/")).exists() and (not manager.probe or ask(list(manager.probe)))
+            if (root / manager.presence_path.lstrip("/")).exists() and (not manager.probe or ask(list(manager.probe)))
         ),
         "supervisor",
     )

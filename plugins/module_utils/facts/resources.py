@@ -43,7 +43,7 @@ class DeviceMemory(NamedTuple):
 class Disk(NamedTuple):
     """A file system of the installation or its cache."""
 
-    path: Annotated[str, Text(longest=4096)]
+    path: Annotated[str, Text(max_length=4096)]
     """path of the installation or of the cache on it"""
     total_mib: Size
     """size; null if it does not answer"""
@@ -75,8 +75,8 @@ def available_memory(meminfo: str) -> Optional[int]:
 def nvidia(listing: str) -> Iterator[DeviceMemory]:
     """Yield the devices in the output of NVIDIA_QUERY, in the order of CUDA."""
     for index, line in enumerate(line for line in listing.splitlines() if line.count(",") == 1):
-        total, free = (int(field) if field.strip().isdigit() else None for field in line.split(","))
-        yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total, free)
+        total_mib, free_mib = (int(field) if field.strip().isdigit() else None for field in line.split(","))
+        yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total_mib, free_mib)
 
 
 def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
@@ -113,8 +113,8 @@ def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
         except (OSError, reading.TooSlowError):
             disks.setdefault(path, Disk(path, None, None))
             continue
-        total, free = (blocks * stat.f_frsize // MIB for blocks in (stat.f_blocks, stat.f_bavail))
-        disks.setdefault(mount, Disk(path, total, free))
+        total_mib, free_mib = (blocks * stat.f_frsize // MIB for blocks in (stat.f_blocks, stat.f_bavail))
+        disks.setdefault(mount, Disk(path, total_mib, free_mib))
     return tuple(disks.values())
 
 

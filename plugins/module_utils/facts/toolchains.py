@@ -30,11 +30,11 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
     prefixes: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         prefix = program.parent.parent
-        real = Path(os.path.realpath(prefix))
-        is_foreign_link = prefix == root / "usr" and Path(os.path.realpath(program)).parent != real / "bin"
+        real_path = Path(os.path.realpath(prefix))
+        is_foreign_link = prefix == root / "usr" and Path(os.path.realpath(program)).parent != real_path / "bin"
         if program.exists() and not is_foreign_link:
             name = "/" + str(prefix.relative_to(root))
-            prefixes.setdefault(real, []).extend([name] if name != _on_host(root, real) else [])
+            prefixes.setdefault(real_path, []).extend([name] if name != _on_host(root, real_path) else [])
     return prefixes
 
 
@@ -72,13 +72,15 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
     """Return component → its prefix, in the compiler's version or else the newest that fits."""
     components = {}
-    current = versions.numbers(folder.name)
+    numbers = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
-        installed = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        matching = [path for path in installed if not same_major or versions.numbers(path.name)[:1] == current[:1]]
-        if matching:
-            best = max(matching, key=lambda path: (versions.numbers(path.name) == current, versions.numbers(path.name)))
-            components[name] = _on_host(root, best)
+        paths = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
+        matches = [path for path in paths if not same_major or versions.numbers(path.name)[:1] == numbers[:1]]
+        if matches:
+            choice = max(
+                matches, key=lambda path: (versions.numbers(path.name) == numbers, versions.numbers(path.name))
+            )
+            components[name] = _on_host(root, choice)
     return components
 
 
@@ -93,7 +95,7 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> 
                 "backend": backend,
                 "prefix": prefix,
                 "links": links,
-                "version": versions.first(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
+                "version": versions.first_version(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
                 "compiler": _compiler(folder, prefix, toolkit, ask),
                 "libraries": _libraries_of(root, [prefix, *components.values()], backend),
                 **({"components": components} if toolkit.components else {}),
@@ -102,18 +104,20 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> 
     return toolchains
 
 
-def find(root: Path = ROOT, ask: Ask = output) -> list[dict]:
+def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """Return every toolkit of the host that works, oldest first."""
     toolchains = [
         entry for backend, toolkit in toolkits.SIDE_BY_SIDE.items() for entry in _toolkits(root, ask, backend, toolkit)
     ]
-    working = [toolchain for toolchain in toolchains if toolchain["version"]]
-    return sorted(working, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"]))
+    working_toolchains = [toolchain for toolchain in toolchains if toolchain["version"]]
+    return sorted(
+        working_toolchains, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"])
+    )
 
 
-def libraries(installed: list[dict], root: Path = ROOT) -> dict[str, str | None]:
+def libraries(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
     """Return library → PRESENT, or None if no toolkit of the host can build with it."""
-    prefixes = [prefix for entry in installed for prefix in (entry["prefix"], *entry.get("components", {}).values())]
+    prefixes = [prefix for entry in toolchains for prefix in (entry["prefix"], *entry.get("components", {}).values())]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {
         name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None

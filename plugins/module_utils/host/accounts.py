@@ -41,7 +41,7 @@ def run_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> An
     try:
         reply = reading.parse(receiver.recv_bytes(ANSWER_BYTES))  # as root, a pickle of the account could run code
     except (EOFError, OSError, ValueError) as error:
-        raise Refusal(f"a process of {account} ended without a result: run the playbook again") from error
+        raise Refusal(f"a process of the account {account} exited without a result: run the playbook again") from error
     finally:
         process.join()
     if "failed" in reply:

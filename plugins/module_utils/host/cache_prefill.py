@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import existing_ancestor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as launcher
@@ -70,7 +70,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
 
     :raises Refusal: a model cannot be read.
     """
-    cached = _cached_fingerprints(worker.folder)
+    cached_fingerprints = _cached_fingerprints(worker.folder)
     tensors = {}
     for path in dict.fromkeys(row.model for row in worker.prefill.tensors if os.path.exists(row.model)):
         names = tensor_sizes(row for row in worker.prefill.tensors if row.model == path)
@@ -79,7 +79,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
                 if names.get(name) == place.bytes:
                     with reading.open_file(place.path, follow=True) as stream:
                         tensors[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
-    return [place for fingerprint, place in tensors.items() if fingerprint not in cached]
+    return [place for fingerprint, place in tensors.items() if fingerprint not in cached_fingerprints]
 
 
 def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
@@ -115,10 +115,11 @@ def _cached_fingerprints(folder: Path) -> set[str]:
 
 
 def _check_free_space(folder: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(existing(folder)).free
-    if free < needed_bytes + RESERVED_BYTES:
+    free_bytes = shutil.disk_usage(existing_ancestor(folder)).free
+    if free_bytes < needed_bytes + RESERVED_BYTES:
         raise Refusal(
-            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}: {free // MIB} MiB are free, and {RESERVED_BYTES // MIB} MiB of them are reserved"
+            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}: {free_bytes // MIB} MiB are free, of which {RESERVED_BYTES // MIB} MiB are "
+            "reserved"
         )
 
 
@@ -127,25 +128,25 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
 
     :raises Refusal: it does not run, or does not accept a tensor.
     """
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        port = listening.getsockname()[1]
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
     argv = [*worker.prefill.argv, str(port)]
     environment = {"PATH": commands.SEARCH, "HOME": str(worker.folder.parent), "LC_ALL": "C", **worker.environment}
-    quiet = subprocess.DEVNULL
+    devnull = subprocess.DEVNULL
     try:
-        process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, cwd="/", env=environment)
+        process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
     seconds = START_SECONDS + sum(place.bytes for place in tensors) / MIN_RATE
-    largest = max(place.bytes for place in tensors)
+    largest_bytes = max(place.bytes for place in tensors)
     try:
         wait_for_worker(port, process)
-        with rpc_upload.UploadConnection(LOOPBACK, port, largest, seconds) as receiver:
+        with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, seconds) as receiver:
             for place in tensors:
                 with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
                     receiver.send_part(stream, place.offset, place.bytes)
     except rpc_upload.TransferError as error:
-        raise Refusal(f"the worker's program on port {port} {error}") from error
+        raise Refusal(f"the worker program on port {port} {error}") from error
     finally:
         process.kill()
         process.wait()
@@ -159,7 +160,7 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_SECONDS
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > end:
-            raise Refusal(f"the worker's program on port {port} did not start: {answer.detail}")
+            raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:
         raise Refusal(f"protocol {answer.protocol} is unknown")

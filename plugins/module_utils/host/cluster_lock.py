@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 WAIT_SECONDS = 60
 """How long to wait for another process that reads or writes the file."""
 FILE_BYTES = 64 * 1024
-Name = Annotated[str, Text(longest=128)]
+Name = Annotated[str, Text(max_length=128)]
 
 
 class LockArguments(NamedTuple):
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     machine: Name
     """Boot of the controller's system and its process namespace: no other controller has both."""
     process: Annotated[int, Number(1)]
-    playbook: Annotated[str, Text(longest=1024)]
+    playbook: Annotated[str, Text(max_length=1024)]
     since: Annotated[int, Number()] = 0
     """Time of the head's clock when it took the lock, in seconds since 1970."""
 
@@ -59,7 +59,7 @@ class HeldError(Exception):
 
     def __init__(self, holder: Run) -> None:
         super().__init__(
-            f"Another run is changing this cluster: {holder.describe()}. Wait until it has ended. If it failed or was killed, take over with "
+            f"Another run is changing this cluster: {holder.describe()}. Wait until that run has ended. If it failed or was killed, take over its lock with "
             f"-e {names.TAKE_OVER}=true."
         )
         self.holder = holder
@@ -73,18 +73,18 @@ def read_holder(prefix: Path) -> Optional[Run]:
         return None
 
 
-def take_lock(prefix: Path, run: Run, take_over: bool = False, ended: Optional[Run] = None) -> Optional[Run]:
+def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Optional[Run] = None) -> Optional[Run]:
     """Give the lock to a run, and return the run that had it.
 
-    :param take_over: whether to take it from any run.
-    :param ended: a run that has ended, as its own controller knows.
+    :param may_take_over: whether to take it from any run.
+    :param ended_run: a run that has ended, as its own controller knows.
     :raises HeldError: another run has it.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
         holder = read_holder(prefix)
         if run.is_same_run(holder):
             return None
-        if holder and not take_over and not holder.is_same_run(ended):
+        if holder and not may_take_over and not holder.is_same_run(ended_run):
             raise HeldError(holder)
         os.ftruncate(lock, 0)
         try:

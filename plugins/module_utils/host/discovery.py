@@ -59,7 +59,7 @@ class FoundModel(NamedTuple):
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
     """Path of its first file, or its name in Ollama."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
-    closed: Optional[Annotated[str, Text(longest=4096)]]
+    closed: Optional[Annotated[str, Text(max_length=4096)]]
     """Folder or file that the services' account may not read."""
     summary: Mapping[str, Any]
 
@@ -90,24 +90,24 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
     state = inspection.inspect(system)
     folders = {name: inspection.interface_folder(name, system) for name in state.interfaces}
-    wired = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED_TYPES}
-    _contact_hosts(addresses, wired)
+    wires = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED_TYPES}
+    _contact_hosts(addresses, wires)
     macs = neighbour_macs(system.output("ip", "-json", "neigh"))
     directories = []
-    for name, interface in wired.items():
+    for name, interface in wires.items():
         speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
         mbit = int(speed) if speed.isdigit() else None
-        main, sees = name in state.protected, tuple(sorted(macs.get(name, ())))
+        main, seen_macs = name in state.protected, tuple(sorted(macs.get(name, ())))
         if interface.mac:
             ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
-            directories.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, sees))
+            directories.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, seen_macs))
     return tuple(directories)
 
 
-def _contact_hosts(addresses: Iterable[str], wired: Mapping[str, inspection.InterfaceState]) -> None:
+def _contact_hosts(addresses: Iterable[str], wires: Mapping[str, inspection.InterfaceState]) -> None:
     """Send other hosts in this one's networks an empty datagram, so that the kernel looks for them."""
     networks = [
-        ipaddress.ip_interface(address).network for interface in wired.values() for address in interface.addresses
+        ipaddress.ip_interface(address).network for interface in wires.values() for address in interface.addresses
     ]
     addresses_given = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -133,8 +133,8 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
 
 def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Yield models that generate text, the largest first."""
-    largest = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
-    report = local_models.report([], [path for path, _bytes in largest], list(ollama.names()), account)
+    largest_models = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
+    report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.names()), account)
     for path, entry in report["paths"].items():
         if can_generate(entry.get("summary")):
             yield FoundModel("path", path, path, entry["closed"], entry["summary"])
@@ -155,13 +155,13 @@ def _whole_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield the first path and the bytes of each complete model below the folders, once for the same files."""
     real_paths = set()
     for top in map(os.path.expanduser, folders):
-        for place, below, entries in os.walk(top):
+        for place, subfolders, entries in os.walk(top):
             if place[len(top) :].count("/") >= MAX_DEPTH:
-                below.clear()
+                subfolders.clear()
             for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
                 paths = [os.path.join(place, name) for name in model.names]
-                real = os.path.realpath(paths[0])
-                if model.is_whole and real not in real_paths and not download_record.problem_of_name(model.names[0]):
-                    real_paths.add(real)
+                file = os.path.realpath(paths[0])
+                if model.is_whole and file not in real_paths and not download_record.problem_of_name(model.names[0]):
+                    real_paths.add(file)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)

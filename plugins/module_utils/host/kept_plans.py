@@ -11,32 +11,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
-NEXT, CURRENT, PREVIOUS = PLACES = "next", "now", "before"
+NEXT, CURRENT, PREVIOUS = SLOTS = "next", "now", "before"
 FILE_BYTES = 32 << 20
 """Limit of a plan. The head's facts are most of it, about 20 kB for each host."""
 
 
-def read_plan(prefix: str, place: str) -> KeptPlan | None:
+def read_plan(prefix: str, slot: str) -> KeptPlan | None:
     """Return one of the kept plans; None without one that this account can use."""
     try:
-        return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, place), FILE_BYTES))
+        return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, slot), FILE_BYTES))
     except (OSError, ValueError):
         return None
 
 
-def _path(prefix: str, place: str) -> Path:
-    return Path(prefix, names.PLANS, f"{place}.json")
+def _path(prefix: str, slot: str) -> Path:
+    return Path(prefix, names.PLANS, f"{slot}.json")
 
 
 def last_plan(prefix: str) -> LastPlan | None:
     """Return the plan that the host accepted last."""
-    pending = read_plan(prefix, NEXT)
-    plan = pending or read_plan(prefix, CURRENT)
-    return LastPlan(plan.id, plan.release, plan.declared, not pending, plan.variables) if plan else None
+    pending_plan = read_plan(prefix, NEXT)
+    plan = pending_plan or read_plan(prefix, CURRENT)
+    return LastPlan(plan.id, plan.release, plan.declared, not pending_plan, plan.variables) if plan else None
 
 
 def kept_builds(prefix: str) -> set[str]:
-    plans = filter(None, (read_plan(prefix, place) for place in PLACES))
+    plans = filter(None, (read_plan(prefix, slot) for slot in SLOTS))
     return {build.id for plan in plans for build in plan.host.builds}
 
 
@@ -45,10 +45,10 @@ def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
 
     :raises OSError: nothing has changed.
     """
-    present = read_plan(prefix, CURRENT)
-    is_current = present is not None and present.id == plan.id
+    present_plan = read_plan(prefix, CURRENT)
+    is_current = present_plan is not None and present_plan.id == plan.id
     # The plan's id does not cover the facts that are stored on the head.
-    differs = present != plan if is_current else True
+    differs = present_plan != plan if is_current else True
     if differs and not check:
         _write(prefix, CURRENT if is_current else NEXT, plan)
     return differs
@@ -59,27 +59,27 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
 
     :raises Refusal: the host does not keep the plan.
     """
-    plans = {place: read_plan(prefix, place) for place in PLACES}
-    present, pending_path = plans[CURRENT], _path(prefix, NEXT)
-    is_current = present is not None and present.id == identity
+    plans = {slot: read_plan(prefix, slot) for slot in SLOTS}
+    present_plan, pending_path = plans[CURRENT], _path(prefix, NEXT)
+    is_current = present_plan is not None and present_plan.id == identity
     differs = not is_current or pending_path.exists()
     if not differs or check:
         return differs
     if not is_current:
-        new = next((plan for plan in plans.values() if plan and plan.id == identity), None)
-        if not new:
-            raise Refusal(f"{prefix}/{names.PLANS} has no plan {identity}: run site.yml")
-        if present:
-            _write(prefix, PREVIOUS, present)
-        _write(prefix, CURRENT, new)
+        served_plan = next((plan for plan in plans.values() if plan and plan.id == identity), None)
+        if not served_plan:
+            raise Refusal(f"{prefix}/{names.PLANS} does not contain plan {identity}: run site.yml")
+        if present_plan:
+            _write(prefix, PREVIOUS, present_plan)
+        _write(prefix, CURRENT, served_plan)
     pending_path.unlink(missing_ok=True)
     return True
 
 
-def _write(prefix: str, place: str, plan: KeptPlan) -> None:
+def _write(prefix: str, slot: str, plan: KeptPlan) -> None:
     text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
     if len(text.encode()) > FILE_BYTES:
         raise Refusal(
-            f"the plan has {len(text) >> 20} MiB for this host, but at most {FILE_BYTES >> 20} MiB can be kept"
+            f"this host's part of the plan takes {len(text) >> 20} MiB, but at most {FILE_BYTES >> 20} MiB can be kept"
         )
-    files.replace_file(_path(prefix, place), text, 0o600)
+    files.replace_file(_path(prefix, slot), text, 0o600)

@@ -22,8 +22,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 def check_ownership(host_plan: HostPlan) -> None:
     """:raises Refusal: an apply would overwrite or run something foreign."""
     manager = service_managers.MANAGERS[host_plan.service_manager]
-    defined = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
-    foreign_definitions = [str(path) for path in defined if os.path.lexists(path) and not is_own_definition(path)]
+    paths = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
+    foreign_definitions = [str(path) for path in paths if os.path.lexists(path) and not is_own_definition(path)]
     conflicts = [*_foreign_contents(host_plan), *foreign_definitions]
     if conflicts:
         raise Refusal(f"This host has {', '.join(conflicts)}{names.FOREIGN_REMEDY}")
@@ -38,9 +38,9 @@ def _foreign_contents(host_plan: HostPlan) -> Iterator[str]:
     owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
-            actual = processes.owner_of(os.stat(path).st_uid)
-            if actual != owner:
-                yield f"{path} (of {actual}{f', not of {owner}' if owner else ''})"
+            actual_owner = processes.owner_of(os.stat(path).st_uid)
+            if actual_owner != owner:
+                yield f"{path} (owned by {actual_owner}{f', not by {owner}' if owner else ''})"
 
 
 def _is_free(path: Path) -> bool:

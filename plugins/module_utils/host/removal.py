@@ -31,29 +31,31 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
     """
     prefix = Path(place.prefix)
     if not files.is_marked(prefix):
-        reason = f"without {names.FOLDER_MARK} it is not an installation of this collection, or only the remains of one"
-        return [], [f"{prefix} on {name} stays: {reason}."] if prefix.exists() else []
-    installed = _installed_paths(prefix)
-    other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed if len(steps) == 1})
+        reason = f"without {names.FOLDER_MARK}, this folder is no installation of this collection, or only the remains of one"
+        return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
+    installed_paths = _installed_paths(prefix)
+    other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
     packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
     metrics_files, metrics_folders = _remove_metrics(place, check)
-    for steps in [] if check else installed:
+    for steps in [] if check else installed_paths:
         _remove(prefix.joinpath(*steps))
     if not other_entries and not check:
         with suppress(OSError):  # it may be a link or a mount point
             os.rmdir(prefix)
     sentences = []
     if other_entries:
-        sentences.append(f"{prefix} on {name} stays with {_join_names(other_entries)}: remove what nothing else uses.")
+        sentences.append(
+            f"{prefix} on {name} still contains {_join_names(other_entries)}: remove what nothing else uses."
+        )
     if packages:
         removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
         sentences.append(
-            f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else uses them, remove them with "
+            f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
             f"{removal} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
         sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove it if nothing else uses it.")
-    return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed)], sentences
+    return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed_paths)], sentences
 
 
 def _join_names(entries: Iterable[str], separator: str = ", ") -> str:
@@ -71,11 +73,13 @@ def _remove(path: Path) -> None:
 def _remove_metrics(place: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
     descriptions = read_left(place.prefix, names.METRICS).get("services", {})
-    exported = {service: entry for service, entry in descriptions.items() if entry["folder"]}
+    exporters = {service: entry for service, entry in descriptions.items() if entry["folder"]}
     paths = [
-        path for service, entry in exported.items() if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
+        path
+        for service, entry in exporters.items()
+        if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
     ]
-    folders = {entry["folder"] for entry in exported.values() if os.path.isdir(entry["folder"])}
+    folders = {entry["folder"] for entry in exporters.values() if os.path.isdir(entry["folder"])}
     if not check:
         for path in paths:
             _remove(path)
@@ -89,9 +93,9 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
     entries, models = os.listdir(prefix), prefix / names.MODELS
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # a link's target may have other users
-        generated = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK}
-        paths += [(names.MODELS, path.name) for path in generated]
-        if all(_is_temporary(path) for path in models.iterdir() if path not in generated):
+        generated_models = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK}
+        paths += [(names.MODELS, path.name) for path in generated_models]
+        if all(_is_temporary(path) for path in models.iterdir() if path not in generated_models):
             paths.append((names.MODELS,))
     return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
 

@@ -215,7 +215,7 @@ class Supervisor(Manager):
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
         if not self._runs():
-            raise Refusal("supervisor, which runs this host's services, is not running: run site.yml to start it.")
+            raise Refusal("supervisor, which manages this host's services, is not running: run site.yml to start it.")
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
@@ -264,7 +264,7 @@ MANAGER_CLASSES: dict[str, type[Manager]] = {
 def manager_of(place: InstallationPaths) -> Manager:
     name = place.service_manager
     if name not in MANAGER_CLASSES:
-        raise Refusal(f"service_manager is {name}: use one of {', '.join(MANAGER_CLASSES)}.")
+        raise Refusal(f"service_manager is {name}, which is not known: use one of {', '.join(MANAGER_CLASSES)}.")
     return MANAGER_CLASSES[name](service_managers.MANAGERS[name], place)
 
 
@@ -313,8 +313,8 @@ def started_services(changes: Iterable[Change]) -> set[str]:
 
 def _stop_order(services: Iterable[str]) -> list[list[str]]:
     """Return the head, then workers, each in this order; skip empty groups."""
-    unique = list(dict.fromkeys(services))
-    groups = [[name for name in unique if names.is_head(name) == is_head] for is_head in (True, False)]
+    unique_services = list(dict.fromkeys(services))
+    groups = [[name for name in unique_services if names.is_head(name) == is_head] for is_head in (True, False)]
     return [group for group in groups if group]
 
 
@@ -329,14 +329,14 @@ class ServiceSteps(NamedTuple):
 
 def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
     run_names = [service.name for service in request.run]
-    redefined = [service.name for service in request.run if not manager.is_defined(service)]
-    restart = [name for name in run_names if name in redefined or name in request.restart]
+    services_to_define = [service.name for service in request.run if not manager.is_defined(service)]
+    restart = [name for name in run_names if name in services_to_define or name in request.restart]
     at_boot = [service.name for service in request.run if not service.temporary]
     to_define = {*restart, *places.disabled_services(manager.place, at_boot)}
     start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
-    ended = [*request.stop, *request.remove, *restart, *start]
+    services_to_stop = [*request.stop, *request.remove, *restart, *start]
     return ServiceSteps(
-        stop=[name for name in ended if states[name] != STOPPED],
+        stop=[name for name in services_to_stop if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
         define=[name for name in run_names if name in to_define],
         start=start,
@@ -347,13 +347,13 @@ def _changes(manager: Manager, request: ServiceRequest, states: dict[str, str], 
     texts = {service.name: service.definition for service in request.run}
     changes = []
     for name in [name for name in states if any(name in step for step in steps)]:
-        current, state_after = text_of(manager.path(name)), states[name]
+        current_text, state_after = text_of(manager.path(name)), states[name]
         if name in steps.start:
             state_after = f"{RUNNING}, restarted" if states[name] == RUNNING else RUNNING
         elif name in steps.stop or name in steps.remove:
             state_after = STOPPED
-        text = "" if name in steps.remove else texts.get(name, current)
-        changes.append(Change(name, states[name], state_after, current, text))
+        text = "" if name in steps.remove else texts.get(name, current_text)
+        changes.append(Change(name, states[name], state_after, current_text, text))
     return changes
 
 
@@ -362,14 +362,14 @@ def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -
         manager.stop(group)
     if steps.remove:
         manager.remove(steps.remove)
-    everything = [*steps.define, *steps.start]
-    for group in reversed(_stop_order(everything)):
-        defined = [service for service in request.run if service.name in group and service.name in steps.define]
-        if defined:
-            manager.define(defined)
-        starting = [name for name in group if name in steps.start]
-        if starting:
-            manager.start(starting)
+    changed_services = [*steps.define, *steps.start]
+    for group in reversed(_stop_order(changed_services)):
+        definitions = [service for service in request.run if service.name in group and service.name in steps.define]
+        if definitions:
+            manager.define(definitions)
+        starting_services = [name for name in group if name in steps.start]
+        if starting_services:
+            manager.start(starting_services)
 
 
 def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> list[Change]:
@@ -380,16 +380,16 @@ def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> lis
     service_names = dict.fromkeys(
         [*(service.name for service in request.run), *request.start, *request.stop, *request.remove]
     )
-    starting: list[str] = []
+    starting_services: list[str] = []
     try:
         states = manager.state(list(service_names))
         steps = _steps(manager, request, states)
-        starting = steps.start
+        starting_services = steps.start
         changes = _changes(manager, request, states, steps)
         if not check:
             _carry_out(manager, request, steps)
     except commands.CommandError as error:
-        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting}
+        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting_services}
         log_text = "".join(f"\nThe log of {name} ends with:\n{text}" for name, text in logs.items() if text)
         raise Refusal(f"{error}{log_text}") from error
     return changes

@@ -34,8 +34,8 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
 def _state_of(path: Path) -> str:
     try:
         status = path.stat()
-        large = status.st_size > SMALL_BYTES
-        return f"{path} {status.st_size} {status.st_mtime_ns if large else sha256(path)}\n"
+        is_large = status.st_size > SMALL_BYTES
+        return f"{path} {status.st_size} {status.st_mtime_ns if is_large else sha256(path)}\n"
     except OSError:
         return f"{path} is missing\n"
 
@@ -52,11 +52,11 @@ def read_digests(prefix: str) -> dict[str, Any]:
         return {}
 
 
-def write_digests(prefix: str, started: Mapping[str, str]) -> None:
+def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
     """Record the digests of started services.
 
-    :param started: service → digest from before the start; a file that changed meanwhile restarts it once more.
+    :param digests: service → digest from before the start; a file that changed meanwhile restarts it once more.
     :raises OSError: names the file.
     """
-    if started:
-        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read_digests(prefix), **started}) + "\n", 0o600)
+    if digests:
+        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read_digests(prefix), **digests}) + "\n", 0o600)

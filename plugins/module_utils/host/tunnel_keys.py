@@ -44,8 +44,8 @@ def add_key(path: Path, key: str, account: str | None, keep: bool, check: bool) 
     :raises OSError: the file cannot be written, or the account does not exist.
     """
     lines_before = _lines(path, account)
-    first = line_of(key)
-    lines_after = [first, *(line for line in lines_before if keep and line != first)]
+    first_line = line_of(key)
+    lines_after = [first_line, *(line for line in lines_before if keep and line != first_line)]
     if lines_after == lines_before:
         return False
     if not check:
@@ -70,4 +70,4 @@ def _uid(account: str) -> int:
     try:
         return pwd.getpwnam(account).pw_uid
     except KeyError:
-        raise OSError(f"there is no account {account}") from None
+        raise OSError(f"the account {account} does not exist") from None

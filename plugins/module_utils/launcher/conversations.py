@@ -82,7 +82,7 @@ def open_keeper(argv: list[str], state: Path, limits: Sequence[int], log: Callab
     folder = state / FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
-        log(f"conversations are not kept any more: {folder} was deleted")
+        log(f"conversations are no longer kept: {folder} was deleted")
     if not limits or OPTION not in argv:
         return None
     try:
@@ -102,9 +102,9 @@ def _tokens_of(path: Path) -> array.array[int]:
         return array.array("i", file.read(4 * min(count, units.MIB)))[LIST_WORDS:]
 
 
-def _continues(tokens: array.array[int], older: array.array[int]) -> bool:
-    length = math.ceil(SAME_SHARE * len(older))
-    return tokens[:length] == older[:length]
+def _continues(tokens: array.array[int], older_tokens: array.array[int]) -> bool:
+    length = math.ceil(SAME_SHARE * len(older_tokens))
+    return tokens[:length] == older_tokens[:length]
 
 
 def _reason(answer: Any) -> str:
@@ -127,7 +127,7 @@ class Keeper:
         self.job: threading.Thread | None = None
         self.timer = progress.IdleTimer(limits.seconds / 5, 0)
         self.is_restored = self.is_pending = False
-        self.asked_at = self.processor_seconds = 0.0
+        self.last_check_time = self.processor_seconds = 0.0
         self.seen: dict[int, tuple[Any, ...]] = {}
         """Slot → its last task and its number of tokens, when it was last looked at."""
         self.saved: dict[int, tuple[Any, ...]] = {}
@@ -140,7 +140,7 @@ class Keeper:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths(NEW, TRIED):
             if path.suffix == TRIED:
-                self.log("llama-server ended while it restored a conversation: its file was deleted")
+                self.log("llama-server exited while it restored a conversation: deleted the conversation's file")
             path.unlink()
 
     def notice(self, output: bytes) -> None:
@@ -163,13 +163,13 @@ class Keeper:
             self.counts[PAUSE] = time.time() + PAUSE_SECONDS
             journal.write_state(self.record, self.counts)
             pause = f"so none are kept for {PAUSE_SECONDS / 60:.0f} minutes"
-            return server.Fault(f"saving or restoring a conversation has hung for {limit} s, {pause}", silent=True)
+            return server.Fault(f"saving or restoring a conversation has hung for {limit} s, {pause}", is_silent=True)
         if head.asleep:
             return None
         if not self.is_restored:
             self._start(self._restore)
-        elif clock - self.asked_at >= self.pause and (self._was_busy(head) or self.is_pending):
-            self.asked_at, self.is_pending = clock, False
+        elif clock - self.last_check_time >= self.pause and (self._was_busy(head) or self.is_pending):
+            self.last_check_time, self.is_pending = clock, False
             self._start(self._save)
         return None
 
@@ -186,8 +186,8 @@ class Keeper:
         sample = head.last_sample
         if sample is None:
             return server.SLEEP not in head.argv
-        used, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
-        return used >= BUSY_SECONDS or head.idle_timer.since > self.asked_at
+        used_seconds, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
+        return used_seconds >= BUSY_SECONDS or head.idle_timer.since > self.last_check_time
 
     def _start(self, action: Callable[[], None]) -> None:
         if self.counts[PAUSE] < time.time() and not (self.job and self.job.is_alive()):
@@ -218,24 +218,24 @@ class Keeper:
 
     def _restore(self) -> None:
         """Restore the newest conversations, all at once: a request of a client that waits for the model comes after these."""
-        began, tokens, requests = time.monotonic(), 0, []
+        start_time, tokens, requests = time.monotonic(), 0, []
         own_paths = [path for path in self._paths(KEPT) if path.name.startswith(self.key) and self._is_whole(path)]
-        for slot, kept in enumerate(reversed(own_paths[-self.slots :])):
-            tried = kept.replace(kept.with_suffix(TRIED))
-            requests.append((kept, tried, self._request(f"/{slot}?action=restore", tried)))
-        for slot, (kept, tried, request) in enumerate(requests):
+        for slot, kept_path in enumerate(reversed(own_paths[-self.slots :])):
+            tried_path = kept_path.replace(kept_path.with_suffix(TRIED))
+            requests.append((kept_path, tried_path, self._request(f"/{slot}?action=restore", tried_path)))
+        for slot, (kept_path, tried_path, request) in enumerate(requests):
             answer = self._answer(request, slot)
             if answer and not answer.get("n_restored"):
-                tried.unlink()
-                self.log(f"a conversation was not restored, and its file deleted: {_reason(answer)}")
+                tried_path.unlink()
+                self.log(f"a conversation was not restored, and its file was deleted: {_reason(answer)}")
             elif answer or (request and request.is_cancelled):
-                tried.replace(kept)
-                self.tokens[kept] = _tokens_of(kept)
+                tried_path.replace(kept_path)
+                self.tokens[kept_path] = _tokens_of(kept_path)
                 tokens += answer["n_restored"] if answer else 0
         if tokens:
-            seconds, full = time.monotonic() - began, self.context / self.slots
+            seconds, full_slot_tokens = time.monotonic() - start_time, self.context / self.slots
             self.counts[RESTORED_TOKENS] += tokens
-            self.counts[SAVED_SECONDS] += max(0.0, self.limits.computing_seconds * tokens / full - seconds)
+            self.counts[SAVED_SECONDS] += max(0.0, self.limits.computing_seconds * tokens / full_slot_tokens - seconds)
             self.log(f"{tokens} tokens of conversations were restored in {seconds:.1f} s")
         self._make_room(0)
 
@@ -247,32 +247,35 @@ class Keeper:
         for slot in self._slots():
             number, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
-            rests, self.seen[number] = at_once or self.seen.get(number) == state, state
-            self.is_pending = self.is_pending or slot["is_processing"] or not rests
+            is_at_rest, self.seen[number] = at_once or self.seen.get(number) == state, state
+            self.is_pending = self.is_pending or slot["is_processing"] or not is_at_rest
             if slot["is_processing"] or tokens < FEWEST_TOKENS or self.saved.get(number) == state:
                 continue
-            if rests:
+            if is_at_rest:
                 self.saved[number] = state
                 self._save_slot(number, tokens)
 
     def _save_slot(self, slot: int, tokens: int) -> None:
         if not self._make_room(self.limits.full_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
-            self.log(f"a conversation of {tokens} tokens is not kept: {self.folder} has no room for it")
+            self.log(f"a conversation of {tokens} tokens is not kept: {self.folder} has no space for it")
             return
-        new = self.folder / f"{self.key}-{slot}{NEW}"
-        answer = self._answer(self._request(f"/{slot}?action=save", new), slot)
+        target = self.folder / f"{self.key}-{slot}{NEW}"
+        answer = self._answer(self._request(f"/{slot}?action=save", target), slot)
         if not answer or not answer.get("n_saved"):
             self.log(f"a conversation was not saved in {self.folder}: {_reason(answer)}")
             with suppress(OSError):
-                new.unlink()
+                target.unlink()
             return
-        new.chmod(0o600)
-        saved_tokens, path = _tokens_of(new), new.with_name(f"{self.key}-{time.time_ns()}-{new.stat().st_size}{KEPT}")
-        new.replace(path)
-        for other in [other for other, older in self.tokens.items() if _continues(saved_tokens, older)]:
-            del self.tokens[other]
-            other.unlink(missing_ok=True)
-        self.tokens[path] = saved_tokens
+        target.chmod(0o600)
+        count, path = (
+            _tokens_of(target),
+            target.with_name(f"{self.key}-{time.time_ns()}-{target.stat().st_size}{KEPT}"),
+        )
+        target.replace(path)
+        for file in [file for file, prefix in self.tokens.items() if _continues(count, prefix)]:
+            del self.tokens[file]
+            file.unlink(missing_ok=True)
+        self.tokens[path] = count
         self._make_room(0)
 
     def _is_whole(self, path: Path) -> bool:
@@ -280,7 +283,7 @@ class Keeper:
         is_whole = path.stem.endswith(f"-{path.stat().st_size}")
         if not is_whole:
             path.unlink()
-            self.log("a conversation was not restored, and its file deleted: it was truncated")
+            self.log("a conversation was not restored: its file was truncated and has been deleted")
         return is_whole
 
     def _paths(self, *endings: str) -> list[Path]:
@@ -292,15 +295,15 @@ class Keeper:
         """Delete files until there is room for so many further bytes; delete none and return False if there cannot be."""
         paths, disk = self._paths(KEPT), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
-        used = sum(sizes.values())
-        room = min(self.limits.mib * units.MIB, used + disk.free - int(DISK_SHARE * disk.total)) - size
+        used_bytes = sum(sizes.values())
+        room = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(DISK_SHARE * disk.total)) - size
         if room < 0 < size:
             return False
         for path in paths:
-            if used > room:
+            if used_bytes > room:
                 path.unlink()
                 self.tokens.pop(path, None)
-                used -= sizes.pop(path)
+                used_bytes -= sizes.pop(path)
         self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in sizes)
         journal.write_state(self.record, self.counts)
         return True

@@ -57,7 +57,7 @@ class Exporter:
         self.state = ""
         self.snapshot: page.Snapshot | None = None
         self.last_export = -EXPORT_SECONDS
-        self.started: float | None = None
+        self.start_time: float | None = None
         self.restarts: dict[str, int] = {}
         self.sensors = Sensors()
         self.description = description_of(path, service) if path else None
@@ -83,10 +83,10 @@ class Exporter:
         return {**counts, "killed": counts.get("killed", 0) + ran}
 
     def note_start(self) -> None:
-        self.started, self.last_export = time.time(), -EXPORT_SECONDS
+        self.start_time, self.last_export = time.time(), -EXPORT_SECONDS
 
     def note_end(self, cause: str) -> None:
-        self.started = None
+        self.start_time = None
         self.count_restart(cause)
 
     def count_restart(self, cause: str) -> None:
@@ -118,14 +118,14 @@ class Exporter:
         figures = metrics.Figures()
         figures.add("service_info", 1, **label, kind=info.kind, release=info.release, plan=info.plan)
         figures.add("updated_timestamp_seconds", time.time(), **label)
-        figures.add("started_timestamp_seconds", self.started, **label)
+        figures.add("started_timestamp_seconds", self.start_time, **label)
         for cause, number in self.restarts.items():
             figures.add("restarts_total", number, **label, cause=cause)
         for device, used_bytes in self.sensors.read(info.drives).items():
             figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
         add(figures, info)
         if info.folder:
-            journal.replace(self._file(info), figures.text(), 0o644)
+            journal.replace_file(self._file(info), figures.text(), 0o644)
 
     def _add_head(
         self, figures: metrics.Figures, info: metrics.Description, record: serving.HeadRecord, head: server.Head | None
@@ -156,24 +156,24 @@ def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metr
     for state in serving.STATES:
         figures.add("state", state == record.state, state=state)
     figures.add("state_since_timestamp_seconds", record.since)
-    for model, predicted in info.planned.items():
-        for name, value in predicted.items():
+    for model, predicted_values in info.planned.items():
+        for name, value in predicted_values.items():
             figures.add(name, value, model=model)
     for endpoint, (host, worker) in info.workers.items():
-        away = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
-        figures.add("worker_awaited", bool(away), worker_host=host, worker=worker)
+        is_absent = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
+        figures.add("worker_awaited", bool(is_absent), worker_host=host, worker=worker)
 
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
     """Add what the kernel reports about connections to workers and from clients."""
-    samples = [watched.last_sample for watched in head.models().values() if watched.last_sample]
+    samples = [watched_server.last_sample for watched_server in head.models().values() if watched_server.last_sample]
     for endpoint, (host, worker) in workers.items() if samples else ():
         names = {"worker_host": host, "worker": worker}
         links = [
             (link, sample.traffic.get(link.inode))
             for sample in samples
             for link in sample.links
-            if link.remote == endpoint
+            if link.peer == endpoint
         ]
         figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **names)
         if traffic := [count for _link, count in links if count]:
@@ -188,15 +188,17 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
 
 
 def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
-    loaded, is_single = head.loaded(), len(info.planned) == 1
+    loaded_names, is_single = head.loaded(), len(info.planned) == 1
     for model in info.planned:
         figures.add(
-            "model_loaded", None if loaded is None else bool(loaded & {model, "" if is_single else model}), model=model
+            "model_loaded",
+            None if loaded_names is None else bool(loaded_names & {model, "" if is_single else model}),
+            model=model,
         )
-    for model, watched in head.models().items():
-        watched.update_counts()
+    for model, watched_server in head.models().items():
+        watched_server.update_counts()
         for name, metric in metrics.SERVER_COUNTERS.items():
-            figures.add(metric, watched.counts.get(name), model=model or next(iter(info.planned), ""))
+            figures.add(metric, watched_server.counts.get(name), model=model or next(iter(info.planned), ""))
 
 
 class Sensors:

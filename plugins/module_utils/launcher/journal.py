@@ -57,14 +57,14 @@ def run_safely(failure: str, action: Callable[[], T]) -> T | None:
         return None
 
 
-def read_back(path: Path, make: Callable[[Any], T], parse: Callable[[bytes], Any] = json.loads) -> T | None:
+def read_back(path: Path, make: Callable[[Any], T], decode: Callable[[bytes], Any] = json.loads) -> T | None:
     """Return what ``make`` makes of a file's content. Return None if the file is missing, a link, a pipe, too long or invalid."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             text = file.read(FILE_BYTES + 1)
-        return make(parse(text)) if len(text) <= FILE_BYTES else None
+        return make(decode(text)) if len(text) <= FILE_BYTES else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -97,19 +97,19 @@ class StartLog:
 
 
 def write_state(path: Path, content: dict) -> bool:
-    return replace(path, json.dumps(content))
+    return replace_file(path, json.dumps(content))
 
 
-def replace(path: Path, text: str, mode: int | None = None) -> bool:
+def replace_file(path: Path, text: str, mode: int | None = None) -> bool:
     """Replace a file of the launcher as a whole; log an error."""
-    partial = path.with_name(path.name + ".new")
+    partial_file = path.with_name(path.name + ".new")
     try:
-        partial.unlink(missing_ok=True)
-        with partial.open("x") as file:
+        partial_file.unlink(missing_ok=True)
+        with partial_file.open("x") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(text)
-        partial.replace(path)
+        partial_file.replace(path)
     except OSError as error:
         log_once(f"{path} could not be written: {error.strerror}")
         return False

@@ -79,46 +79,46 @@ def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
     """Return bytes that have arrived. Bytes that were read and not sent count as the head's own."""
     if goal.workers and not load.sent:
         return min(load.read or 0, goal.head + sum(goal.workers.values()))
-    sent = sum(min(size, goal.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
-    return sent + min(max(0, (load.read or 0) - sent), goal.head)
+    sent_bytes = sum(min(size, goal.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
+    return sent_bytes + min(max(0, (load.read or 0) - sent_bytes), goal.head)
 
 
 def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
-    loaded = _loaded_bytes(load, goal)
-    rate = round(loaded / load.seconds) if load.seconds >= metrics.MIN_SECONDS and loaded > 0 else None
-    whole = goal.head + sum(goal.workers.values())
+    size = _loaded_bytes(load, goal)
+    rate = round(size / load.seconds) if load.seconds >= metrics.MIN_SECONDS and size > 0 else None
+    total = goal.head + sum(goal.workers.values())
     endpoints = goal.workers or load.sent
     return LoadProgress(
         round(load.seconds, 1),
         load.read,
-        whole or None,
+        total or None,
         tuple(WorkerProgress(endpoint, load.sent.get(endpoint), goal.workers.get(endpoint)) for endpoint in endpoints),
         rate,
-        round((whole - loaded) / rate) if rate and whole > loaded else None,
+        round((total - size) / rate) if rate and total > size else None,
         goal.cached,
     )
 
 
-def _part(done: Optional[int], whole: Optional[int]) -> str:
+def _amount(size: Optional[int], total: Optional[int]) -> str:
     """Return a text like «1.2 of 4.1 GB», «80 of 300 MB», «? of 4.1 GB» or «1.2 GB»."""
-    large = max(done or 0, whole or 0) >= units.GB
+    is_large = max(size or 0, total or 0) >= units.GB
     figure = (
-        f"{done / units.GB:.1f}" if large and done is not None else "?" if done is None else f"{done / units.MB:.0f}"
+        f"{size / units.GB:.1f}" if is_large and size is not None else "?" if size is None else f"{size / units.MB:.0f}"
     )
-    rest = "" if whole is None else f" of {whole / units.GB:.1f}" if large else f" of {whole / units.MB:.0f}"
-    return f"{figure}{rest} {'GB' if large else 'MB'}"
+    suffix = "" if total is None else f" of {total / units.GB:.1f}" if is_large else f" of {total / units.MB:.0f}"
+    return f"{figure}{suffix} {'GB' if is_large else 'MB'}"
 
 
 def progress_sentence(progress: LoadProgress) -> str:
     """Return a line for people: bytes to each worker, bytes read, rate and time left."""
     known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
     parts = [
-        f"{_part(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
+        f"{_amount(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
     ]
     if progress.workers and not known_workers:
         parts = ["bytes sent to workers are unknown, because the kernel does not report them"]
     if progress.read_bytes is not None:
-        parts.append(f"{_part(progress.read_bytes, progress.planned_bytes)} read from files")
+        parts.append(f"{_amount(progress.read_bytes, progress.planned_bytes)} read from files")
     if progress.bytes_per_s:
         parts.append(f"{units.amount(progress.bytes_per_s)}/s")
     if progress.left_s is not None:

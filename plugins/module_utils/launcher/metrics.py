@@ -38,11 +38,11 @@ class Metric(NamedTuple):
 
 
 def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
-    empty = "with an empty context"
+    empty_condition = "with an empty context"
     figures = (
-        ("", "Predicted", empty),
-        ("lowest_", "Lowest predicted", empty),
-        ("highest_", "Highest predicted", empty),
+        ("", "Predicted", empty_condition),
+        ("lowest_", "Lowest predicted", empty_condition),
+        ("highest_", "Highest predicted", empty_condition),
         ("full_", "Predicted", "at the end of a request's context"),
     )
     return tuple(
@@ -163,8 +163,8 @@ def _label_value(value: str) -> str:
 
 
 def _label_text(labels: Sequence[str], values: Iterable[str]) -> str:
-    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    pairs = ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped))
+    escaped_values = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    pairs = ",".join(f'{label}="{value}"' for label, value in zip(labels, escaped_values))
     return f"{{{pairs}}}" if labels else ""
 
 

@@ -30,7 +30,7 @@ HOST = "//host-of-the-request.invalid:"
 """Beginning of a link to the host that a browser has asked, which the server of the page replaces."""
 LINKED_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 """Pattern of a host that a link may name."""
-CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
+STATE_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
   --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300 }
@@ -61,7 +61,7 @@ setInterval(async () => {{
   }}
 }}, {REFRESH_SECONDS * 1000});
 """
-POLICY = (
+CONTENT_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
@@ -72,14 +72,14 @@ WRONG_KEY_SECONDS = 1.0
 RETRY_SECONDS = 10.0
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 """Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
-SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
+LOCAL_SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
 """Suffixes of a host's name in its network. Nobody can register a name with one of them."""
 FOREIGN_NAME_TEXT = (
     "The page is not served under this name, which may be a stranger's. Open it at an address of its host, by the host's own name, "
     "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
-HEADERS = (
-    f"Content-Security-Policy: {POLICY}",
+RESPONSE_HEADERS = (
+    f"Content-Security-Policy: {CONTENT_POLICY}",
     "Cache-Control: no-store",
     "X-Content-Type-Options: nosniff",
     "Referrer-Policy: no-referrer",
@@ -108,21 +108,21 @@ def state_of(snapshot: Snapshot) -> str:
     return serving.SILENT if claims_service and not snapshot.figures.get("answers") else snapshot.state
 
 
-def _tag(name: str, text: str, look: str = "") -> str:
+def _tag(name: str, text: str, css_class: str = "") -> str:
     """:param text: HTML."""
-    return f'<{name} class="{look}">{text}</{name}>' if look else f"<{name}>{text}</{name}>"
+    return f'<{name} class="{css_class}">{text}</{name}>' if css_class else f"<{name}>{text}</{name}>"
 
 
-def _tags(name: str, texts: Iterable[str], look: str = "") -> str:
+def _tags(name: str, texts: Iterable[str], css_class: str = "") -> str:
     """:param texts: plain text."""
-    return "".join(_tag(name, html.escape(text), look) for text in texts)
+    return "".join(_tag(name, html.escape(text), css_class) for text in texts)
 
 
-SLOWER = {
+SLOW_REASONS = {
     "answers": "several requests share the devices, another program uses a host, or a device is slower than assumed",
     "prompts": "they are short, another program uses a host, or a device is slower than assumed",
 }
-FASTER = "the devices exceed the rates that the plan assumes, and playbooks/benchmark.yml measures them"
+FAST_REASON = "the devices exceed the rates that the plan assumes, and playbooks/benchmark.yml measures them"
 """Usual reasons for a speed outside the planned range."""
 
 
@@ -144,28 +144,34 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
 
 def _model_card(snapshot: Snapshot, model: str) -> str:
     figures = snapshot.figures
-    loaded = figures.get("model_loaded", model=model)
+    is_loaded = figures.get("model_loaded", model=model)
     rows, reasons = [], []
     for words, count_name, time_name, prediction in (
         ("answers", "generated_tokens_total", "generation_seconds_total", "generation"),
         ("prompts", "prompt_tokens_total", "prompt_seconds_total", "prompt"),
     ):
         speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
-        planned, low, high = (
+        planned_speed, lowest_speed, highest_speed = (
             figures.get(f"planned_{prediction}_{part}tokens_per_second", model=model)
             for part in ("", "lowest_", "highest_")
         )
-        rows.append((words, _speed(speed), f"{_speed(planned, 3)} ({_speed(low, 3)} to {_speed(high, 3)})"))
-        if speed and low and speed < low:
-            reasons.append(f"The {words} are slower than planned: {SLOWER[words]}.")
-        if speed and high and speed > high:
-            reasons.append(f"The {words} are faster than planned: {FASTER}.")
-    waits = [
+        rows.append(
+            (
+                words,
+                _speed(speed),
+                f"{_speed(planned_speed, 3)} ({_speed(lowest_speed, 3)} to {_speed(highest_speed, 3)})",
+            )
+        )
+        if speed and lowest_speed and speed < lowest_speed:
+            reasons.append(f"The {words} are slower than planned: {SLOW_REASONS[words]}.")
+        if speed and highest_speed and speed > highest_speed:
+            reasons.append(f"The {words} are faster than planned: {FAST_REASON}.")
+    waiting_texts = [
         f"{number:.0f} request{'s' * (number != 1)} {word}"
         for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
         if (number := figures.get(name, model=model))
     ]
-    notes = [*([] if loaded is None else ["in memory" if loaded else "not in memory"]), *waits]
+    notes = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *waiting_texts]
     head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
@@ -179,30 +185,32 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
     def figure(name: str) -> float | None:
         return snapshot.figures.get(name, worker_host=host, worker=worker)
 
-    is_awaited, connected = figure("worker_awaited"), figure("worker_connected")
-    state, look = ("away", "bad") if is_awaited else ("connected", "good") if connected else ("not connected", "quiet")
+    is_awaited, is_connected = figure("worker_awaited"), figure("worker_connected")
+    state, css_class = (
+        ("away", "bad") if is_awaited else ("connected", "good") if is_connected else ("not connected", "quiet")
+    )
     notes = []
     if (seconds := figure("worker_round_trip_seconds")) is not None:
         notes.append(f"{seconds * 1000:.2g} ms round trip")
     if (retransmissions := figure("worker_retransmissions_total")) is not None:
-        lost = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
-        notes.append(f"{lost:.0f} segment{'s' * (lost != 1)} lost")
-    if (sent := figure("worker_sent_bytes_total")) is not None:
-        notes.append(f"{units.amount(sent)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
+        lost_segments = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
+        notes.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
+    if (size := figure("worker_sent_bytes_total")) is not None:
+        notes.append(f"{units.amount(size)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
     details = _tag("span", html.escape(", ".join(["", *notes])), "quiet")
     return _tag(
         "li",
-        f"{html.escape(serving.worker_name(snapshot.description.workers, endpoint))} {_tag('span', state, look)}{details}",
+        f"{html.escape(serving.worker_name(snapshot.description.workers, endpoint))} {_tag('span', state, css_class)}{details}",
     )
 
 
 def _verification(snapshot: Snapshot, clock: float) -> str:
-    verified_at, passed = snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed")
-    if verified_at is None:
+    timestamp, is_good = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
+    if timestamp is None:
         return _tag("p", "The head has no record of a verification.", "quiet")
-    result = "passed" if passed else "failed"
+    result = "passed" if is_good else "failed"
     return _tag(
-        "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - verified_at))} ago"
+        "p", _tag("span", result, "good" if is_good else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
     )
 
 
@@ -224,8 +232,8 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
         return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
     since = snapshot.figures.get("state_since_timestamp_seconds")
-    word = serving.TEXTS.get(state, state)
-    about = [
+    word = serving.STATE_LABELS.get(state, state)
+    notes_on_models = [
         f"for {units.duration(max(0, clock - (since or clock)))}",
         f"head {description.host}",
         description.release,
@@ -233,8 +241,8 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     ]
     body = [
         _tag("h1", html.escape(description.cluster)),
-        _tag("p", html.escape(word), f"state {CLASSES.get(state, 'bad')}"),
-        _tag("p", html.escape(" · ".join(about)), "quiet"),
+        _tag("p", html.escape(word), f"state {STATE_CLASSES.get(state, 'bad')}"),
+        _tag("p", html.escape(" · ".join(notes_on_models)), "quiet"),
         _tags("p", _problems(snapshot), "notice bad"),
     ]
     if chat_port:
@@ -255,12 +263,12 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
 
 def _document(title: str, body: Iterable[str]) -> str:
     """:param body: HTML."""
-    gone = '<p id="gone" class="notice bad" hidden>The head does not answer: this page is out of date.</p>'
+    outdated_note = '<p id="gone" class="notice bad" hidden>The head does not answer: this page is out of date.</p>'
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style><script>{SCRIPT}</script></head>"
-        f"<body>{gone}{''.join(body)}</body></html>\n"
+        f"<body>{outdated_note}{''.join(body)}</body></html>\n"
     )
 
 
@@ -279,15 +287,15 @@ class PageAccess(NamedTuple):
     it."""
 
 
-def start_server(access: PageAccess, current: Callable[[], str]) -> None:
+def start_server(access: PageAccess, render_page: Callable[[], str]) -> None:
     """Start the server and return at once. Errors are logged and stop nothing.
 
-    :param current: returns the page.
+    :param render_page: returns the page.
     """
-    threading.Thread(target=_listen, args=(access, current), daemon=True).start()
+    threading.Thread(target=_listen, args=(access, render_page), daemon=True).start()
 
 
-def _listen(access: PageAccess, current: Callable[[], str]) -> None:
+def _listen(access: PageAccess, render: Callable[[], str]) -> None:
     def listen() -> tuple[socket.socket, ssl.SSLContext | None]:
         context = None
         if access.certificate:
@@ -295,11 +303,11 @@ def _listen(access: PageAccess, current: Callable[[], str]) -> None:
             context.load_cert_chain(access.certificate, access.tls_key)
         return socket.create_server((access.address, access.port)), context
 
-    while not (opened := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
+    while not (listener := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
         time.sleep(RETRY_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
-    host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in SUFFIXES]
-    serve = partial(_serve, *opened, partial(_reply, keys=keys, host_names=host_names, current=current))
+    host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in LOCAL_SUFFIXES]
+    serve = partial(_serve, *listener, partial(_reply, keys=keys, host_names=host_names, render_page=render))
     for _number in range(MAX_CLIENTS):
         threading.Thread(target=serve, daemon=True).start()
 
@@ -332,25 +340,25 @@ def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     connection.sendall(reply(request))
 
 
-def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], current: Callable[[], str]) -> bytes:
-    first, *lines = request.split(b"\r\n")
+def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], render_page: Callable[[], str]) -> bytes:
+    request_line, *lines = request.split(b"\r\n")
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
     if keys and not _has_key(fields.get(b"authorization", b""), keys):
         time.sleep(WRONG_KEY_SECONDS * (b"authorization" in fields))
-        asks = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
-        return _message("401 Unauthorized", "The password is an API key of the server.", asks)
+        authentication_header = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
+        return _message("401 Unauthorized", "The password is an API key of the server.", authentication_header)
     if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
         return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)
-    if first.split(b" ")[:2] != [b"GET", b"/"]:
+    if request_line.split(b" ")[:2] != [b"GET", b"/"]:
         return _message("404 Not Found", "The only page is /")
     host = re.sub(r":\d*$", "", fields.get(b"host", b"").decode("latin-1"))
-    text = current().replace(HOST, f"//{host if re.fullmatch(LINKED_HOST, host) else 'localhost'}:")
+    text = render_page().replace(HOST, f"//{host if re.fullmatch(LINKED_HOST, host) else 'localhost'}:")
     return _message("200 OK", text, "Content-Type: text/html; charset=utf-8")
 
 
 def _message(status: str, text: str, *headers: str) -> bytes:
     body = text.encode()
-    lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", *HEADERS, "", "")
+    lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", *RESPONSE_HEADERS, "", "")
     return "\r\n".join(lines).encode() + body
 
 

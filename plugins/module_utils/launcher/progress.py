@@ -43,11 +43,11 @@ FAULTS = 16
 
 
 class TcpSocket(NamedTuple):
-    local: str
-    remote: str
+    address: str
+    peer: str
     """ADDRESS:PORT, like ``local``."""
     state: int
-    received: int
+    queued_bytes: int
     """Bytes that its process has not read; for a listening socket, connections that wait for it."""
     retransmissions: int
     """Number of times the kernel has sent the same data again without an acknowledgement."""
@@ -103,18 +103,18 @@ class ProcessSample(NamedTuple):
     """Number of RDMA connections. Of these the sockets carry only the handshake and the end."""
 
 
-def parse_tcp_table(table: str) -> list[TcpSocket]:
-    """:param table: text of /proc/net/tcp."""
+def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
+    """:param tcp_table: text of /proc/net/tcp."""
     sockets = []
-    for line in table.splitlines()[1:]:
+    for line in tcp_table.splitlines()[1:]:
         fields = line.split()
         timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
         sockets.append(
             TcpSocket(
-                local=_endpoint(fields[1]),
-                remote=_endpoint(fields[2]),
+                address=_endpoint(fields[1]),
+                peer=_endpoint(fields[2]),
                 state=int(fields[3], 16),
-                received=int(fields[4].split(":")[1], 16),
+                queued_bytes=int(fields[4].split(":")[1], 16),
                 retransmissions=timeouts if timer == RETRANSMISSION else 0,
                 inode=fields[9],
             )
@@ -153,7 +153,7 @@ def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
     :raises OSError: the kernel is too old, or does not allow it.
     """
     if not hasattr(os, "pidfd_open"):
-        raise OSError("this kernel or Python cannot lend sockets")
+        raise OSError("this kernel or Python cannot share sockets between processes")
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(process)
     try:
@@ -171,9 +171,9 @@ def traffic_of(connection: socket.socket) -> Traffic:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
-    sent, received = struct.unpack_from("=QQ", info, 120)
+    sent_bytes, received_bytes = struct.unpack_from("=QQ", info, 120)
     (needless,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
-    return Traffic(sent, received, sent_ms, received_ms, round_trip, retransmissions, needless)
+    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, needless)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -224,7 +224,7 @@ def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) ->
     for link in links:
         if link.state == ESTABLISHED:
             with suppress(OSError), borrow_socket(process, descriptors_by_inode[link.inode]) as connection:
-                if link.inode not in keepalive_inodes and {port_of(link.local), port_of(link.remote)} & ports:
+                if link.inode not in keepalive_inodes and {port_of(link.address), port_of(link.peer)} & ports:
                     keep_alive(connection)
                     keepalive_inodes.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
@@ -241,8 +241,8 @@ class ConditionTimer:
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
 
-    def seconds(self, name: str, met: bool, clock: float) -> float:
-        if not met:
+    def seconds(self, name: str, is_met: bool, clock: float) -> float:
+        if not is_met:
             self.since.pop(name, None)
             return 0.0
         return clock - self.since.setdefault(name, clock)
@@ -263,39 +263,39 @@ class IdleTimer:
         byte_counts = {
             link.inode: sample.traffic[link.inode][:2]
             for link in sample.links
-            if link.remote in remotes and link.inode in sample.traffic
+            if link.peer in remotes and link.inode in sample.traffic
         }
         if byte_counts != self.bytes:
             self.bytes, self.since = byte_counts, clock
-        sampled_at, previous = self.reference
-        if previous is None or clock - sampled_at >= self.window:
-            if previous is not None and _is_active(previous, sample.activity, clock - sampled_at):
+        sample_time, previous_activity = self.reference
+        if previous_activity is None or clock - sample_time >= self.window:
+            if previous_activity is not None and _is_active(previous_activity, sample.activity, clock - sample_time):
                 self.since = clock
             self.reference = (clock, sample.activity)
         return clock - self.since
 
 
 def load_of(
-    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous: loading.LoadCounters | None
+    sample: ProcessSample, endpoints: Collection[str], seconds: float, previous_load: loading.LoadCounters | None
 ) -> loading.LoadCounters:
-    """:param previous: previous state; it keeps the bytes of closed connections."""
-    sent = dict(previous.sent) if previous else {}
+    """:param previous_load: previous state; it keeps the bytes of closed connections."""
+    sent_bytes = dict(previous_load.sent) if previous_load else {}
     for endpoint in endpoints:
         counts = [
             sample.traffic[link.inode].sent
             for link in sample.links
-            if link.remote == endpoint and link.inode in sample.traffic
+            if link.peer == endpoint and link.inode in sample.traffic
         ]
         if counts and not sample.rdma:
-            sent[endpoint] = max(sum(counts), sent.get(endpoint, 0))
-    return loading.LoadCounters(seconds, sample.activity.from_files, sent)
+            sent_bytes[endpoint] = max(sum(counts), sent_bytes.get(endpoint, 0))
+    return loading.LoadCounters(seconds, sample.activity.from_files, sent_bytes)
 
 
-def _is_active(earlier: Activity, later: Activity, seconds: float) -> bool:
+def _is_active(earlier_activity: Activity, later_activity: Activity, seconds: float) -> bool:
     return (
-        later.seconds - earlier.seconds > seconds * BUSY_SHARE
-        or later.read - earlier.read >= READ_BYTES
-        or later.faults - earlier.faults >= FAULTS
+        later_activity.seconds - earlier_activity.seconds > seconds * BUSY_SHARE
+        or later_activity.read - earlier_activity.read >= READ_BYTES
+        or later_activity.faults - earlier_activity.faults >= FAULTS
     )
 
 

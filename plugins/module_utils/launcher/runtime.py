@@ -90,10 +90,10 @@ def write_handshakes(state: Path, answers: Answers) -> bool:
     return is_written
 
 
-def record_exit(state: Path, ending: str, log: str) -> None:
+def record_exit(state: Path, exit_text: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
     number = journal.read_back(state / EXITS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / EXITS, {"number": number + 1, "how": ending, "log": last_lines(log)})
+    journal.write_state(state / EXITS, {"number": number + 1, "how": exit_text, "log": last_lines(log)})
 
 
 def last_lines(log: str) -> list[str]:
@@ -118,7 +118,7 @@ class HeadSettings(NamedTuple):
     """Seconds to wait for a worker."""
     silence: float = server.SILENCE_SECONDS
     router: bool = False
-    """Whether llama-server starts others, one for each model."""
+    """Whether llama-server is a router that starts one process for each model."""
     conversations: Sequence[int] = ()
     """Fields of conversations.Limits; empty if none are kept."""
 
@@ -159,7 +159,7 @@ class Start:
     def choose(self) -> StartChoice:
         """Return the full plan when all of its workers have shaken hands, or a fallback when one stays away. A router starts without absent workers:
         other models may not need them. A worker with an unsuitable release counts as absent, because it is probably being replaced."""
-        settings, began = self.settings, time.monotonic()
+        settings, start_time = self.settings, time.monotonic()
         answers: dict[str, rpc.Handshake] = {}
         asked_times: dict[str, float] = {}
         while True:
@@ -173,20 +173,20 @@ class Start:
                 asked_times[endpoint] = time.monotonic()
                 if answers[endpoint].state != last_state:
                     write_handshakes(settings.state, answers)
-                self.record.set(serving.WAITING, waiting_for=tuple(_absent(answers)))
+                self.record.set(serving.WAITING, waiting_for=tuple(_absent_workers(answers)))
                 self.exports.export_head(self.record)
-            absent = _absent(answers)
-            if absent and time.monotonic() - began >= settings.fallback_after:
+            workers = _absent_workers(answers)
+            if workers and time.monotonic() - start_time >= settings.fallback_after:
                 if settings.fallbacks and (choice := self._fallback(settings.fallbacks, answers)):
                     return choice
                 if settings.router:
                     self.record.log(
-                        f"worker {', '.join(absent)} does not answer: models that use it fail until it is back"
+                        f"worker {', '.join(workers)} does not answer: models that use it fail until it is back"
                     )
-                    absent = []
-            if not absent:
+                    workers = []
+            if not workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
-            is_eager = time.monotonic() - began < EAGER_SECONDS
+            is_eager = time.monotonic() - start_time < EAGER_SECONDS
             time.sleep(min(settings.pause, EAGER_PAUSE) if is_eager else settings.pause)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
@@ -208,12 +208,12 @@ class Start:
             return None
         other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._ask(sorted(other_workers))}
-        absent = _absent(answers)
-        fitting = (entry for entry in fallbacks if entry.without in absent and not {*entry.workers} & {*absent})
-        fallback = next(fitting, None)
+        absentees = _absent_workers(answers)
+        matches = (entry for entry in fallbacks if entry.without in absentees and not {*entry.workers} & {*absentees})
+        fallback = next(matches, None)
         if fallback is None:
             return None
-        self.record.log(f"worker {', '.join(absent)} does not answer: starting llama-server without {fallback.name}")
+        self.record.log(f"worker {', '.join(absentees)} does not answer: starting llama-server without {fallback.name}")
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
@@ -229,7 +229,7 @@ class Start:
                 head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
         except (OSError, ValueError) as error:
             record.log(f"llama-server could not be started: {error}")
-            self._record_exit("start_failed", f"before it started: {error}", "")
+            self._record_exit("start_failed", f"before start-up: {error}", "")
             return
         self.exports.note_start()
         head.tunnels = self.tunnels
@@ -243,33 +243,33 @@ class Start:
             raise
         head.kill()
         head.relay.join(timeout=5)
-        if fault and fault.returns:
+        if fault and fault.is_return:
             record.count_restart()
             self.exports.note_end(fault.cause)
             return
-        ending = fault.ending if fault else progress.describe_exit(head.process.returncode)
+        exit_text = fault.ending if fault else progress.describe_exit(head.process.returncode)
         if not fault:
-            record.log(f"llama-server exited {ending}: restarting it")
-        self._record_exit(fault.cause if fault else "ended", ending, head.last.decode("utf-8", "replace"))
+            record.log(f"llama-server exited {exit_text}: restarting it")
+        self._record_exit(fault.cause if fault else "ended", exit_text, head.last.decode("utf-8", "replace"))
 
     def _stop(self, head: server.Head) -> None:
         if self.keeper:
             journal.run_safely("conversations are not kept", self.keeper.save_now)
         head.stop()
 
-    def _record_exit(self, cause: str, ending: str, log: str) -> None:
-        record_exit(self.settings.state, ending, log)
+    def _record_exit(self, cause: str, exit_text: str, log: str) -> None:
+        record_exit(self.settings.state, exit_text, log)
         self.record.count_restart()
         self.exports.note_end(cause)
         self.exports.export_head(self.record)
 
     def _watch(self, head: server.Head, choice: StartChoice) -> server.Fault | None:
         """Watch llama-server until it ends or must end; return the fault in the second case."""
-        recorded = False
+        is_recorded = False
         while head.process.poll() is None:
             journal.notify_watchdog()
             self.tunnels.maintain()
-            recorded = recorded or write_handshakes(self.settings.state, choice.answers)
+            is_recorded = is_recorded or write_handshakes(self.settings.state, choice.answers)
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(self.settings.pause)
                 continue
@@ -296,19 +296,19 @@ class Start:
             ):
                 self.record.log(f"worker {choice.fallback.without} is back: restarting llama-server with all workers")
                 self._stop(head)
-                return server.Fault("the worker is back", returns=True)
+                return server.Fault("the worker is back", is_return=True)
         return None
 
     def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
         """Shake hands with workers that were absent when a router was started and that no model uses."""
         clock = time.monotonic()
-        held_workers = {endpoint for watched in head.models().values() for endpoint in watched.endpoints}
-        absent = [endpoint for endpoint in _absent(choice.answers) if endpoint not in held_workers]
-        if not absent or clock - self.asked_at < RETURN_SECONDS:
+        held_workers = {endpoint for watched_server in head.models().values() for endpoint in watched_server.endpoints}
+        absent_workers = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in held_workers]
+        if not absent_workers or clock - self.asked_at < RETURN_SECONDS:
             return choice
         self.asked_at = clock
-        answers = self._ask(absent)
-        for endpoint in answers.keys() - set(_absent(answers)):
+        answers = self._ask(absent_workers)
+        for endpoint in answers.keys() - set(_absent_workers(answers)):
             self.record.log(f"worker {endpoint} is back")
         choice = choice._replace(answers={**choice.answers, **answers})
         write_handshakes(self.settings.state, choice.answers)
@@ -319,13 +319,13 @@ class Start:
         clock = time.monotonic()
         if clock - self.asked_at >= RETURN_SECONDS:
             self.asked_at = clock
-            unused = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
-            self.return_timer.seconds("back", not _absent(self._ask(unused)), clock)
+            unused_workers = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
+            self.return_timer.seconds("back", not _absent_workers(self._ask(unused_workers)), clock)
         since = self.return_timer.since.get("back", clock)
         return clock - since >= STEADY_SECONDS and not head.busy()
 
 
-def _absent(answers: Answers) -> list[str]:
+def _absent_workers(answers: Answers) -> list[str]:
     return [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
 
 
@@ -356,7 +356,7 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     :param argv: command line of llama-server.
     """
     option_values = dict(zip(argv, argv[1:]))
-    file = option_values.get(server.API_KEYS)
+    file = option_values.get(server.API_KEY_OPTION)
     keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(file))) if file else []
     if file and not keys:
         journal.log(f"the page is not served: {file} contains no key")
@@ -403,41 +403,41 @@ def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
         os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICE)
     with suppress(FileNotFoundError):
         path.unlink()
-    idle = 0
+    idle_seconds = 0
     with socketserver.ThreadingUnixStreamServer(str(path), ProgramRequest) as requests:
         requests.timeout, requests.daemon_threads = 1.0, True
-        while idle < PROOF_IDLE:
+        while idle_seconds < PROOF_IDLE:
             requests.handle_request()
             tunnels.maintain()
-            idle = 0 if threading.active_count() > 1 else idle + 1
+            idle_seconds = 0 if threading.active_count() > 1 else idle_seconds + 1
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
     parts = parser.add_subparsers(dest="part", required=True)
-    head = parts.add_parser("head", help="wait for the workers, then run llama-server and watch it")
+    head = parts.add_parser("head", help="wait for the workers, then run and monitor llama-server")
     head.add_argument(
         "--worker",
         action="append",
         default=[],
         dest="endpoints",
         metavar="ADDRESS:PORT",
-        help="worker that must answer first",
+        help="worker that must answer before llama-server starts",
     )
-    head.add_argument("--protocol", help="RPC protocol of this head")
-    head.add_argument("--timeout", type=float, default=5.0, help="seconds for one handshake")
+    head.add_argument("--protocol", help="RPC protocol version of this head")
+    head.add_argument("--timeout", type=float, default=5.0, help="time limit for one handshake, in seconds")
     head.add_argument("--url", required=True, help="address of llama-server")
-    head.add_argument("--state", required=True, type=Path, help="folder for the handshakes and the log of this start")
-    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="fallbacks for an absent worker")
+    head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
+    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="file with the fallbacks for absent workers")
     head.add_argument(
-        "--fallback-after", type=float, default=60.0, metavar="SECONDS", help="how long to wait for a worker"
+        "--fallback-after", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an absent worker"
     )
     head.add_argument(
         "--silence",
         type=float,
         default=server.SILENCE_SECONDS,
-        help="seconds after which a busy server that makes no progress is restarted",
+        help="seconds without progress after which a busy server is restarted",
     )
     head.add_argument(
         "--conversations",
@@ -445,40 +445,44 @@ def main() -> int:
         nargs=4,
         default=(),
         metavar=("LIMIT_MIB", "FULL_MIB", "SECONDS", "COMPUTING_SECONDS"),
-        help="keep conversations on the disk: limit of all files, size of a full one, time limit, time to compute a full one",
+        help="keep conversations on the disk: size limit, size of a full one, time limit, time to compute a full one",
     )
-    head.add_argument("--router", action="store_true", help="llama-server starts others, one for each model")
+    head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
-    worker_parser = parts.add_parser("worker", help="run a worker, watch it, and limit its tensor cache")
-    worker_parser.add_argument("--port", default="", help="port of the worker; without it the worker is not monitored")
-    worker_parser.add_argument("--cache", type=Path, help="folder of the cache")
-    worker_parser.add_argument("--limit-mib", type=int, default=0, help="limit of the cache")
+    worker_parser = parts.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
+    worker_parser.add_argument("--port", default="", help="port of the worker (required for monitoring it)")
+    worker_parser.add_argument("--cache", type=Path, help="folder of the tensor cache")
+    worker_parser.add_argument("--limit-mib", type=int, default=0, help="size limit of the cache")
     worker_parser.add_argument(
-        "--size", type=int, action="append", default=[], help="size of a tensor that the cache may contain"
+        "--size", type=int, action="append", default=[], help="size of a tensor that belongs in the cache"
     )
     for part in (head, worker_parser):
         part.add_argument(
-            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="description of its metrics, and its name"
+            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="file that describes the metrics, and service name"
         )
-    client = parts.add_parser("client", help="run a program that needs a head's tunnels")
-    proof = parts.add_parser("prove", help="run the programs that a proof requests at a socket")
+    client = parts.add_parser("client", help="run a program through the head's tunnels")
+    proof = parts.add_parser("prove", help="run the programs that a proof requests through a socket")
     for part in (head, worker_parser, client, proof):
         part.add_argument(
-            "--tunnel", action="append", default=[], metavar="ACCEPT=CONNECT", help="both ends, ADDRESS:PORT each"
+            "--tunnel",
+            action="append",
+            default=[],
+            metavar="ACCEPT=CONNECT",
+            help="both ends of a tunnel as ADDRESS:PORT",
         )
         part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder of its tunnel keys"
+            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the tunnel keys"
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
-    ends = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, client=options.part != "worker")
-    with tunnel.Tunnels(ends) as tunnels:
+    tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, client=options.part != "worker")
+    with tunnel.Tunnels(tunnels_to_run) as tunnels:
         return _run_part(options, tunnels)
 
 
 def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
     if options.part == "client":
-        return tunnel.run(options.argv, tunnels)
+        return tunnel.run_in_tunnels(options.argv, tunnels)
     if options.part == "prove":
         return run_programs(Path(options.argv[0]), tunnels)
     page_endpoint = options.page if options.part == "head" else ""
@@ -487,12 +491,12 @@ def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
         exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1])
     if options.part == "worker":
         limit = options.limit_mib * rpc.MIB
-        watched = {"port": options.port, "sizes": options.size, "exports": exports, "tunnels": tunnels}
-        return worker.run(options.argv, options.cache, limit, **watched)
+        monitoring_options = {"port": options.port, "sizes": options.size, "exports": exports, "tunnels": tunnels}
+        return worker.run_worker(options.argv, options.cache, limit, **monitoring_options)
     if page_endpoint:
         open_page(page_endpoint, options.argv, exports)
-    excluded = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
-    settings = HeadSettings(**{name: value for name, value in vars(options).items() if name not in excluded})
+    excluded_options = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
+    settings = HeadSettings(**{name: value for name, value in vars(options).items() if name not in excluded_options})
     return run(options.argv, settings, exports, tunnels)
 
 

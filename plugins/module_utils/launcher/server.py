@@ -39,7 +39,7 @@ Retransmissions alone prove little: on a link that is down they come twice a sec
 SILENCE_SECONDS = 600.0
 """The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
 worker computes, and no byte moves."""
-API_KEYS = "--api-key-file"
+API_KEY_OPTION = "--api-key-file"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding of keys, which are bytes for llama-server."""
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -51,7 +51,7 @@ METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
 COUNTER_LINE = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
-WORKERS, PORT, ALIAS = "--rpc", "--port", "--alias"
+RPC, PORT, ALIAS = "--rpc", "--port", "--alias"
 """Options that the router passes to its children (server-models.cpp of 0.3.36)."""
 SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """Line that the router logs before it starts a child."""
@@ -69,8 +69,8 @@ def counts_of(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in COUNTER_LINE.findall(text)}
 
 
-def connected(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
-    return {link.remote for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
+def connected_endpoints(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
+    return {link.peer for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
 
 
 def healthy(url: str) -> bool:
@@ -96,7 +96,7 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
 
     :raises OSError: the file cannot be read.
     """
-    keys = keys_of(Path(_value(argv, API_KEYS))) if API_KEYS in argv[:-1] else []
+    keys = keys_of(Path(_value(argv, API_KEY_OPTION))) if API_KEY_OPTION in argv[:-1] else []
     return {"Authorization": b"Bearer " + keys[0].encode(*KEY_TEXT)} if keys else {}
 
 
@@ -141,22 +141,22 @@ class Fault(NamedTuple):
     """Reason to stop llama-server."""
 
     finding: str
-    lost: Sequence[str] = ()
-    silent: bool = False
+    workers: Sequence[str] = ()
+    is_silent: bool = False
     """Whether only time distinguishes it from slow work."""
-    returns: bool = False
+    is_return: bool = False
     """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
     """Model whose process alone was killed, one of several."""
 
     @property
     def cause(self) -> str:
-        lost = "model_lost_worker" if self.model else "lost_worker"
-        return "returned" if self.returns else lost if self.lost else "silent" if self.silent else "stopped"
+        cause = "model_lost_worker" if self.model else "lost_worker"
+        return "returned" if self.is_return else cause if self.workers else "silent" if self.is_silent else "stopped"
 
     @property
     def ending(self) -> str:
-        return f"after losing worker {', '.join(self.lost)}" if self.lost else f"by its launcher: {self.finding}"
+        return f"after losing worker {', '.join(self.workers)}" if self.workers else f"by its launcher: {self.finding}"
 
 
 class WatchedServer:
@@ -222,9 +222,9 @@ class WatchedServer:
         sample = self.update(clock)
         if sample is None:
             return None
-        stopped = self.timers.seconds("stopped", sample.activity.state == "T", clock)
-        if stopped >= progress.STOPPED_SECONDS:
-            return Fault(f"llama-server has been stopped by a signal for {stopped:.0f} s")
+        suspended_seconds = self.timers.seconds("stopped", sample.activity.state == "T", clock)
+        if suspended_seconds >= progress.STOPPED_SECONDS:
+            return Fault(f"llama-server has been suspended (SIGSTOP) for {suspended_seconds:.0f} s")
         self._update_sleep(sample, clock)
         return self._lost_workers(sample, clock) or self._detect_stall(sample, clock)
 
@@ -237,21 +237,23 @@ class WatchedServer:
         """Return connections of clients. llama-server closes those without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
-            link for link in sample.links if link.state == progress.ESTABLISHED and progress.port_of(link.local) == port
+            link
+            for link in sample.links
+            if link.state == progress.ESTABLISHED and progress.port_of(link.address) == port
         ]
 
     def listens(self, sample: progress.ProcessSample) -> bool:
         """Return whether llama-server itself has its port: no other process may receive a key."""
         port = progress.port_of(self.url)
-        return any(link.state == progress.LISTEN and progress.port_of(link.local) == port for link in sample.links)
+        return any(link.state == progress.LISTEN and progress.port_of(link.address) == port for link in sample.links)
 
     def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
         """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 that neither wakes it nor keeps it awake."""
         if SLEEP not in self.argv or not self.ready:
             return
         if self.props_request is None:
-            present = connected(sample.links, self.endpoints)
-            is_changed = bool(present or self.clients(sample)) if self.asleep else present != set(self.endpoints)
+            links = connected_endpoints(sample.links, self.endpoints)
+            is_changed = bool(links or self.clients(sample)) if self.asleep else links != set(self.endpoints)
             is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
             if not (is_changed or is_due) or not self.listens(sample):
                 return
@@ -264,9 +266,9 @@ class WatchedServer:
     def update_counts(self) -> None:
         """Ask for its counters, if it has any. That postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a connected
         client may want nothing, or only /health."""
-        present = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
+        can_ask = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
         is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
-        if self.counts_request is None and present and is_due and self.last_sample and self.listens(self.last_sample):
+        if self.counts_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
             self.counts_asked_at = time.monotonic()
             self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
         if self.counts_request and not self.counts_request.is_alive():
@@ -275,54 +277,56 @@ class WatchedServer:
 
     def _lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Report workers whose connection is gone in two samples of a ready server, or whose host does not acknowledge."""
-        unreached = []
+        workers = []
         for link in sample.links:
-            is_unacknowledged = link.remote in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
-            if self.timers.seconds(f"unacknowledged {link.remote}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
-                unreached.append(link.remote)
-        if unreached:
-            return Fault(f"lost worker {', '.join(unreached)}, whose host does not acknowledge data", unreached)
-        present = connected(sample.links, self.endpoints)
-        holds = self.ready and not self.asleep and not self.props_request
-        lost = [endpoint for endpoint in self.endpoints if endpoint not in present] if holds else []
-        self.missing_polls = self.missing_polls + 1 if lost else 0
-        return Fault(f"lost worker {', '.join(lost)}", lost) if self.missing_polls >= LOST_AFTER_POLLS else None
+            is_unacknowledged = link.peer in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            if self.timers.seconds(f"unacknowledged {link.peer}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
+                workers.append(link.peer)
+        if workers:
+            return Fault(f"lost worker {', '.join(workers)}, whose host does not acknowledge data", workers)
+        links = connected_endpoints(sample.links, self.endpoints)
+        has_model = self.ready and not self.asleep and not self.props_request
+        losses = [endpoint for endpoint in self.endpoints if endpoint not in links] if has_model else []
+        self.missing_polls = self.missing_polls + 1 if losses else 0
+        return Fault(f"lost worker {', '.join(losses)}", losses) if self.missing_polls >= LOST_AFTER_POLLS else None
 
     def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Report that llama-server has work, and nothing has moved for the set time."""
-        idle = self.idle_timer.seconds(sample, self.endpoints, clock)
+        idle_s = self.idle_timer.seconds(sample, self.endpoints, clock)
         client = bool(self.clients(sample))
-        mute = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
-        if min(mute, idle) >= HEALTH_LOST_SECONDS:
-            return Fault(f"llama-server has not answered /health for {mute:.0f} s, and makes no progress", silent=True)
+        mute_s = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
+        if min(mute_s, idle_s) >= HEALTH_LOST_SECONDS:
+            return Fault(
+                f"llama-server has made no progress and not answered /health for {mute_s:.0f} s", is_silent=True
+            )
         is_observable = bool(sample.traffic) or not self.endpoints
         is_loading = not self.ready or self.props_request is not None
-        quiet = min(
-            idle, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
+        quiet_s = min(
+            idle_s, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
         )
-        if quiet < self.silence / 2:
+        if quiet_s < self.silence / 2:
             self.token_request = None
             return None
         if is_loading:
             return (
-                Fault(f"loading has made no progress for {quiet:.0f} s", silent=True) if quiet >= self.silence else None
+                Fault(f"loading has made no progress for {quiet_s:.0f} s", is_silent=True)
+                if quiet_s >= self.silence
+                else None
             )
-        awaited = [
-            link.remote
+        workers = [
+            link.peer
             for link in sample.links
-            if link.remote in self.endpoints
-            and link.inode in sample.traffic
-            and sample.traffic[link.inode].awaits_answer
+            if link.peer in self.endpoints and link.inode in sample.traffic and sample.traffic[link.inode].awaits_answer
         ]
-        if not awaited and self._answers(sample):
+        if not workers and self._answers(sample):
             self.idle_timer.since = clock
-        elif quiet >= self.silence:
-            blamed = (
-                f"worker {', '.join(awaited)} does not answer llama-server"
-                if awaited
+        elif quiet_s >= self.silence:
+            blame_text = (
+                f"worker {', '.join(workers)} does not answer llama-server"
+                if workers
                 else "llama-server does not answer a client"
             )
-            return Fault(f"{blamed}, and nothing has moved for {quiet:.0f} s", silent=True)
+            return Fault(f"{blame_text}, and nothing has moved for {quiet_s:.0f} s", is_silent=True)
         return None
 
     def _answers(self, sample: progress.ProcessSample) -> bool:
@@ -386,7 +390,7 @@ class Head(WatchedServer):
 
     def loaded(self) -> set[str] | None:
         """Return the models in memory; None if that is unknown."""
-        return {name for name, watched in self.models().items() if watched.ready and not watched.asleep}
+        return {name for name, server in self.models().items() if server.ready and not server.asleep}
 
     def kill(self) -> None:
         """Kill it at once: an orderly exit asks each worker to free its buffers, and one that hangs does not answer."""
@@ -417,9 +421,11 @@ class Router(Head):
         fault = super().fault()
         if fault or not progress.ON_LINUX:
             return fault
-        running = progress.children_of(self.pid)
+        processes = progress.children_of(self.pid)
         self.children = {
-            pid: self.children.get(pid) or self._child(pid, argv) for pid, argv in running.items() if ALIAS in argv[:-1]
+            pid: self.children.get(pid) or self._child(pid, argv)
+            for pid, argv in processes.items()
+            if ALIAS in argv[:-1]
         }
         for pid, child in self.children.items():
             if fault := child.fault():
@@ -431,14 +437,14 @@ class Router(Head):
 
     def note(self, start_log: journal.StartLog, part: bytes) -> None:
         """Copy the output of children to the logs of their models."""
-        *ended, rest = (self.partial_line + part).split(b"\n")
-        lines, self.partial_line = [line + b"\n" for line in ended], rest
-        if len(rest) > LONGEST_LINE:
-            lines, self.partial_line = [*lines, rest], b""
+        *complete_lines, incomplete_line = (self.partial_line + part).split(b"\n")
+        lines, self.partial_line = [line + b"\n" for line in complete_lines], incomplete_line
+        if len(incomplete_line) > LONGEST_LINE:
+            lines, self.partial_line = [*lines, incomplete_line], b""
         for line in lines:
-            spawned, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
-            if spawned and not child_line:
-                self._begin_log(*spawned.groups())
+            spawn_match, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
+            if spawn_match and not child_line:
+                self._begin_log(*spawn_match.groups())
             (self.logs.get(child_line[1], start_log) if child_line else start_log).write(line)
 
     def _begin_log(self, name: bytes, port: bytes) -> None:
@@ -448,7 +454,7 @@ class Router(Head):
         self.logs[port] = journal.StartLog(path)
 
     def _child(self, pid: int, argv: list[str]) -> WatchedServer:
-        endpoints = _value(argv, WORKERS).split(",") if WORKERS in argv else []
+        endpoints = _value(argv, RPC).split(",") if RPC in argv else []
         child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT), self.silence, pid)
         child.tunnels = self.tunnels
         return child

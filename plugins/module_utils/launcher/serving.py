@@ -18,7 +18,11 @@ FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
 """State of a server that should answer and does not."""
-TEXTS = {SILENT: "does not answer as a server", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
+STATE_LABELS = {
+    SILENT: "does not answer as a server",
+    FALLBACK: "serves on a fallback",
+    ASLEEP: "asleep (a request wakes it)",
+}
 """Texts of states, if they differ from their names."""
 KEPT_EVENTS = 20
 EVENT_LENGTH = 500
@@ -61,11 +65,11 @@ def read_history(path: Path) -> History:
 
 
 def _parse_history(record: Any) -> History:
-    last = [
+    last_events = [
         {"time": _count(line["time"]), "text": str(line["text"])[:EVENT_LENGTH]}
         for line in record["last"][-KEPT_EVENTS:]
     ]
-    return History(_count(record["restarts"]), tuple(last))
+    return History(_count(record["restarts"]), tuple(last_events))
 
 
 def _count(value: Any) -> int:

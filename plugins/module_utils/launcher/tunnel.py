@@ -49,14 +49,14 @@ def parse_tunnels(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
     """:param words: ``ACCEPT=CONNECT`` each.
     :param keys: folder; each file is named after the address of the worker's host, which both ends know.
     """
-    ends = [word.split("=", 1) for word in words]
+    end_pairs = [word.split("=", 1) for word in words]
     return [
         Tunnel(accept, connect, keys / (connect if client else accept).rsplit(":", 1)[0], client)
-        for accept, connect in ends
+        for accept, connect in end_pairs
     ]
 
 
-def configuration(tunnels: list[Tunnel]) -> str:
+def stunnel_configuration(tunnels: list[Tunnel]) -> str:
     """Return stunnel's configuration. There are no certificates: without a shared key the handshake fails."""
     options = {"TCP_NODELAY": 1}
     if progress.ON_LINUX:
@@ -70,7 +70,7 @@ def configuration(tunnels: list[Tunnel]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def program() -> str | None:
+def stunnel_path() -> str | None:
     return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *FOLDERS]))
 
 
@@ -81,7 +81,7 @@ class Tunnels:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
         self.key_versions: list[int] = []
-        self.started = -RESTART_SECONDS
+        self.start_time = -RESTART_SECONDS
         self.file = ""
 
     def __enter__(self) -> Tunnels:
@@ -108,24 +108,24 @@ class Tunnels:
             journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
         if self.process is None:
-            if time.monotonic() - self.started < RESTART_SECONDS:
+            if time.monotonic() - self.start_time < RESTART_SECONDS:
                 return
-            self.started = time.monotonic()
+            self.start_time = time.monotonic()
             self._start()
         elif versions != self.key_versions:
-            journal.log("the tunnel keys have changed: stunnel reads them again")
+            journal.log("the tunnel keys have changed: stunnel reloads them")
             self._write()  # cleaning programs may have removed the configuration
             self.process.send_signal(signal.SIGHUP)
         self.key_versions = versions
 
     def _write(self) -> None:
-        Path(self.file).write_text(configuration(self.tunnels))
+        Path(self.file).write_text(stunnel_configuration(self.tunnels))
 
     def _start(self) -> None:
-        missing = [str(tunnel.key) for tunnel in self.tunnels if not tunnel.key.is_file()]
-        path = program()
-        if missing or not path:
-            reason = f"{missing[0]} is missing" if missing else "stunnel is not installed"
+        missing_keys = [str(tunnel.key) for tunnel in self.tunnels if not tunnel.key.is_file()]
+        path = stunnel_path()
+        if missing_keys or not path:
+            reason = f"{missing_keys[0]} is missing" if missing_keys else "stunnel is not installed"
             journal.log_once(f"the tunnel cannot start, because {reason}: run site.yml")
             return
         self._write()
@@ -140,24 +140,24 @@ class Tunnels:
         stunnel = progress.sample_process(self.process.pid, set(), set())
         links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for local, outer in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
-                links[links.index(local)] = local._replace(retransmissions=outer.retransmissions)
-                if outer.inode in stunnel.traffic:
-                    traffic[local.inode] = stunnel.traffic[outer.inode]
+            for link, far_link in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
+                links[links.index(link)] = link._replace(retransmissions=far_link.retransmissions)
+                if far_link.inode in stunnel.traffic:
+                    traffic[link.inode] = stunnel.traffic[far_link.inode]
         return sample._replace(links=links, traffic=traffic)
 
     def explain(self, endpoint: str, detail: str) -> str:
         """Explain why a worker does not answer: stunnel accepts every connection on this host."""
         for tunnel in self.tunnels:
             if tunnel.accept == endpoint:
-                return f"{tunnel.connect}, the other end of its tunnel, is absent, has another key, or has no worker ({detail})"
+                return f"{tunnel.connect}, the other end of its tunnel, is unreachable, has another key, or has no worker behind it ({detail})"
         return detail
 
 
 NO_TUNNELS = Tunnels([])
 
 
-def run(argv: list[str], tunnels: Tunnels) -> int:
+def run_in_tunnels(argv: list[str], tunnels: Tunnels) -> int:
     """Run a program that needs the tunnels of a head until it ends; return its exit status."""
     progress.exit_on_signals()
     process = subprocess.Popen(argv, preexec_fn=progress.die_with_parent)
@@ -172,11 +172,11 @@ def run(argv: list[str], tunnels: Tunnels) -> int:
     return process.returncode
 
 
-def _connections(sample: progress.ProcessSample, remote: str) -> list[progress.TcpSocket]:
+def _connections(sample: progress.ProcessSample, endpoint: str) -> list[progress.TcpSocket]:
     """Return the established connections to an endpoint, the busiest first: both sides of a tunnel have the same order."""
-    links = [link for link in sample.links if link.remote == remote and link.state == progress.ESTABLISHED]
-    sent = {link.inode: sample.traffic[link.inode].sent for link in links if link.inode in sample.traffic}
-    return sorted(links, key=lambda link: sent.get(link.inode, 0), reverse=True)
+    links = [link for link in sample.links if link.peer == endpoint and link.state == progress.ESTABLISHED]
+    sent_bytes = {link.inode: sample.traffic[link.inode].sent for link in links if link.inode in sample.traffic}
+    return sorted(links, key=lambda link: sent_bytes.get(link.inode, 0), reverse=True)
 
 
 def _version(path: Path) -> int:

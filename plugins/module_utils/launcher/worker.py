@@ -38,7 +38,7 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     return all_sizes
 
 
-def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
+def tidy_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
     """Remove files whose size matches no tensor, then the least recently used ones until the rest fits the limit. Return the names of all of them. A
     full disk or a power failure truncates files, and a worker does not notice that.
 
@@ -46,17 +46,19 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
     :param age: seconds for which a truncated file must be unchanged.
     """
     all_sizes = known_sizes(cache, sizes) if sizes else set()
-    files, removed = [], []
-    for place, _folders, inside in os.walk(cache):
-        for path in (Path(place, name) for name in inside):
+    files, removed_files = [], []
+    for place, _folders, entries_inside in os.walk(cache):
+        for path in (Path(place, name) for name in entries_inside):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
-                    cut = all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= age
-                    files.append((not cut, max(status.st_atime, status.st_mtime), status.st_size, path))
+                    is_truncated = (
+                        all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= age
+                    )
+                    files.append((not is_truncated, max(status.st_atime, status.st_mtime), status.st_size, path))
     total_bytes = sum(size for _whole, _used_at, size, _path in files)
-    for whole, _used_at, size, path in sorted(files):
-        if whole and total_bytes <= limit:
+    for is_complete, _used_at, size, path in sorted(files):
+        if is_complete and total_bytes <= limit:
             break
         try:
             path.unlink(missing_ok=True)
@@ -64,12 +66,12 @@ def tidy(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -
             journal.log_once(f"{path} could not be removed: {error.strerror}")
             continue
         total_bytes -= size
-        removed.append(path.name)
-    if removed:
+        removed_files.append(path.name)
+    if removed_files:
         journal.log(
-            f"removed {len(removed)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB"
+            f"removed {len(removed_files)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB"
         )
-    return removed
+    return removed_files
 
 
 class Guard:
@@ -85,18 +87,18 @@ class Guard:
         except OSError:
             return None
         clock = time.monotonic()
-        stopped = self.timers.seconds("stopped", sample.activity.state == "T", clock)
-        if stopped >= progress.STOPPED_SECONDS:
-            return f"the worker has been stopped by a signal for {stopped:.0f} s"
-        client_links = [link for link in sample.links if progress.port_of(link.local) == self.port]
-        gone = [link for link in client_links if link.state == progress.CLOSE_WAIT]
-        ignored = self.timers.seconds("gone", bool(gone), clock)
-        if ignored >= GONE_SECONDS:
-            return f"the worker has not noticed for {ignored:.0f} s that its client {gone[0].remote} has gone"
+        suspended_seconds = self.timers.seconds("stopped", sample.activity.state == "T", clock)
+        if suspended_seconds >= progress.STOPPED_SECONDS:
+            return f"the worker has been suspended (SIGSTOP) for {suspended_seconds:.0f} s"
+        client_links = [link for link in sample.links if progress.port_of(link.address) == self.port]
+        closed_links = [link for link in client_links if link.state == progress.CLOSE_WAIT]
+        ignored_seconds = self.timers.seconds("gone", bool(closed_links), clock)
+        if ignored_seconds >= GONE_SECONDS:
+            return f"the worker has not noticed for {ignored_seconds:.0f} s that its client {closed_links[0].peer} has gone"
         return None
 
 
-def run(
+def run_worker(
     argv: list[str],
     cache: Path | None,
     limit: int,
@@ -116,31 +118,31 @@ def run(
     """
     progress.exit_on_signals()
     if cache:
-        tidy(cache, limit, sizes)
+        tidy_cache(cache, limit, sizes)
     # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent, restore_signals=False
     )
     exports.note_start()
     guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
-    tidied = time.monotonic()
+    last_tidy_time = time.monotonic()
     try:
         while process.poll() is None:
             journal.notify_watchdog()
             tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=min(poll_seconds, tidy_seconds) if guard or tunnels.tunnels else tidy_seconds)
-            watched = guard and process.poll() is None
-            fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and watched else None
+            is_watched = guard and process.poll() is None
+            fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and is_watched else None
             if fault:
                 journal.log(f"{fault}: restarting it")
                 process.kill()
                 process.wait()
                 exports.note_end("hung")
                 break
-            if cache and time.monotonic() - tidied >= tidy_seconds:
-                tidy(cache, limit, sizes, tidy_seconds)
-                tidied = time.monotonic()
+            if cache and time.monotonic() - last_tidy_time >= tidy_seconds:
+                tidy_cache(cache, limit, sizes, tidy_seconds)
+                last_tidy_time = time.monotonic()
             exports.export_worker()
         else:
             journal.log(f"the worker exited {progress.describe_exit(process.returncode)}")

@@ -36,7 +36,7 @@ def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     if report.drift:
         check_services(name, host, report.drift)
     if answer.get("skipped"):
-        return report._replace(reason="its hardware is declared in llama_hardware")
+        return report._replace(reason="it is only declared in llama_hardware")
     if report.drift and not answer.get("msg"):
         return report
     reason = " ".join(str(answer.get("msg") or "it could not be reached").split())
@@ -48,9 +48,9 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
 
     :raises Refusal: a host does not report how all of its planned services are.
     """
-    missing = next((service.name for service in host.services if service.name not in drift.services), None)
-    if missing:
-        raise typed_json.format_refusal(name, "itself", f"drift.services.{missing} is missing")
+    missing_service = next((service.name for service in host.services if service.name not in drift.services), None)
+    if missing_service:
+        raise typed_json.format_refusal(name, "itself", f"drift.services.{missing_service} is missing")
 
 
 def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
@@ -66,7 +66,7 @@ class Decision(NamedTuple):
     restarts: Mapping[str, list[str]]
     """Host → names of the services that have to be restarted."""
     behind: list[str]
-    """Hosts on which there is something to apply."""
+    """Hosts that have to change."""
     unreached: list[str]
     """Hosts that did not answer."""
     while_away: Mapping[str, str]
@@ -76,7 +76,7 @@ class Decision(NamedTuple):
     shared: Mapping[str, str]
     """Id of a build that a host lacks and does not compile → the host that it gets it from."""
     fetches: list[BuildPlan]
-    """A build for each archive or source that hosts lack, with the programs of all builds made from it."""
+    """A build for each archive or source that hosts lack, with the programs of all builds that are made from this source."""
     needs_key: list[str]
     """Hosts of workers whose tunnel needs a new key, because the head has none that the host accepts."""
 
@@ -89,19 +89,19 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
-    builders, shared = _builders(plan, drifts)
+    builders, builder_of = _builders(plan, drifts)
     needs_key = _needs_key(plan, drifts)
-    ends = {*needs_key, *([plan.head.host] if needs_key else [])}
+    key_hosts = {*needs_key, *([plan.head.host] if needs_key else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
         behind=sorted(
-            name for name in drifts if kinds[name] or restarts[name] or name in shared.values() or name in ends
+            name for name in drifts if kinds[name] or restarts[name] or name in builder_of.values() or name in key_hosts
         ),
         unreached=sorted(set(plan.hosts) - set(drifts)),
         while_away={name: while_away(plan, name) for name in plan.hosts},
         builders=builders,
-        shared=shared,
+        shared=builder_of,
         fetches=_fetches(plan, drifts),
         needs_key=needs_key,
     )
@@ -125,27 +125,27 @@ def retired_group(cluster: str) -> str:
     return "llama_retired" + f"_{cluster}" * (cluster != names.CLUSTER_GROUP)
 
 
-def check_parts(cluster: str, decided: Decision, parts: Collection[str]) -> None:
+def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> None:
     """Check that the parts of the run can be carried out as a whole.
 
     :param parts: ``build`` and ``services``, as far as the run carries them out.
     :raises Refusal: a host is away while others would change, or services would change before what they need is installed.
     """
-    unreached, pending = ", ".join(decided.unreached), ", ".join(decided.behind)
-    if parts and unreached and pending:
+    unreached_hosts, pending_hosts = ", ".join(decision.unreached), ", ".join(decision.behind)
+    if parts and unreached_hosts and pending_hosts:
         raise Refusal(
-            f"{unreached} could not be reached or failed above, and {pending} would be changed: no service was touched. Fix the failure "
-            f"(a failed sudo needs --ask-become-pass) or bring the host back, and run the playbook again. Or move it to the group {retired_group(cluster)}"
+            f"{unreached_hosts} could not be reached or failed above, but {pending_hosts} must change: no service was touched. Fix the failure (if sudo "
+            f"failed, use --ask-become-pass) or bring the host back, then run the playbook again. Or move that host to the group {retired_group(cluster)}"
         )
-    for name, kinds in decided.kinds.items() if [*parts] == ["services"] else ():
+    for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
         if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
             raise Refusal(
-                f"{name} needs what --tags build installs ({kinds_to_install}) before services change: run the playbook with --tags build,services, or without "
-                "--tags and --skip-tags. No service was touched"
+                f"{name} needs the changes of --tags build ({kinds_to_install}) before its services can change: run the playbook with --tags "
+                "build,services, or without --tags and --skip-tags. No service was touched"
             )
 
 
-def serves_without(plan: Plan) -> dict[str, bool]:
+def absences_served(plan: Plan) -> dict[str, bool]:
     """Return the hosts that the cluster can serve without → whether its head serves on a fallback then."""
     fallback_names = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
     absences = {name: _absence_of(plan, name) for name in plan.hosts if name != plan.head.host}
@@ -161,16 +161,16 @@ def _absence_of(plan: Plan, name: str) -> str:
 def while_away(plan: Plan, name: str) -> str:
     """Return what serves while a host of the plan is away, as a sentence."""
     if name == plan.head.host:
-        return "The cluster does not answer until it is back: it is the head."
-    on_fallback = serves_without(plan).get(name)
+        return "The cluster does not answer until this host, its head, is back."
+    on_fallback = absences_served(plan).get(name)
     if on_fallback is None and plan.head.models:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
-        return f"Requests for {', '.join(models)} fail until it is back."
+        return f"Requests for {', '.join(models)} fail until this host is back."
     if on_fallback is None:
-        return "The cluster does not answer until it is back: there is no fallback without it (llama_server_fallback)."
+        return "The cluster does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
     if on_fallback:
-        return f"The head serves without {_absence_of(plan, name)} after a while, and returns to it when it is back."
-    return "The cluster uses nothing there."
+        return f"The head serves without {_absence_of(plan, name)} after a while, and uses it again when it is back."
+    return "The cluster uses nothing on this host."
 
 
 def missing_tools(
@@ -178,13 +178,13 @@ def missing_tools(
 ) -> dict[str, dict[str, Any]]:
     """Return hosts → missing tools: ``required`` and ``optional``, tool → package. Optional tools only for hosts that build now."""
 
-    def missing(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
+    def lacking_packages(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
         return {tool: package for tool, package in packages.items() if tool not in installed_tools}
 
     missing_packages = {
         name: {
-            "required": missing(plan.hosts[name].tools, installed_tools),
-            "optional": missing(plan.hosts[name].optional_tools, installed_tools) if name in builders else {},
+            "required": lacking_packages(plan.hosts[name].tools, installed_tools),
+            "optional": lacking_packages(plan.hosts[name].optional_tools, installed_tools) if name in builders else {},
         }
         for name, installed_tools in tools.items()
     }
@@ -195,29 +195,30 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
     """Refuse a checksum that differs from that of the installed archive, which a build's id does not contain."""
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
-            archive, installed = (build.archives or ("",))[0], drift.archives.get(build.id)
+            archive, installed_checksum = (build.archives or ("",))[0], drift.archives.get(build.id)
             checksum = (plan.releases[build.release].checksums or {}).get(archive, "")
-            if installed and checksum not in ("", f"sha256:{installed}"):
+            if installed_checksum and checksum not in ("", f"sha256:{installed_checksum}"):
                 raise Refusal(
-                    f"llama_release has the checksum {checksum} for {archive}, but the programs on {name} come from sha256:{installed}: correct the checksum; "
-                    f"if it is right, remove {plan.hosts[name].prefix}/releases/{build.id} there and run the playbook again. No running service was touched"
+                    f"llama_release has the checksum {checksum} for {archive}, but the programs on {name} come from sha256:{installed_checksum}: correct the "
+                    f"checksum; if the checksum is right, remove {plan.hosts[name].prefix}/releases/{build.id} there and run the playbook again. No running "
+                    "service was touched"
                 )
 
 
 def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str]]:
     """Return `builders` and `shared` of Decision. The plan names the builder; the hosts' reports decide only what is missing."""
     builders = set()
-    shared: dict[str, str] = {}
+    shared_builders: dict[str, str] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             source = plan.releases[build.release].source
             if build.id not in drift.missing_builds or source == "package":
                 continue
             if build.builder != name:
-                shared[build.id] = build.builder
+                shared_builders[build.id] = build.builder
             elif source in release_request.COMPILED:
                 builders.add(name)
-    return sorted(builders), shared
+    return sorted(builders), shared_builders
 
 
 def _fetches(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:

@@ -53,7 +53,7 @@ class KeptPlans(NamedTuple):
 
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     """Return host → plans that it keeps, from the hosts' reports."""
-    subject = "the plans that it keeps"
+    subject = "its kept plans"
     reports = {name: typed_json.parse_report(name, subject, KeptPlans, answer) for name, answer in answers.items()}
     for name, kept_plans in reports.items():
         for plan in [kept_plan.plan for kept_plan in kept_plans if kept_plan]:
@@ -63,50 +63,55 @@ def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     return reports
 
 
-def choose(hosts: Mapping[str, KeptPlans], heads: Collection[str], failed: str = "") -> tuple[str, KeptPlan]:
+def choose_target(
+    hosts: Mapping[str, KeptPlans], heads: Collection[str], failed_plan_id: str = ""
+) -> tuple[str, KeptPlan]:
     """Return the plan to go back to, and its head: the previous plan that served, or the current one while a change is unfinished on a host.
 
-    :param failed: id of the plan that was applied just now and does not serve.
+    :param failed_plan_id: id of the plan that was applied just now and does not serve.
     """
-    ordered = sorted(hosts, key=lambda name: name not in heads)
-    head = next((name for name in ordered if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
-    if head is None and failed and not any(kept_plan.now for kept_plan in hosts.values()):
-        raise Refusal("no plan served here before it, so there is nothing to go back to")
+    ordered_hosts = sorted(hosts, key=lambda name: name not in heads)
+    head = next((name for name in ordered_hosts if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
+    if head is None and failed_plan_id and not any(kept_plan.now for kept_plan in hosts.values()):
+        raise Refusal("no earlier plan served here, so there is nothing to return to")
     if head is None:
         raise Refusal(
-            f"No head among the hosts that answered keeps a plan that served: bring the head back, or set llama_release and run site.yml. {NO_CHANGE_NOTE}."
+            "None of the hosts that answered is a head with a kept plan that served: bring the head back, or set llama_release and run site.yml. "
+            f"{NO_CHANGE_NOTE}."
         )
-    current = _plan(hosts[head].now)
-    kept_plans = [hosts[name] for name in current.hosts if name in hosts]
-    if failed or any(
-        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current.id for kept_plan in kept_plans
+    plan_now = _plan(hosts[head].now)
+    kept_plans = [hosts[name] for name in plan_now.hosts if name in hosts]
+    if failed_plan_id or any(
+        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != plan_now.id for kept_plan in kept_plans
     ):
-        if failed == current.id:
-            raise Refusal(f"Plan {failed} is the last one that served, so there is nothing to go back to.")
-        return head, current
-    previous = hosts[head].before
-    heads_before = [
+        if failed_plan_id == plan_now.id:
+            raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
+        return head, plan_now
+    plan_before = hosts[head].before
+    former_heads = [
         name
-        for name in ordered
-        if previous and (kept_plan := hosts[name].find(previous.plan.id)) and kept_plan.plan.head
+        for name in ordered_hosts
+        if plan_before and (kept_plan := hosts[name].find(plan_before.plan.id)) and kept_plan.plan.head
     ]
-    if not heads_before:
-        raise Refusal(f"No plan served before plan {current.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}.")
-    return heads_before[0], _plan(hosts[heads_before[0]].find(_plan(previous).id))
+    if not former_heads:
+        raise Refusal(
+            f"No plan served before plan {plan_now.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
+        )
+    return former_heads[0], _plan(hosts[former_heads[0]].find(_plan(plan_before).id))
 
 
 def _plan(kept_plan: ComparedPlan | None) -> KeptPlan:
     if kept_plan is None:
-        raise AssertionError("a host has the plan that it was chosen for")
+        raise AssertionError("the host keeps the plan that was chosen for it")
     return kept_plan.plan
 
 
 def host_steps(
-    hosts: Mapping[str, KeptPlans], head: str, target: KeptPlan, lost: Collection[str] = ()
+    hosts: Mapping[str, KeptPlans], head: str, target: KeptPlan, lost_hosts: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the steps on each host.
 
-    :param lost: hosts that this run lost: the others go back without them.
+    :param lost_hosts: hosts that this run lost: the others go back without them.
     :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
     :raises Refusal: a host does not keep the plan, or its builds are gone.
@@ -114,11 +119,12 @@ def host_steps(
     kept_plans = {
         name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
     }
-    missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost]
+    missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost_hosts]
     if missing_hosts:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) needs {', '.join(missing_hosts)}, which did not answer or does not keep it: bring the host back and "
-            f"run the playbook again. If it stays away, move it to the group {changes.retired_group(target.cluster)}, set llama_release: {target.declared} and "
+            f"Plan {target.id} (release {target.release}) needs {', '.join(missing_hosts)}, which did not answer or does not keep it: bring the host back "
+            f"and run the playbook again. If it does not come back, move it to the group {changes.retired_group(target.cluster)}, set llama_release: "
+            f"{target.declared} and "
             f"run site.yml. {NO_CHANGE_NOTE}."
         )
     missing_files = [
@@ -128,8 +134,8 @@ def host_steps(
     ]
     if missing_files:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) cannot serve any more: {'; '.join(missing_files)}. Restore the files, or set llama_release: "
-            f"{target.declared} and run site.yml, which builds again. {NO_CHANGE_NOTE}."
+            f"Plan {target.id} (release {target.release}) can no longer serve: {'; '.join(missing_files)}. Restore the files, or set llama_release: "
+            f"{target.declared} and run site.yml to build that release again. {NO_CHANGE_NOTE}."
         )
     return {
         "plan": {
@@ -156,7 +162,7 @@ def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
     kept start again."""
     host_plan, drift = kept_plan.plan.host, kept_plan.drift
     heads = [service.name for service in host_plan.services if service.kind == "head" and is_head]
-    stopped = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
+    stopped_services = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
     return {
         "part": typed_json.dump(
             host_plan._replace(
@@ -164,7 +170,7 @@ def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
             )
         ),
         "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
-        "restart": sorted({*stopped, *drift.redefined, *heads}),
+        "restart": sorted({*stopped_services, *drift.redefined, *heads}),
         "remove": sorted(drift.unplanned),
     }
 
@@ -185,9 +191,9 @@ def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[s
     for name in common_hosts:
         old_values, new_values = old_plans[name], new_plans[name]
         for key in sorted({*old_values, *new_values}):
-            old, new = (_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
-            for part, *texts in _parts(key, old, new):
-                hosts.setdefault(f"{validation.printable(part)}: {' → '.join(_shortened(*texts))}", []).append(name)
+            old_value, new_value = (_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
+            for part, *texts in _parts(key, old_value, new_value):
+                hosts.setdefault(f"{validation.printable(part)}: {' → '.join(_shorten(*texts))}", []).append(name)
     return [text + f" on {', '.join(names)}" * (names != common_hosts) for text, names in hosts.items()]
 
 
@@ -199,19 +205,23 @@ def _value(text: str) -> Any:
     return text
 
 
-def _parts(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
+def _parts(name: str, old_value: Any, new_value: Any) -> list[tuple[str, str, str]]:
     """Return the parts of a value that differ, like «llama_release.checksum», with their texts."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        return [part for key in keys for part in _parts(f"{name}.{key}", old.get(key, NOT_SET), new.get(key, NOT_SET))]
-    old_text, new_text = (value if isinstance(value, str) else json.dumps(value) for value in (old, new))
-    return [(name, old_text, new_text)] if old != new else []
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
+        keys = [key for key in {**old_value, **new_value} if old_value.get(key) != new_value.get(key)]
+        return [
+            part
+            for key in keys
+            for part in _parts(f"{name}.{key}", old_value.get(key, NOT_SET), new_value.get(key, NOT_SET))
+        ]
+    old_text, new_text = (value if isinstance(value, str) else json.dumps(value) for value in (old_value, new_value))
+    return [(name, old_text, new_text)] if old_value != new_value else []
 
 
-def _shortened(*values: str) -> list[str]:
+def _shorten(*values: str) -> list[str]:
     """Return values that differ, without the long beginning that they have in common."""
-    common = len([*takewhile(lambda characters: len({*characters}) == 1, zip(*values))])
-    start = max(0, common - LEADING_LENGTH) if max(map(len, values)) > VALUE_LENGTH else 0
+    common_length = len([*takewhile(lambda characters: len({*characters}) == 1, zip(*values))])
+    start = max(0, common_length - LEADING_LENGTH) if max(map(len, values)) > VALUE_LENGTH else 0
     return ["…" * (start > 0) + validation.printable(value[start:], VALUE_LENGTH) for value in values]
 
 
@@ -235,22 +245,22 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
     :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
     last_plans = {
-        name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id
+        name: record for name in plan.hosts if name in drifts and (record := drifts[name].last) and record.id != plan.id
     }
     if not last_plans:
         return None
     last_plan = last_plans.get(plan.head.host) or last_plans[min(last_plans)]
-    state = "serves" if last_plan.served else "was begun but never served"
+    state = "serves" if last_plan.served else "was applied in part but never served"
     variables = differences(
-        {name: inventory(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
+        {name: inventory(name) for name in last_plans}, {name: record.variables for name, record in last_plans.items()}
     )
     advice = (
         f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, set: {'; '.join(variables)}."
         if variables
-        else "No variable differs, but hardware, software or the collection does."
+        else "The variables are the same; hardware, software or the collection has changed."
     )
     release = "" if last_plan.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory plans {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
+        f"The inventory's plan is {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
         f"{release.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
     )

@@ -18,7 +18,7 @@ EMPTY_PART: dict[str, Any] = {
 }
 
 
-class Installed(NamedTuple):
+class InstalledCluster(NamedTuple):
     """Facts that the empty plan is made of, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
@@ -44,25 +44,22 @@ def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_
 
 
 def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    installed = typed_json.parse_report(name, "itself", Installed, facts)
-    if installed.cluster not in (None, cluster):
+    report = typed_json.parse_report(name, "itself", InstalledCluster, facts)
+    if report.cluster not in (None, cluster):
         raise Refusal(
-            f"{name} belongs to the cluster {installed.cluster}, not to {cluster}: remove it from the groups of {cluster}"
+            f"{name} belongs to the cluster {report.cluster}, not to {cluster}: remove it from the groups of {cluster}"
         )
-    system, homes = (
-        installed.scope == "system",
-        {names.ACCOUNT: installed.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME},
-    )
+    system, homes = (report.scope == "system", {names.ACCOUNT: report.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME})
     accounts = [
-        name for name, home in installed.accounts.items() if homes.get(name) == home and name in installed.made_accounts
+        name for name, home in report.accounts.items() if homes.get(name) == home and name in report.made_accounts
     ]
     return {
         **facts,
         **EMPTY_PART,
         "account": names.ACCOUNT if system else None,
-        "firewall_manager": installed.firewall if system else None,
-        "unplanned": list(installed.defined),
+        "firewall_manager": report.firewall if system else None,
+        "unplanned": list(report.defined),
         "accounts": accounts if system else [],
-        "to_remove": bool(installed.defined or installed.installed is not False or (accounts and system)),
+        "to_remove": bool(report.defined or report.installed is not False or (accounts and system)),
         "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
     }

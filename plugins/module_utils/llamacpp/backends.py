@@ -82,13 +82,13 @@ class Form(NamedTuple):
     """Option of cmake."""
     target: Callable[[str], str]
     """Function that spells the architecture for that option."""
-    since: Mapping[str, str]
+    oldest_toolkits: Mapping[str, str]
     """Architecture → oldest toolkit that compiles for it."""
-    left_out: tuple[tuple[str, str], ...]
+    dropped_targets: tuple[tuple[str, str], ...]
     """Toolkit, and the oldest architecture that it and newer ones compile for."""
 
 
-class Visible(NamedTuple):
+class VisibilityVariable(NamedTuple):
     """The environment variable that hides devices from a program."""
 
     variable: str
@@ -113,9 +113,9 @@ class Backend(NamedTuple):
     """Whether ik_llama.cpp has it in a form that can be linked statically."""
     options: Mapping[str, str] = {}
     """Options of cmake in every build for it."""
-    off: tuple[str, ...] = ()
+    disabled_options: tuple[str, ...] = ()
     """Further options that are off: their default depends on an installed library, which another host may lack, or makes cmake fetch a git tag."""
-    off_in_ik_llama: tuple[str, ...] = ()
+    disabled_in_ik_llama: tuple[str, ...] = ()
     all_quants: str = ""
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: Form | None = None
@@ -128,7 +128,7 @@ class Backend(NamedTuple):
     """Devices that a service opens, for systemd's DeviceAllow."""
     kernel_driver: str = ""
     """Kernel driver whose parameters limit the memory of its devices; empty if there are several."""
-    visible: Visible | None = None
+    visibility_variable: VisibilityVariable | None = None
     bus_order: tuple[str, str] | None = None
     """Variable and value that make it number devices in the order of the bus, as we do."""
     environment: Mapping[str, str] = {}
@@ -158,7 +158,7 @@ VULKAN = Backend(
     device="Vulkan{}",
     any_vendor=True,
     device_files=("char-drm", "char-nvidia*"),
-    visible=Visible("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
+    visibility_variable=VisibilityVariable("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
     no_kernels=NEW_TYPES,
     largest_buffer=1 << 30,
 )
@@ -174,16 +174,16 @@ HIP = Backend(
         expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
         example="gfx1151",
         title="architecture",
-        remedy="load the kernel's driver amdgpu there",
+        remedy="load the kernel driver amdgpu on that host",
         option="GPU_TARGETS",
         target=str,
-        since={},
-        left_out=(),
+        oldest_toolkits={},
+        dropped_targets=(),
     ),
     device="ROCm{}",
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver=AMDGPU,
-    visible=Visible("HIP_VISIBLE_DEVICES", "{}", "-1", True),
+    visibility_variable=VisibilityVariable("HIP_VISIBLE_DEVICES", "{}", "-1", True),
     no_kernels=TERNARY | NEW_TYPES,
     alignment=128,
     pads_rows=True,
@@ -194,17 +194,17 @@ CUDA = Backend(
     other_names=("nvidia",),
     preference=1,
     options={"GGML_CUDA": "ON"},
-    off=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
-    off_in_ik_llama=("GGML_NCCL",),
+    disabled_options=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
+    disabled_in_ik_llama=("GGML_NCCL",),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
     architecture=Form(
         expression=r"\d+\.\d",
         example="8.6",
         title="compute capability",
-        remedy="install the driver's nvidia-smi there",
+        remedy="install the driver's nvidia-smi on that host",
         option="CMAKE_CUDA_ARCHITECTURES",
         target=cuda_architecture,
-        since={
+        oldest_toolkits={
             "8.0": "11.0",
             "8.6": "11.1",
             "8.7": "11.4",
@@ -216,12 +216,12 @@ CUDA = Backend(
             "12.0": "12.8",
             "12.1": "12.9",
         },
-        left_out=(("13.0", "7.5"), ("12.0", "5.0")),
+        dropped_targets=(("13.0", "7.5"), ("12.0", "5.0")),
     ),
     device="CUDA{}",
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
-    visible=Visible("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
+    visibility_variable=VisibilityVariable("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
     no_kernels=TERNARY | NEW_TYPES,
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
@@ -244,10 +244,10 @@ SYCL = Backend(
     preference=4,
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
-    off=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
+    disabled_options=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
     device="SYCL{}",
     device_files=("char-drm",),
-    visible=Visible("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
+    visibility_variable=VisibilityVariable("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
     no_kernels=TERNARY | NEW_TYPES,
     # Required for a device to report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
@@ -256,48 +256,48 @@ SYCL = Backend(
 )
 """Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
 
-RECORDS: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
-PREFERRED = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: RECORDS[name].preference))
+BY_NAME: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
+PREFERRED_ORDER = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
 """Backends with devices, in the order of ``auto``."""
-UNIVERSAL = next(record for record in RECORDS.values() if record.any_vendor)
+UNIVERSAL = next(record for record in BY_NAME.values() if record.any_vendor)
 """Backend that computes on cards of every vendor."""
-NAMES_BY_ALIAS = {name: record.name for record in RECORDS.values() for name in record.other_names}
-IK_LLAMA_BACKENDS = tuple(record.name for record in RECORDS.values() if record.in_ik_llama)
+NAMES_BY_ALIAS = {name: record.name for record in BY_NAME.values() for name in record.other_names}
+IK_LLAMA_BACKENDS = tuple(record.name for record in BY_NAME.values() if record.in_ik_llama)
 
 
 def device_name(backend: str, index: int) -> str:
     """Return the name of a worker's device for ``-d``."""
-    return RECORDS[backend].device.format(index)
+    return BY_NAME[backend].device.format(index)
 
 
 def device_files(backend: str) -> list[str]:
     """Return the devices that a worker of this backend opens, for systemd's DeviceAllow."""
-    return list(RECORDS[backend].device_files)
+    return list(BY_NAME[backend].device_files)
 
 
-def visibility(backend: str) -> Visible | None:
+def visibility(backend: str) -> VisibilityVariable | None:
     """Return the variable that hides devices of this backend from llama-server; None if they need not be hidden."""
-    visible = RECORDS[backend].visible
-    return visible if visible and visible.hides_devices else None
+    visibility_variable = BY_NAME[backend].visibility_variable
+    return visibility_variable if visibility_variable and visibility_variable.hides_devices else None
 
 
-def service_environment(backend: str, build_environment: Mapping[str, str], compiled: bool) -> dict[str, str]:
+def service_environment(backend: str, build_environment: Mapping[str, str], is_compiled: bool) -> dict[str, str]:
     """Return the environment in which programs of a build run.
 
     :param build_environment: environment of the compilation, or of compiled programs.
     """
     toolkit = toolkits.TOOLKITS.get(backend)
-    variables = tuple(build_environment) if not compiled else toolkit.runtime_variables if toolkit else ()
+    variables = tuple(build_environment) if not is_compiled else toolkit.runtime_variables if toolkit else ()
     return {
-        **RECORDS[backend].environment,
+        **BY_NAME[backend].environment,
         **{name: build_environment[name] for name in variables if name in build_environment},
     }
 
 
 def needs_all_quants(type_k: str, type_v: str, fork: str = MAINLINE) -> bool:
     """Return whether flash attention with these KV cache types needs kernels that are not compiled by default."""
-    compiled = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == IK_LLAMA else set())
-    return type_k != type_v or type_k not in compiled
+    compiled_types = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == IK_LLAMA else set())
+    return type_k != type_v or type_k not in compiled_types
 
 
 def is_enabled(value: str) -> bool:
@@ -305,13 +305,13 @@ def is_enabled(value: str) -> bool:
     return value.upper() in ("1", "ON", "YES", "TRUE", "Y")
 
 
-def exclusion_options(unusable: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
+def exclusion_options(unusable_features: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
     """Return options that exclude instructions which the processor announces but programs cannot use.
 
-    :param unusable: unusable instructions of the processor in its facts.
+    :param unusable_features: unusable instructions of the processor in its facts.
     :param cmake_options: the operator's options. Their flags follow ours and override them; if GGML_AMX_INT8 is set, nothing is excluded.
     """
-    if "amx" not in unusable or "GGML_AMX_INT8" in cmake_options:
+    if "amx" not in unusable_features or "GGML_AMX_INT8" in cmake_options:
         return {}
     return {name: f"{AMX_OFF} {cmake_options.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
 
@@ -325,12 +325,12 @@ def cmake_options(
     :param all_quants: whether flash attention is compiled for every pair of KV cache types.
     :param tls: whether llama-server supports TLS.
     """
-    record = RECORDS[backend]
+    record = BY_NAME[backend]
     if fork == IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
-        options.update(dict.fromkeys(record.off_in_ik_llama, "OFF"))
+        options.update(dict.fromkeys(record.disabled_in_ik_llama, "OFF"))
     else:
-        options = {**COMMON_OPTIONS, **dict.fromkeys((*DISABLED_OPTIONS, *record.off), "OFF")}
+        options = {**COMMON_OPTIONS, **dict.fromkeys((*DISABLED_OPTIONS, *record.disabled_options), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     form = record.architecture

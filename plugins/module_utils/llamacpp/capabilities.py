@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 FORKS = {MAINLINE: "https://github.com/ggml-org/llama.cpp", IK_LLAMA: "https://github.com/ikawrakow/ik_llama.cpp"}
 """Value of ``fork`` in ``llama_release`` → its repository."""
 
-OLDEST = {MAINLINE: 11063, IK_LLAMA: 4840}
+OLDEST_BUILDS = {MAINLINE: 11063, IK_LLAMA: 4840}
 """Fork → oldest supported build: the newest whose sources were reviewed. For llama.cpp it is the default release, and moves up with it. ik_llama.cpp
 counts its own commits; this is 8337e4cd of 15 August 2026."""
 
@@ -66,7 +66,7 @@ NEW_ARCHITECTURES = {
 }
 """Newer reviewed build of llama.cpp → architectures that the reviewed build before it lacks. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
-NEWEST = {MAINLINE: max(NEW_ARCHITECTURES), IK_LLAMA: OLDEST[IK_LLAMA]}
+NEWEST_BUILDS = {MAINLINE: max(NEW_ARCHITECTURES), IK_LLAMA: OLDEST_BUILDS[IK_LLAMA]}
 """Fork → newest build whose architectures and types were reviewed. The options of llama-server were reviewed up to 11669."""
 _IK_LLAMA_ARCHITECTURES = """
 arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
@@ -80,20 +80,20 @@ qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 
 class Appearance(NamedTuple):
     """Two reviewed builds between which something new appeared: the last without it, and the first with it."""
 
-    newest_without: int
-    oldest_with: int | None
+    newest_build_without: int
+    oldest_build_with: int | None
 
 
 def appearance_of(architecture: str, fork: str) -> Appearance | None:
     """Return when an architecture appeared; None if all supported builds have it."""
     if architecture in (ARCHITECTURES if fork == MAINLINE else _IK_LLAMA_ARCHITECTURES.split()):
         return None
-    newest_without = OLDEST[fork]
+    newest_build_without = OLDEST_BUILDS[fork]
     for build, names in NEW_ARCHITECTURES.items() if fork == MAINLINE else ():
         if architecture in names.split():
-            return Appearance(newest_without, build)
-        newest_without = build
-    return Appearance(NEWEST[fork], None)
+            return Appearance(newest_build_without, build)
+        newest_build_without = build
+    return Appearance(NEWEST_BUILDS[fork], None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
@@ -105,7 +105,7 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
     """Return the RPC protocol of a build; None if unknown."""
     if fork == IK_LLAMA:
         return IK_LLAMA_PROTOCOL
-    return next((protocol for first, protocol in reversed(PROTOCOLS) if first <= build), None)
+    return next((protocol for first_build, protocol in reversed(PROTOCOLS) if first_build <= build), None)
 
 
 WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
@@ -131,16 +131,16 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
     :param argv: command line without the program.
     :param help_options: result of ``parse_help``.
     """
-    rejected, switch = [], ""
+    rejected_options, switch = [], ""
     arguments = iter(argv)
     for argument in arguments:
         if not WORD.match(argument):
-            rejected += [f"{switch} {argument}"] if switch else []
+            rejected_options += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
         if word not in help_options and not (program == options.SERVER and options.unlisted(word, fork)):
-            rejected.append(argument)
+            rejected_options.append(argument)
         if help_options.get(word):
             next(arguments, None)
         switch = argument if help_options.get(word) is False and fork in options.COMPLETE_HELP else ""
-    return rejected
+    return rejected_options

@@ -33,7 +33,7 @@ class Family(NamedTuple):
     """Milliseconds in which a worker with this device wakes up for a token."""
 
 
-FITTED_SOURCE = "fitted with docs/performance.md"
+FITTED_SOURCE = "fitted to docs/performance.md"
 FAMILIES = {
     "apple": Family(0.88, 3.0, 0.8, FITTED_SOURCE + "; 7B on M1 to M4 (ggml-org/llama.cpp#4167)", wake_ms=1.8),
     "apple deepseek4": Family(0.54, 3.0, 1.0, FITTED_SOURCE + ": M5 Max", wake_ms=1.8),

@@ -24,7 +24,7 @@ EXTRA_MEMORY = "unplanned"
 """Mark of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
 """Name of the option for the method of speculation."""
-DRAFT_TEXT = "speculation (a draft model, or layers that predict further tokens)"
+DRAFT_TEXT = "speculation (a draft model, or layers for multi-token prediction)"
 
 BENCH = "llama-bench"
 """Benchmark program of llama.cpp."""
@@ -161,8 +161,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "split-mode",
         _pair("--split-mode -sm", is_written=False),
-        remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450) two equal "
-        "workers connect to each other at their port + 1000. The firewall blocks this port, so loading would hang",
+        remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450), two equal workers connect "
+        "to each other at their port + 1000. The firewall blocks that port, so loading would hang",
     ),
     Option("context", _pair("--ctx-size -c"), "llama_server_context"),
     Option("parallel", _pair("--parallel -np"), "llama_server_parallel"),
@@ -183,7 +183,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "context-checkpoints",
         (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
-        remedy="remove it: the plan sets as many as fit into the head's memory",
+        remedy="remove it: the plan sets the largest number that fits into the head's memory",
         optional_above=32,
     ),
     Option(
@@ -222,7 +222,7 @@ TABLE: tuple[Option, ...] = (
         "fit",
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
-        remedy="remove it: llama-server would move the layers",
+        remedy="remove it: llama-server would move layers that the plan has placed",
         optional_above=0,
     ),
     Option(

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
-OTHER_CERTIFICATE = "it does not present the configured certificate: run site.yml, which restarts it"
+OTHER_CERTIFICATE = "the server does not present the configured certificate: run site.yml to restart it"
 TIMEOUT_TEXT = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding with which the bytes of any API key become text and bytes again."""
@@ -32,7 +32,7 @@ def first_certificate(text: str) -> bytes:
     """
     block = re.search(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", text, re.DOTALL)
     if not block:
-        raise ValueError("it holds no certificate in PEM form")
+        raise ValueError("the file contains no certificate in PEM format")
     return ssl.PEM_cert_to_DER_cert(block[0])
 
 

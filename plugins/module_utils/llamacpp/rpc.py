@@ -97,7 +97,7 @@ class Connection:
         start = self._receive(8)
         (size,) = struct.unpack("<Q", start)
         if size not in reply_sizes:
-            raise Foreign(f"its reply to command {command} starts with {start!r}, which no RPC worker sends")
+            raise Foreign(f"its reply to command {command} starts with {start!r}, unlike any reply of an RPC worker")
         return self._receive(size)
 
 
@@ -170,17 +170,17 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
             except Closed:
                 connected = True
         else:
-            return Handshake("not_rpc", "it closes the connection after every known handshake")
+            return Handshake("not_rpc", "it closed the connection after every known handshake")
     except Foreign as error:
         return Handshake("not_rpc", str(error))
     except ConnectionRefusedError:
         if connected:
-            return Handshake("not_rpc", "it closed the connection after the handshake and accepts no new one")
+            return Handshake("not_rpc", "it closed the connection after the handshake and now refuses new ones")
         return Handshake("refused", "nothing listens there")
     except socket.timeout:
         return Handshake(
             "silent",
-            f"it accepted the connection and did not answer within {timeout:g} s: it is in use by a client, hung, or not an RPC worker",
+            f"it accepted the connection but did not answer within {timeout:g} s: it is serving another client, has hung, or is not an RPC worker",
         )
     except OSError as error:
         return Handshake("unreachable", f"the connection failed or was lost: {error.strerror or error}")

@@ -125,7 +125,9 @@ class UploadConnection:
             while remaining:
                 chunk = stream.read(min(CHUNK_BYTES, remaining))
                 if not chunk:
-                    raise TransferError("received only part of a tensor: the model's file was truncated meanwhile")
+                    raise TransferError(
+                        "received only part of a tensor: the model file was truncated during the transfer"
+                    )
                 self.connection.send(chunk)
                 remaining -= len(chunk)
             self.connection.ask(GET_ALIGNMENT, FIRST_DEVICE, (8,))

@@ -62,9 +62,9 @@ class Toolkit(NamedTuple):
     """Variables of ``environment`` that programs also need at run time."""
 
 
-_AMD = "AMD's repository of ROCm"
-_NVIDIA = "NVIDIA's repository of CUDA"
-_INTEL = "Intel's repository of oneAPI"
+_AMD = "AMD's ROCm repository"
+_NVIDIA = "NVIDIA's CUDA repository"
+_INTEL = "Intel's oneAPI repository"
 
 TOOLKITS: Mapping[str, Toolkit] = {
     VULKAN: Toolkit(title="glslc", command="glslc", declared="2025.2"),

@@ -71,15 +71,15 @@ class ModelArguments(NamedTuple):
 def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: the missing bytes of all files do not fit on the disk."""
     place, needed_bytes = (
-        files.existing(folder),
+        files.existing_ancestor(folder),
         sum((pending.file.bytes or 0) - pending.present_bytes for pending in pending_files),
     )
     room = os.statvfs(place)
-    free = room.f_bavail * room.f_frsize
-    if needed_bytes > free:
+    free_bytes = room.f_bavail * room.f_frsize
+    if needed_bytes > free_bytes:
         raise Refusal(
-            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(place))}, which has {amount(free)} left: free "
-            f"{amount(needed_bytes - free)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
+            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(place))}, which has {amount(free_bytes)} left: free "
+            f"{amount(needed_bytes - free_bytes)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
 
@@ -113,21 +113,21 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
             return
         path.unlink()
     if model_files.is_copied(file):
-        raise Refusal(f"{path} differs from the planned file of the controller: run the playbook again")
+        raise Refusal(f"{path} does not match the controller's copy in the plan: run the playbook again")
     if file.sha256 is None or (model_files.size_of(part) or 0) > (file.bytes or 0):
         part.unlink(missing_ok=True)
-    resumed = model_files.size_of(part)
+    resumed_bytes = model_files.size_of(part)
     _fetch_part(file, part, token, lock)
     problem = _difference(file, part)
-    if problem and resumed:
+    if problem and resumed_bytes:
         part.unlink()
         _fetch_part(file, part, token, lock)
         problem = _difference(file, part)
     if problem:
         part.unlink()
         raise Refusal(
-            f"{web.printable_url(str(file.url))} {problem}: the download was removed. Run the playbook again; if that fails in the same way, the file was "
-            "replaced at its source, or its checksum is wrong"
+            f"{web.printable_url(str(file.url))} {problem}: the download was removed. Run the playbook again. If the download fails in the same way, the "
+            "file was replaced at its source, or the checksum is wrong"
         )
     files.sync(part)
     part.replace(path)
@@ -158,7 +158,7 @@ def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int
         failures = 0 if size - largest_size >= PROGRESS_BYTES else failures + 1
         largest_size = max(largest_size, size)
         if not may_pass or failures >= len(PAUSES):
-            remainder = f" {amount(size)} of {amount(planned_bytes)} are kept for the next run." * part.exists()
+            remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part.exists()
             raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
         time.sleep(PAUSES[failures])
 
@@ -166,7 +166,7 @@ def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int
 def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
     """Return why a connection failed (empty if it did not), and whether another one may succeed. Only curl gets the token, by its input."""
     try:
-        done = subprocess.run(
+        curl = subprocess.run(
             ["curl", "--disable", "--config", "-"],
             input=_configuration(file, part, token),
             capture_output=True,
@@ -178,20 +178,20 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
         )
     except FileNotFoundError:
         raise Refusal("The download needs curl, which this host lacks: install it") from None
-    status = int(done.stdout[-3:] or 0) if done.stdout[-3:].isascii() and done.stdout[-3:].isdigit() else 0
-    if done.returncode == HTTP_ERROR:
+    status = int(curl.stdout[-3:] or 0) if curl.stdout[-3:].isascii() and curl.stdout[-3:].isdigit() else 0
+    if curl.returncode == HTTP_ERROR:
         error = web.status_error(status, "")
         return web.explain_error(error, token), error.passes
-    if done.returncode == WRITE_ERROR:
+    if curl.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
-    if done.returncode in TOO_LONG_STATUSES:
+    if curl.returncode in TOO_LONG_STATUSES:
         part.unlink(missing_ok=True)
-        return f"sends more than the planned {file.bytes} bytes: the download was removed", False
-    if done.returncode == RANGE_ERROR:
+        return f"sent more than the planned {file.bytes} bytes: the download was removed", False
+    if curl.returncode == RANGE_ERROR:
         part.unlink(missing_ok=True)
-        return "cannot be resumed, because its server sends whole files only: the partial file was removed", True
-    reason = validation.printable(done.stderr.strip()) or f"curl exited with status {done.returncode}"
-    return (f"cannot be downloaded ({reason})" if done.returncode else ""), done.returncode in TEMPORARY_ERRORS
+        return "cannot be resumed, because the server sends whole files only: the partial file was removed", True
+    reason = validation.printable(curl.stderr.strip()) or f"curl exited with status {curl.returncode}"
+    return (f"cannot be downloaded ({reason})" if curl.returncode else ""), curl.returncode in TEMPORARY_ERRORS
 
 
 def _limit_file_size(size: int) -> None:
@@ -214,11 +214,11 @@ def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str
 
 def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
     """Write the record of a folder's files."""
-    stored = (
+    stored_files = (
         StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
         for file in plans
     )
-    text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored))), indent=1) + "\n"
+    text = json.dumps(typed_json.dump(DownloadRecord(tuple(stored_files))), indent=1) + "\n"
     path = folder / download_record.RECORD_FILE
     if not path.is_file() or files.text_of(path) != text:
         files.replace_file(path, text, 0o644)

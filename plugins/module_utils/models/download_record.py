@@ -58,7 +58,7 @@ def problem_of_name(name: str) -> Optional[str]:
     is_outside = name.startswith("/") or ".." in name.split("/")
     if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not is_outside:
         return None
-    return "is not allowed as a model's file name on the head"
+    return "is not allowed as the name of a model file on the head"
 
 
 def read_record(folder: Path) -> DownloadRecord:

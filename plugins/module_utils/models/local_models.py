@@ -49,12 +49,12 @@ def _download(folder: str, account: str | None) -> dict[str, Any] | None:
 def _file(path: str, account: str | None) -> dict[str, Any]:
     """Return the size, header and obstacle of a file, or ``error``, which ends a sentence that begins with the path."""
     try:
-        closed = closed_path(account, path) if account else None
+        unreadable_path = closed_path(account, path) if account else None
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
-        return {"bytes": summary["bytes"], "closed": closed, "summary": summary}
+        return {"bytes": summary["bytes"], "closed": unreadable_path, "summary": summary}
     except gguf.GGUFError as error:
-        return {"error": str(error), "closed": closed}
+        return {"error": str(error), "closed": unreadable_path}
     except FileNotFoundError:
         return {"error": "does not exist"}
     except OSError as error:
@@ -68,8 +68,8 @@ def closed_path(account: str, path: str) -> str | None:
         groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
     except KeyError:
         user, groups = None, set()
-    real = Path(os.path.realpath(path))
-    for part in [*reversed(Path(path).parents), *reversed(real.parents), real]:
+    real_path = Path(os.path.realpath(path))
+    for part in [*reversed(Path(path).parents), *reversed(real_path.parents), real_path]:
         status = part.stat()
         is_owner = user is not None and status.st_uid == user.pw_uid
         shift = 6 if is_owner else 3 if status.st_gid in groups else 0

@@ -79,8 +79,8 @@ def _present_bytes(file: ModelFilePlan) -> int:
 class Differences(NamedTuple):
     """Paths of files that are missing or have other content, and of files that have not been checked."""
 
-    missing: list[str]
-    unchecked: list[str]
+    missing_files: list[str]
+    unchecked_files: list[str]
 
 
 def differences(plans: Sequence[ModelFilePlan]) -> Differences:
@@ -88,7 +88,9 @@ def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     for file in (pending_file.file for pending_file in pending_files(plans)):
         stored = _recorded_file(file)
         has_other_digest = stored is not None and file.sha256 not in (None, stored.sha256)
-        (result.unchecked if size_of(file.path) == file.bytes and not has_other_digest else result.missing).append(
-            file.path
-        )
+        (
+            result.unchecked_files
+            if size_of(file.path) == file.bytes and not has_other_digest
+            else result.missing_files
+        ).append(file.path)
     return result

@@ -28,8 +28,8 @@ SILENCE_SECONDS = 20
 
 STATUS_TEXTS = {
     404: "does not exist (HTTP 404): correct the URL",
-    416: "is empty, or shorter than its server reported before (HTTP 416): use another file",
-    429: "was requested too often (HTTP 429): wait a few minutes, or set a token",
+    416: "is empty, or shorter than the server reported before (HTTP 416): use another file",
+    429: "was requested too often (HTTP 429): wait a few minutes, or set llama_model_token_file",
 }
 TEMPORARY_STATUSES = (408, 429)
 """Statuses that disappear after a while, in addition to server errors."""
@@ -52,7 +52,7 @@ def explain_error(error: RemoteError, token: str | None) -> str:
     """Return the message of an error that a token may solve."""
     if error.status not in (401, 403):
         return str(error)
-    licence = "and accept the model's licence on its page with the token's account"
+    licence = "and accept the model's licence on its page with the account that owns the token"
     remedy = f"the token of {TOKEN_FILE} has no access" if token else f"set {TOKEN_FILE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
@@ -78,7 +78,7 @@ def _origin(url: str) -> tuple[Any, ...]:
 
 def _redirect_target(url: str, location: str | None) -> str:
     if not location:
-        raise RemoteError("is redirected, but its server names no address: use the URL of the file itself")
+        raise RemoteError("is redirected, but the server names no target address: use the URL of the file itself")
     # Like urllib: servers send spaces and letters beyond ASCII unquoted, which http.client reads as Latin-1.
     target = quote(urljoin(url, location), string.punctuation, "iso-8859-1")
     schemes = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
@@ -92,9 +92,11 @@ def _redirect_target(url: str, location: str | None) -> str:
 def _error_of(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
-        return RemoteError("has a server that did not answer in time: try again, or use another server", passes=True)
+        return RemoteError(
+            "did not arrive in time, because its server did not answer: try again, or use another server", passes=True
+        )
     if isinstance(error, http.client.IncompleteRead):
-        return RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+        return RemoteError("was cut off: the server sent less than it announced; try again", passes=True)
     if isinstance(error, (http.client.InvalidURL, ValueError)):
         return RemoteError(f"is not a URL ({validation.printable(error)}): correct it")
     text = validation.printable(reason) or type(reason).__name__
@@ -149,7 +151,7 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
     with _errors_as_sentence(), open_url(url, headers, token) as reply:
         data = reading.read_reply(reply, limit + 1)
     if len(data) > limit:
-        raise RemoteError(f"is longer than {limit >> 10} KiB, too long for such an answer: use another server")
+        raise RemoteError(f"is longer than {limit >> 10} KiB, the limit for such an answer: use another server")
     return data
 
 
@@ -166,15 +168,15 @@ class RemoteFile:
         """:raises RemoteError: the server does not send parts of the file."""
         self.url, self.token = url, token
         self.size: int | None = None
-        self.first = self._range(0, gguf.FIRST_CHUNK)
+        self.first_chunk = self._range(0, gguf.FIRST_CHUNK)
 
     def read(self, offset: int, count: int) -> bytes:
-        if offset + count <= len(self.first):
-            return self.first[offset : offset + count]
+        if offset + count <= len(self.first_chunk):
+            return self.first_chunk[offset : offset + count]
         return self._range(offset, count)
 
     def close(self) -> None:
-        self.first = b""
+        self.first_chunk = b""
 
     def _range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
@@ -185,7 +187,7 @@ class RemoteFile:
             self.size = size
             data = reading.read_reply(reply, expected)
         if len(data) != expected:
-            raise RemoteError(f"was cut off: its server announced {expected} bytes and sent {len(data)}; try again")
+            raise RemoteError(f"was cut off: the server announced {expected} bytes but sent {len(data)}; try again")
         return data
 
 
@@ -196,18 +198,18 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     """
     if reply.headers.get_content_type() == "text/html":
         raise RemoteError(
-            "is a web page, not a file: use the URL of the download; on Hugging Face it has /resolve/ where the page has /blob/"
+            "is a web page, not a file: use the download URL (on Hugging Face, /resolve/ instead of /blob/)"
         )
     text = reply.headers.get("Content-Range", "")
     match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", text)
-    packed = reply.headers.get("Content-Encoding", "identity") != "identity"
-    first, last, size = map(int, match.groups()) if match else (-1, -1, -1)
-    if reply.status != 206 or packed or first != offset or last != min(offset + count, size) - 1:
+    is_compressed = reply.headers.get("Content-Encoding", "identity") != "identity"
+    first_byte, last_byte, size = map(int, match.groups()) if match else (-1, -1, -1)
+    if reply.status != 206 or is_compressed or first_byte != offset or last_byte != min(offset + count, size) - 1:
         raise RemoteError(
             f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.short(text)} to bytes {offset} to "
-            f"{offset + count - 1}): use a server that supports them, or download the file and use its path"
+            f"{offset + count - 1}): use a server that supports range requests, or download the file and set its path"
         )
-    return size, last - first + 1
+    return size, last_byte - first_byte + 1
 
 
 def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
@@ -222,8 +224,8 @@ def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
             f"is requested with a token that has spaces, line breaks or non-ASCII characters: correct {TOKEN_FILE}"
         )
     with _errors_as_sentence():
-        first = unquote(urlsplit(url).path.rpartition("/")[2])
-    return gguf.read_headers(first, lambda name: RemoteFile(sibling_url(url, name), token))
+        first_name = unquote(urlsplit(url).path.rpartition("/")[2])
+    return gguf.read_headers(first_name, lambda name: RemoteFile(sibling_url(url, name), token))
 
 
 def sibling_url(url: str, name: str) -> str:

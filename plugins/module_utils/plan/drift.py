@@ -13,7 +13,7 @@ RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "
 """States of a planned service: running as planned; its launcher waits for workers; stopped; another program has its port; running with another command
 line or environment."""
 Name = Annotated[str, Text()]
-PathText = Annotated[str, Text(longest=4096)]
+PathText = Annotated[str, Text(max_length=4096)]
 
 
 class ServiceState(NamedTuple):
@@ -63,9 +63,9 @@ class Difference(NamedTuple):
 
     kind: Kind
     """kind for programs to decide by"""
-    subject: Annotated[str, Text(longest=4096)]
+    subject: Annotated[str, Text(max_length=4096)]
     """name or path of the object that differs"""
-    text: Annotated[str, Text(longest=8192)]
+    text: Annotated[str, Text(max_length=8192)]
     """sentence for people, without its full stop"""
 
 

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 
-Line = Annotated[str, Text(longest=4096)]
+Line = Annotated[str, Text(max_length=4096)]
 PathText = Annotated[str, Text(r"(/|~/).*", 4096)]
 Word = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
 """Text of which file names are made: never a folder."""

@@ -20,8 +20,8 @@ Four of five published figures of a machine lie within 1.10 and 1.12 of the pred
 NEGLIGIBLE_FACTOR = 1.1
 """A measurement this close to the corrected speed is not recorded."""
 
-Speed = Annotated[float, Number(0.0001, 10**9, real=True)]
-Name = Annotated[str, Text(longest=255)]
+Speed = Annotated[float, Number(0.0001, 10**9, allows_fractions=True)]
+Name = Annotated[str, Text(max_length=255)]
 
 
 class SpeedRecord(NamedTuple):

@@ -483,7 +483,7 @@ class ProofPlan(NamedTuple):
 
         :param layers: number of the model's layers.
         """
-        missing = "" if self.every_kind else ", not one of every kind" if self.experts else ", none with experts"
+        missing = "" if self.every_kind else ", not every kind of layer" if self.experts else ", none with experts"
         return f"{len(self.layers)} of {layers} layers{missing}"
 
 

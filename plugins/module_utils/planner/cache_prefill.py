@@ -36,8 +36,8 @@ def large_bytes(summary: ModelSummary) -> int:
     """Bytes of those tensors of a model that caches keep; of a summary without ``tensors`` what they are at most."""
     if summary.tensors is not None:
         return sum(row.bytes * row.how_many for row in summary.tensors if row.bytes > rpc_upload.CACHE_THRESHOLD)
-    largest = summary.largest_tensor_bytes
-    if largest is not None and largest <= rpc_upload.CACHE_THRESHOLD:
+    largest_bytes = summary.largest_tensor_bytes
+    if largest_bytes is not None and largest_bytes <= rpc_upload.CACHE_THRESHOLD:
         return 0
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
@@ -58,10 +58,10 @@ def with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSumma
     if not size:
         reason = f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     elif facts.disk_gib is None:
-        reason = "the size of the host's disk is not known"
+        reason = "the size of the host's disk is unknown"
     elif facts.disk_gib * GIB < DISK_DIVISOR * size:
         needed_gib = 1 << (-(-DISK_DIVISOR * size // GIB) - 1).bit_length()
-        reason = f"the host's disk has less than {needed_gib} GiB, the size required for this model"
+        reason = f"the host's disk is smaller than {needed_gib} GiB, the size required for this model"
     else:
         return request._replace(cache=True, cache_why="the host's disk is large enough")
     return request._replace(cache=False, cache_why=reason)
@@ -117,6 +117,6 @@ def merged_prefill(prefills: Sequence[CachePrefill | None]) -> CachePrefill | No
 
     :param prefills: one of the plan of each model alone.
     """
-    existing = [prefill for prefill in prefills if prefill]
-    rows = dict.fromkeys(row for prefill in existing for row in prefill.tensors)
-    return existing[0]._replace(tensors=tuple(rows)) if existing else None
+    existing_prefills = [prefill for prefill in prefills if prefill]
+    rows = dict.fromkeys(row for prefill in existing_prefills for row in prefill.tensors)
+    return existing_prefills[0]._replace(tensors=tuple(rows)) if existing_prefills else None

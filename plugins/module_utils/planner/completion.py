@@ -39,7 +39,7 @@ class RuntimeFile(NamedTuple):
     """Path on the controller."""
 
 
-def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: Mapping[str, Any]) -> Plan:
+def complete_plan(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: Mapping[str, Any]) -> Plan:
     """The plan with files, definitions and its id.
 
     :param facts: host → what is left on the head for a run in which the host does not answer.
@@ -48,7 +48,7 @@ def complete(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: 
     hosts = {name: _complete_host(plan, name, runtime, define) for name in plan.hosts}
     head = hosts[plan.head.host]
     files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
-    hosts[plan.head.host] = head._replace(files=tuple(files), model=_fetched(plan))
+    hosts[plan.head.host] = head._replace(files=tuple(files), model=_downloaded_files(plan))
     plan = plan._replace(hosts=hosts)
     identity = identity_of(plan)
     hosts = {name: host._replace(id=identity) for name, host in plan.hosts.items()}
@@ -71,13 +71,13 @@ def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define
         folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
         files += [_file(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime]
-    defined = []
+    defined_services = []
     for service in host.services:
         try:
-            defined.append(service._replace(definition=define(host, service)))
+            defined_services.append(service._replace(definition=define(host, service)))
         except Refusal as refusal:
             raise Refusal(f"{service.name} on {name}: {refusal}") from None
-    return host._replace(files=(*host.files, *files), services=tuple(defined))
+    return host._replace(files=(*host.files, *files), services=tuple(defined_services))
 
 
 def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
@@ -87,10 +87,10 @@ def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[Fi
         files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
         files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
-    generated = {
-        single.model.path: single.model.known_answer for single in plan.per_model() if single.model.known_answer
+    generated_models = {
+        entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }
-    for path, size in generated.items():
+    for path, size in generated_models.items():
         files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
@@ -113,11 +113,11 @@ def _fallbacks(plan: Plan) -> str:
 def _metrics(plan: Plan, name: str) -> str:
     """Return the labels of metrics for the launchers of a host: service → exporter.Description of the launcher, as JSON."""
     host, descriptions = plan.hosts[name], {}
-    common: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
+    labels: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
     for worker in host.workers:
         descriptions[names.service(f"worker-{worker.name}")] = {
-            **common,
+            **labels,
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),
             "worker": worker.name,
@@ -125,7 +125,7 @@ def _metrics(plan: Plan, name: str) -> str:
         }
     if name == plan.head.host:
         descriptions[plan.head.service] = {
-            **common,
+            **labels,
             "kind": "head",
             "release": plan.release.ref,
             "workers": _workers(plan),
@@ -150,31 +150,31 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
 def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Model → metric of the launcher's table → what is predicted."""
     model_names = [model.name for model in plan.head.models or ()] or [plan.model.name]
-    return {name: _figures(single.estimate) for name, single in zip(model_names, plan.per_model())}
+    return {name: _figures(model_plan.estimate) for name, model_plan in zip(model_names, plan.per_model())}
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
-    full = estimate.at_context[-1] if estimate.at_context else None
+    end_speeds = estimate.at_context[-1] if estimate.at_context else None
     figures: dict[str, float | None] = {}
-    for kind, expected, bounds, last in (
+    for kind, expected_speed, bounds, full_context_speed in (
         (
             "generation",
             estimate.generation_tokens_per_s,
             estimate.generation_range,
-            full and full.generation_tokens_per_s,
+            end_speeds and end_speeds.generation_tokens_per_s,
         ),
-        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, full and full.prompt_tokens_per_s),
+        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, end_speeds and end_speeds.prompt_tokens_per_s),
     ):
-        figures[f"planned_{kind}_tokens_per_second"] = expected
+        figures[f"planned_{kind}_tokens_per_second"] = expected_speed
         figures[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
         figures[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
-        figures[f"planned_{kind}_full_tokens_per_second"] = last
+        figures[f"planned_{kind}_full_tokens_per_second"] = full_context_speed
     return figures
 
 
-def _fetched(plan: Plan) -> tuple[ModelFilePlan, ...]:
+def _downloaded_files(plan: Plan) -> tuple[ModelFilePlan, ...]:
     """Return the files that the head fetches; nothing if their sizes are not known yet."""
-    files = {file.path: file for single in plan.per_model() for file in single.model.files if file.url}
+    files = {file.path: file for model_plan in plan.per_model() for file in model_plan.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 
@@ -210,10 +210,10 @@ def identity_of(plan: Plan) -> str:
         plan.external_workers,
         plan.head._replace(start_timeout=0, models=None),
     )
-    several = [
+    model_identities = [
         model_plan.model._replace(files=_without_urls(model_plan.model.files)) for model_plan in plan.head.models or ()
     ]
-    text = json.dumps(typed_json.dump((*parts, hosts, *several)), sort_keys=True)
+    text = json.dumps(typed_json.dump((*parts, hosts, *model_identities)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

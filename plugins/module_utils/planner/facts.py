@@ -17,7 +17,7 @@ PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
 """Path of a folder of a host, which is used in definitions where a service manager has no quotes."""
 Mib = Annotated[int, Number(0, MAX_MIB)]
 Backend = Annotated[str, BACKENDS]
-Figure = Annotated[Optional[float], Number(0, 1 << 30, real=True)]
+Figure = Annotated[Optional[float], Number(0, 1 << 30, allows_fractions=True)]
 
 
 class Accelerator(NamedTuple):
@@ -123,14 +123,14 @@ class Facts(NamedTuple):
     reached_at: Optional[Address] = None
     """Address at which the controller reaches it, if the inventory has a name."""
     addresses: tuple[Address, ...] = ()
-    """IPv4 addresses of a head, without loopback; empty if it was not asked."""
+    """IPv4 addresses of a head, without loopback; empty if the run did not contact it."""
     measured: Mapping[str, Optional[MeasuredLink]] = {}
     """Host → measurement of its link to this head."""
     cluster: Optional[Name] = None
     """Cluster to which it belongs; None if that is not known."""
     disk_gib: Optional[Mib] = None
     """Largest power of 2 that is not more than the size of the file system of ``prefix``; None if it is not known."""
-    link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, real=True)] = None
+    link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, allows_fractions=True)] = None
     """Rate of the link between the head and this host, if ``llama_hardware`` sets it."""
 
     def accelerators_of(self, backend: str) -> list[Accelerator]:

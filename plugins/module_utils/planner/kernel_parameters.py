@@ -23,8 +23,8 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
     size = memory_mib - KEPT_MIB if gtt_mib is None else gtt_mib
     if not MIN_GTT_MIB <= size <= memory_mib - MIN_KEPT_MIB:
         raise ValueError(
-            f"{size} MiB of {memory_mib} MiB of memory cannot be lent to the graphics: set llama_host_tuning_gtt_mib from "
-            f"{MIN_GTT_MIB} to {memory_mib - MIN_KEPT_MIB}."
+            f"{size} of {memory_mib} MiB cannot be lent to the graphics: set llama_host_tuning_gtt_mib to a value from {MIN_GTT_MIB} to "
+            f"{memory_mib - MIN_KEPT_MIB}."
         )
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
 
@@ -33,10 +33,10 @@ def after_reboot(host: Host) -> Host:
     """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
     if not (host.tuning.enabled and host.tuning.reboot):
         return host
-    return host._replace(facts=lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
+    return host._replace(facts=facts_after_lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
 
 
-def lending(facts: Facts, size: int) -> Facts:
+def facts_after_lending(facts: Facts, size: int) -> Facts:
     return facts._replace(accelerators=tuple(_at_least(accelerator, size) for accelerator in facts.accelerators))
 
 

@@ -105,7 +105,7 @@ def _unknown_setting(name: str, value: object, release: ReleasePlan) -> str:
 
 def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
     """Yield where the service finds each credential; None without it. systemd hands them over, so that only root has to read the files themselves."""
-    hands_over = service_managers.MANAGERS[facts.service_manager].hands_over_keys
+    uses_credentials = service_managers.MANAGERS[facts.service_manager].hands_over_keys
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)
-        yield CREDENTIALS_FOLDER.format(service=names.SERVER) + name if path and hands_over else path
+        yield CREDENTIALS_FOLDER.format(service=names.SERVER) + name if path and uses_credentials else path

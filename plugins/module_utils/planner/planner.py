@@ -18,7 +18,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
+    Candidate,
+    attempt_placement,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import (
     advice,
@@ -33,7 +36,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 
 
-def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+def make_plan(
+    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
+) -> Plan | Refused:
     """Decide, write the plan, and add its fallbacks, its services, the advisories that it meets and the remedies that help; then judge it.
 
     :param model_found: report of the module model_info about the model: a model_source.Found; empty if nothing is known. For several models
@@ -44,19 +49,21 @@ def make(cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue,
     """
     if cluster.turns:
         models = deriving.variants(cluster, model_found)
-        return merging.merged(cluster, [make(variant, report, catalogue, runtime_id) for variant, report in models])
+        return merging.merged_plan(
+            cluster, [make_plan(variant, report, catalogue, runtime_id) for variant, report in models]
+        )
     try:
-        resolved = automatic.resolve(cluster, catalogue)
-        installation, candidate = decide(resolved, model_found, catalogue, runtime_id)
+        resolved_cluster = automatic.resolve(cluster, catalogue)
+        installation, candidate = decide_placement(resolved_cluster, model_found, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
         plan = advice.add_advice(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
     except Refusal as refusal:
-        return refused(cluster.name, refusal)
+        return refused_plan(cluster.name, refusal)
 
     def plan_variant(variant: Cluster) -> Plan | Refused:
         return make_candidate(variant, model_found, catalogue, runtime_id)
 
-    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved, plan_variant)
+    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved_cluster, plan_variant)
     return advice.judge_plan(plan, cluster.accepted)
 
 
@@ -65,50 +72,52 @@ def make_candidate(
 ) -> Plan | Refused:
     """Return the plan without fallbacks and remedies: one of many that are compared with each other."""
     try:
-        decision = decide(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
+        decision = decide_placement(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
         plan = services.with_services(document.compose(*decision))
         return advice.judge_plan(advice.add_advice(*decision, plan), cluster.accepted)
     except Refusal as refusal:
-        return refused(cluster.name, refusal)
+        return refused_plan(cluster.name, refusal)
 
 
-def decide(
-    requested: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
+def decide_placement(
+    requested_cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
 ) -> tuple[Installation, Candidate]:
     """Make all decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
 
     :raises Refusal: there is no plan.
     """
     report = model_source.report_of(model_found)
-    cluster = deriving.derive(requested, report)
-    selection = programs.choose(cluster, catalogue)
-    equipped, site = lending.equip(cluster, selection, catalogue)
-    tls_backend = selection.serves if cluster.server.tls else None
-    builds = releases.builds(equipped, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures)
-    workload = deriving.workload_of(cluster, selection, equipped[cluster.head], report)
-    candidate = prompts.best_batches(attempt(workload, site))
+    cluster = deriving.derive(requested_cluster, report)
+    selection = programs.choose_programs(cluster, catalogue)
+    equipped_hosts, site = lending.equip(cluster, selection, catalogue)
+    tls_backend = selection.serving_backend if cluster.server.tls else None
+    builds = releases.builds(
+        equipped_hosts, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures
+    )
+    workload = deriving.workload_of(cluster, selection, equipped_hosts[cluster.head], report)
+    candidate = prompts.best_batches(attempt_placement(workload, site))
     if cluster.alternates or not candidate.fits or "unprotected-worker" in cluster.accepted:
-        return Installation(cluster, selection, equipped, builds, runtime_id), candidate
-    return _without_idle_workers(Installation(cluster, selection, equipped, builds, runtime_id), candidate)
+        return Installation(cluster, selection, equipped_hosts, builds, runtime_id), candidate
+    return _without_idle_workers(Installation(cluster, selection, equipped_hosts, builds, runtime_id), candidate)
 
 
 def _without_idle_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
     """Return both without the workers that the plan does not use and that other hosts could reach."""
-    used = {worker.endpoint for worker in candidate.layout.workers()}
-    idle = [
+    used_endpoints = {worker.endpoint for worker in candidate.layout.workers()}
+    spares = [
         worker
         for entry in installation.equipped.values()
         for worker in entry.workers
-        if worker.endpoint not in used and hosts.is_exposed(entry.host.facts, worker)
+        if worker.endpoint not in used_endpoints and hosts.is_exposed(entry.host.facts, worker)
     ]
-    equipped = {
-        name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in idle))
+    equipped_hosts = {
+        name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in spares))
         for name, entry in installation.equipped.items()
     }
-    started = candidate._replace(site=candidate.site.without_workers(idle), idle=tuple(idle))
-    return installation._replace(equipped=equipped), started
+    result = candidate._replace(site=candidate.site.without_workers(spares), idle_workers=tuple(spares))
+    return installation._replace(equipped=equipped_hosts), result
 
 
-def refused(cluster: str, refusal: Refusal) -> Refused:
+def refused_plan(cluster: str, refusal: Refusal) -> Refused:
     """Return what stands for the plan of a cluster that has none: the reason."""
     return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))

@@ -72,10 +72,10 @@ REMEDIES = (
 """Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
 
 
-def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> ProofPlan | None:
+def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofPlan | None:
     """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
 
-    :param predicted: estimate of the whole model.
+    :param estimate: estimate of the whole model.
     """
     workload, devices, head = candidate.workload, candidate.layout.devices, candidate.site
     has_known_answer = workload.model.known_answer or known_answer.is_name(workload.summary.name)
@@ -83,29 +83,29 @@ def plan_proof(candidate: Candidate, predicted: Estimate, seconds: int) -> Proof
         return None
     summary = workload.summary
     capacity = min([device.capacity_mib for device in devices] + [head.facts.memory_mib]) * MIB // 2
-    longest = questions.CONTEXT
+    longest_context = questions.CONTEXT
     if all(device.backend == backends.CPU.name for device in devices):
-        longest = PROCESSORS_CONTEXT
-    context = min(longest, workload.context_per_request)
+        longest_context = PROCESSORS_CONTEXT
+    context = min(longest_context, workload.context_per_request)
     prompts = questions.list_questions(context)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
     rate = cost_model.processor_rate(head.facts)
-    gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED else rate.prompt_gflops
+    gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED_SOURCE else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
     per_layer = reference_s(1) - reference_s(0)
     room = layer_sample.Room(min(LARGEST_FILE, capacity), max(1, int((seconds - reference_s(0)) / per_layer)))
-    sample = layer_sample.choose(summary, room)
+    sample = layer_sample.choose_layers(summary, room)
     if isinstance(sample, str):
         return ProofPlan((), 0, False, False, 0, 0, reason=sample)
-    upload_s = (predicted.load_s or 0) * sample.bytes / summary.size
-    computing = [
+    upload_s = (estimate.load_s or 0) * sample.bytes / summary.size
+    computing_devices = [
         _compute_s(summary, prompts, len(sample.layers), device.gb_per_s, device.prompt_gflops)
-        for device in predicted.devices
+        for device in estimate.devices
     ]
-    outage = START_S + upload_s + max(computing, default=0)
+    outage = START_S + upload_s + max(computing_devices, default=0)
     reference = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
     return ProofPlan(*sample, context=context, seconds=math.ceil(reference), outage_s=math.ceil(outage))
 
@@ -118,24 +118,26 @@ def _compute_s(
     weights = sum(summary.layer_bytes) * share + summary.output_bytes
     tokens = questions.count_tokens(prompts)
     outside = summary.width * summary.vocabulary
-    dense, experts = 0.0, 0.0
+    dense_cost, expert_cost = 0.0, 0.0
     for group in summary.named_tensors:
         if group.layers is not None:
             parameters = math.prod(group.shape) * group.how_many * share
             if cost_model.EXPERTS.search(group.name):
-                experts += parameters * cost_model.active_share(summary)
+                expert_cost += parameters * cost_model.active_share(summary)
             else:
-                dense += parameters
+                dense_cost += parameters
     pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed = (dense * tokens + outside * len(prompts) + pairs) / RATE_SHARE + experts * tokens / EXPERT_RATE_SHARE
-    return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed / gflops
+    computed_parameters = (
+        dense_cost * tokens + outside * len(prompts) + pairs
+    ) / RATE_SHARE + expert_cost * tokens / EXPERT_RATE_SHARE
+    return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed_parameters / gflops
 
 
 def with_proof(plan: Plan) -> Plan:
     """Return the finished plan with the ids of what is proven and read."""
     head, proof = plan.head, plan.head.proof
     if head.models:
-        heads = [with_proof(single).head for single in plan.per_model()]
+        heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
         models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
@@ -195,26 +197,26 @@ def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
             if pair[0] not in ("-H", "-p", "--host", "--port")
         ]
         program = [worker.argv[0], program, dict(worker.environment)]
-    computing = [pair for pair in options.pairs(argv[1:]) if _name_of(pair[0]) not in ("rpc", "device", "micro-batch")]
+    pairs = [pair for pair in options.pairs(argv[1:]) if _name_of(pair[0]) not in ("rpc", "device", "micro-batch")]
     device = [entry.host, entry.worker or entry.device, entry.capacity_mib, rates]
-    identifier = _hash(plan, [argv[0], computing, device, program])
+    identifier = _hash(plan, [argv[0], pairs, device, program])
     return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
 
 
 def _hash(plan: Plan, details: Any) -> str:
     """Return an id of the model's file, the layers and something else."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    whole = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
-    whole.append(dict(plan.head.environment))
-    return hashlib.sha256(json.dumps(typed_json.dump(whole), sort_keys=True).encode()).hexdigest()[:16]
+    hashed_values = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
+    hashed_values.append(dict(plan.head.environment))
+    return hashlib.sha256(json.dumps(typed_json.dump(hashed_values), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _reading_id(plan: Plan) -> str:
     """Return an id of everything that changes how well the model reads, but not of the release and the devices, which are what is checked."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
     relevant_options = [pair for pair in _pairs(plan) if pair[0] not in IRRELEVANT_OPTIONS]
-    whole = [plan.model.path, plan.model.revision, files, relevant_options]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+    hashed_values = [plan.model.path, plan.model.revision, files, relevant_options]
+    return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _pairs(plan: Plan) -> list[tuple[str, list[str]]]:

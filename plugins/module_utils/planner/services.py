@@ -27,7 +27,7 @@ CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_f
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
     """The placement that is planned, and those that the head may fall back to."""
     fallbacks = plan.fallbacks if plan.head.fallback_after is not None else []
-    return [*(single.placement for single in plan.per_model()), *(fallback.placement for fallback in fallbacks)]
+    return [*(model_plan.placement for model_plan in plan.per_model()), *(fallback.placement for fallback in fallbacks)]
 
 
 def needs_launcher(manager: str, cache: bool) -> bool:
@@ -55,14 +55,14 @@ def _launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
     launcher += ["--port", worker.listens.rsplit(":", 1)[1], *tunnel]
     if worker.cache:
         folder = rpc_upload.cache_of(worker.environment)
-        sharing = {
+        sharing_services = {
             worker_.endpoint
             for worker_ in host_plan.workers
             if worker_.cache and rpc_upload.cache_of(worker_.environment) == folder
         }
         needed_mib = sum(
             max(
-                sum(entry.weights_mib for entry in placement if entry.endpoint in sharing)
+                sum(entry.weights_mib for entry in placement if entry.endpoint in sharing_services)
                 for placement in placements_of(each_plan)
             )
             for each_plan in plan.per_model()
@@ -103,27 +103,27 @@ def with_launcher(plan: Plan, part: str, argv: Sequence[str]) -> tuple[str, ...]
 
 def replacement(head: ServicePlan, name: str, description: str, argv: Sequence[str]) -> ServicePlan:
     """A temporary service in the sandbox of the head's service."""
-    emptied = head._replace(environment={}, reads=(), after=(), credentials={})
-    return emptied._replace(name=name, temporary=True, description=description, argv=tuple(argv))
+    emptied_service = head._replace(environment={}, reads=(), after=(), credentials={})
+    return emptied_service._replace(name=name, temporary=True, description=description, argv=tuple(argv))
 
 
 def _sizes_of_files(plan: Plan) -> list[int]:
     """Bytes of the files that a worker's cache may hold; none where a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes nobody has read."""
-    has_uncounted = any(entry.without for single in plan.per_model() for entry in single.placement)
+    has_uncounted = any(entry.without for model_plan in plan.per_model() for entry in model_plan.placement)
     return (
         []
         if has_uncounted
-        else sorted({size for single in plan.per_model() for size in single.model.large_tensor_bytes})
+        else sorted({size for model_plan in plan.per_model() for size in model_plan.model.large_tensor_bytes})
     )
 
 
 def _models(plan: Plan) -> list[str]:
     """Paths of models that are served and of those beside them, all parts of each; a known-answer model has its path alone."""
     paths: list[str] = []
-    for single in plan.per_model():
-        files = sorted(single.model.files, key=lambda file: (file.role != host_types.MODEL, file.role))
-        paths += [single.model.path, *(file.path for file in files)]
+    for model_plan in plan.per_model():
+        files = sorted(model_plan.model.files, key=lambda file: (file.role != host_types.MODEL, file.role))
+        paths += [model_plan.model.path, *(file.path for file in files)]
     return list(dict.fromkeys(paths))
 
 
@@ -146,12 +146,12 @@ def _homes_of_head(plan: Plan) -> list[str] | None:
     """
     head, host_plan = plan.head, plan.hosts[plan.head.host]
     files = set(_models(plan))
-    starts = [
+    path_starts = [
         head.argv,
         *(start.head.argv for start in plan.per_model()),
         *(start.head.argv for start in plan.fallbacks),
     ]
-    words = {word for argv in starts for word in argv} | set(head.environment.values())
+    words = {word for argv in path_starts for word in argv} | set(head.environment.values())
     parts = {part for word in words - files for part in PATH_SEPARATOR.split(word) if part.startswith("/")}
     other_paths = {part for part in parts if not part.startswith((*SYSTEM_FOLDERS, host_plan.prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_FOLDERS.match(path)}
@@ -179,9 +179,9 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
 
 def with_services(plan: Plan) -> Plan:
     """The plan with the services of each host, and the head's ends of tunnels."""
-    tunnelled = with_tunnels(plan)
-    hosts = {name: host._replace(services=services_of_host(tunnelled, name)) for name, host in tunnelled.hosts.items()}
-    return tunnelled._replace(hosts=hosts)
+    result = with_tunnels(plan)
+    hosts = {name: host._replace(services=services_of_host(result, name)) for name, host in result.hosts.items()}
+    return result._replace(hosts=hosts)
 
 
 def services_of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, ModelRequest, Server
 
-OFF, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
+NO_SPECULATION, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
 """Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
 SPEC_TYPES = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
@@ -25,10 +25,10 @@ STATEFUL_TYPES = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
 
 def request_of(request: ModelRequest, server: Server) -> ModelRequest:
     """Return the request without a draft model that is not used."""
-    return request._replace(draft=None) if server.speculation in (OFF, NGRAM) else request
+    return request._replace(draft=None) if server.speculation in (NO_SPECULATION, NGRAM) else request
 
 
-def check(server: Server, model: Model, release: ReleasePlan) -> None:
+def check_speculation(server: Server, model: Model, release: ReleasePlan) -> None:
     """Refuse a way to predict tokens that llama-server does not have for this model."""
     kind = server.speculation
     if kind is None:
@@ -36,22 +36,22 @@ def check(server: Server, model: Model, release: ReleasePlan) -> None:
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {kind}, and {argument[0]} is given to llama-server too: remove one of them"
+            f"llama_server_speculation is {kind}, but llama-server also gets {argument[0]}: remove one of the two"
         )
     if kind in SPEC_TYPES and not release.mainline:
         raise Refusal(
-            f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, with which only draft and none are planned: "
-            "use one of these"
+            f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, for which the plan supports only draft and none: use "
+            "one of the two"
         )
     if kind == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
-            "llama_server_speculation is draft, and llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, "
-            "which needs none"
+            "llama_server_speculation is draft, but llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, which "
+            "needs no draft model"
         )
     if kind == MTP and not _has_draft_model(model):
         raise Refusal(
-            f"llama_server_speculation is mtp, and {model.summary.name} has no layers that predict further tokens: use a file of the model that has "
-            "them, set llama_model_draft to a file of these layers, or use ngram, which needs none"
+            f"llama_server_speculation is mtp, but {model.summary.name} has no layers for multi-token prediction: use a model file with such layers, set "
+            "llama_model_draft to a file of these layers, or use ngram, which needs none"
         )
 
 
@@ -101,6 +101,6 @@ def uncounted_states(model: Model, server: Server, release: ReleasePlan) -> list
     kinds = set(argument[1].split(",")) if argument else {spec_type(model, server, release)}
     recurrent = model.summary.architecture in kv_cache.RECURRENT_ARCHITECTURES | kv_cache.HYBRID_ARCHITECTURES
     return [
-        *["states of tokens that may be taken back"] * bool(recurrent and kinds & STATEFUL_TYPES),
-        *["compute buffers of layers that predict further tokens"] * _predicts_itself(model, server),
+        *["states of tokens that may be rolled back"] * bool(recurrent and kinds & STATEFUL_TYPES),
+        *["compute buffers of multi-token prediction layers"] * _predicts_itself(model, server),
     ]

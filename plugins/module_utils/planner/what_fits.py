@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 ANY_MODEL = ModelRequest(None, None, None)
-"""For cluster_inputs.read of a cluster that need not have one yet."""
+"""For cluster_inputs.read_cluster of a cluster that need not have one yet."""
 GIB = 1024 * MIB
 CONTEXTS = (32768, 65536, 131072, 262144)
 """Contexts that are tried beyond the one that is asked for."""
@@ -42,7 +42,7 @@ ACCESS_ADVISORIES |= {"open-server", "server-for-everybody", "unlimited-server"}
 """Errors about who may connect, which say nothing of a model."""
 SMALLEST_FOR_SPEED = "Q4_K_M"
 """No smaller quantisation is taken only because it is faster."""
-SMALL_QUANTISATIONS = frozenset([*shapes.MIXTURES][[*shapes.MIXTURES].index(SMALLEST_FOR_SPEED) :])
+SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].index(SMALLEST_FOR_SPEED) :])
 
 
 class Question(NamedTuple):
@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
     context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
     """Tokens; a model gets at most those for which it was trained."""
-    speed: Annotated[float, Number(real=True)] = 10.0
+    speed: Annotated[float, Number(allows_fractions=True)] = 10.0
     """Tokens of generation per second that are fast enough for each user."""
     models: tuple[Mapping[str, Any], ...] = ()
     """For offers_of, besides published ones."""
@@ -117,7 +117,7 @@ def question_of(place: str, value: Any) -> Question:
     try:
         question = typed_json.parse(Question, data)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{place}{error.path} {error.reason}: correct it as docs/plan.md says") from None
+        raise Refusal(f"{place}{error.path} {error.reason}: correct it (see docs/plan.md)") from None
     fields = [field.name for field in typed_json.fields(Question)]
     unknown_keys = sorted(map(str, {*data} - {*fields}))
     if unknown_keys:
@@ -125,14 +125,14 @@ def question_of(place: str, value: Any) -> Question:
     return question
 
 
-def offers_of(published: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
+def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
     """Models to choose from. One of the operator's own takes the place of one with the same name.
 
-    :param published: each with the fields of shapes.Shape.
+    :param models: each with the fields of shapes.Shape.
     :param own_models: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
     :raises Refusal: one of these has no summary.
     """
-    all_shapes = [typed_json.parse(shapes.Shape, entry) for entry in published]
+    all_shapes = [typed_json.parse(shapes.Shape, entry) for entry in models]
     offers = {shape.name: Offer(shape.name, shape.repo, shape) for shape in all_shapes}
     for index, entry in enumerate(own_models):
         header = model_inputs.summary_of(f"summary in models[{index}] of llama_what_fits", entry.get("summary"))
@@ -148,11 +148,11 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
     :raises Refusal: whatever the model is, this cluster cannot be planned.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
-    unrestricted = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
-    results = [_row(unrestricted, offer, catalogue, question) for offer in offers]
+    open_cluster = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
+    results = [_row(open_cluster, offer, catalogue, question) for offer in offers]
     reasons = {row.why_not for row in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
-        raise Refusal(f"no model can be planned: {reasons.pop()}")
+        raise Refusal(f"none of the models can be planned: {reasons.pop()}")
     return sorted(results, key=lambda row: _sort_key(row, question.speed))
 
 
@@ -176,21 +176,21 @@ def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Questio
         attempts.append((row, summary))
         if not row.why_not and (row.speed_of_user >= question.speed or name in SMALL_QUANTISATIONS):
             break
-    best, summary = attempts[-1]
-    if best.why_not or best.speed_of_user < question.speed:
-        best, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
-    longest = summary.context * cluster.server.parallel
-    steps = sorted({min(step, longest) for step in CONTEXTS if step > best.context}, reverse=True)
-    longer = (step for step in steps if not best.why_not and not _plan(cluster, summary, step, catalogue).refused)
-    return best._replace(longest_context=next(longer, best.context))
+    attempt, summary = attempts[-1]
+    if attempt.why_not or attempt.speed_of_user < question.speed:
+        attempt, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
+    longest_context = summary.context * cluster.server.parallel
+    steps = sorted({min(step, longest_context) for step in CONTEXTS if step > attempt.context}, reverse=True)
+    longer = (step for step in steps if not attempt.why_not and not _plan(cluster, summary, step, catalogue).refused)
+    return attempt._replace(longest_context=next(longer, attempt.context))
 
 
 def _result(
     cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
 ) -> Row:
     experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
-    active = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
-    row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active)
+    active_parameters = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
+    row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
     plan = _plan(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
         return row._replace(why_not=_reason(plan))
@@ -209,16 +209,16 @@ def _result(
 def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
     source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
-    changed = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.make_candidate(changed, {}, catalogue, "")
+    changed_cluster = cluster._replace(server=server, model=ModelRequest(source, None, summary))
+    return planner.make_candidate(changed_cluster, {}, catalogue, "")
 
 
 def _reason(plan: Plan | Refused) -> str:
     """In one short sentence."""
     if isinstance(plan, Plan):
-        missing = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
-        if not plan.fits and missing:
-            return f"{missing * MIB / GIB:.1f} GiB are missing"
+        missing_mib = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
+        if not plan.fits and missing_mib:
+            return f"{missing_mib * MIB / GIB:.1f} GiB are missing"
         errors = [advisory for advisory in plan.advisories if advisory.severity == "error" and not advisory.accepted]
         if plan.fits and errors:
             return f"{errors[0].message} ({errors[0].id})"

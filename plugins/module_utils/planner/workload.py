@@ -81,7 +81,9 @@ class Workload(NamedTuple):
         return self._replace(server=server, cache=cache)
 
 
-def work_out(server: Server, placement: str | None, users: int | None, model: Model, release: ReleasePlan) -> Workload:
+def plan_workload(
+    server: Server, placement: str | None, users: int | None, model: Model, release: ReleasePlan
+) -> Workload:
     """Work out what these variables mean for this model and release.
 
     :raises Refusal: they contradict each other.
@@ -178,15 +180,15 @@ def trained_context(server: Server, summary: ModelSummary) -> int:
 
 
 def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.CacheSettings) -> int:
-    longest = trained_context(server, summary)
+    trained_tokens = trained_context(server, summary)
     if cache.unified:
-        return min(cache.context, longest)
+        return min(cache.context, trained_tokens)
     if cache.context < cache.parallel:
         raise Refusal(
-            f"llama_server_parallel is {cache.parallel}, more than the {cache.context} tokens of context that requests share: use a longer "
-            "llama_server_context, or fewer requests"
+            f"llama_server_parallel is {cache.parallel}, but the requests share a context of only {cache.context} tokens: increase llama_server_context, or "
+            "reduce llama_server_parallel"
         )
-    return min(cache.context // cache.parallel, longest)
+    return min(cache.context // cache.parallel, trained_tokens)
 
 
 def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option]:
@@ -194,8 +196,8 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
 
     :param counts_draft: whether a draft model is counted: its use changes nothing then.
     """
-    present = [option for word in server.extra_args if (option := options.by_word(word))]
-    memory_options = [option for option in present if option.memory == options.EXTRA_MEMORY]
+    present_options = [option for word in server.extra_args if (option := options.by_word(word))]
+    memory_options = [option for option in present_options if option.memory == options.EXTRA_MEMORY]
     return [option for option in memory_options if not (counts_draft and option.name == options.SPECULATION)]
 
 
@@ -211,11 +213,11 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
 
 def _uncounted_reason(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
     if not release.mainline:
-        return f"{release.fork} chooses its device by unknown rules"
+        return f"the rules by which {release.fork} chooses its device are unknown"
     if header_of(model, role) is None:
         return "its header was not read"
     words = [pair[0] for name in PLACE_OPTIONS[role] if (pair := server.argument(name))]
-    return f"{words[0]} is given, which places it without the plan" if words else ""
+    return f"{words[0]} places it outside the plan's control" if words else ""
 
 
 def _description(model: Model, role: str) -> str:

@@ -88,10 +88,10 @@ def list_questions(context: int) -> list[Question]:
     questions: list[Question] = []
     for group, lengths in SHORT.items():
         questions += [Question(group, length, 37 * index, index % 2 == 0) for index, length in enumerate(lengths)]
-    for previous, length in zip((0, *LONG), LONG):
-        kind = "single tokens" if length == previous + 1 else "prompts"
+    for last_length, length in zip((0, *LONG), LONG):
+        kind = "single tokens" if length == last_length + 1 else "prompts"
         questions.append(
-            Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(previous))
+            Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(last_length))
         )
     return [question for question in questions if question.length < context]
 
@@ -123,8 +123,8 @@ def variant_questions(questions: Iterable[Question]) -> list[Question]:
 def random_tokens(vocabulary: int) -> tuple[int, ...]:
     """Return random tokens, without those at the ends of a vocabulary, many of which are not words."""
     generator = random.Random(45)
-    low, high = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
-    return tuple(generator.randrange(low, high) for _index in range(1024))
+    minimum, maximum = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
+    return tuple(generator.randrange(minimum, maximum) for _index in range(1024))
 
 
 def parse_answer(reply: Any) -> Answer:
@@ -142,10 +142,10 @@ def distance(reference: Answer, answer: Answer) -> float:
 
     :param reference: the processor's answer.
     """
-    likeliest = [*reference.items()][:COMPARED_TOKENS]
-    width = likeliest[0][1] - likeliest[-1][1] or 1.0
+    top_tokens = [*reference.items()][:COMPARED_TOKENS]
+    width = top_tokens[0][1] - top_tokens[-1][1] or 1.0
     differences = [
-        min(1.0, abs(answer[token] - value) / width) if token in answer else 1.0 for token, value in likeliest
+        min(1.0, abs(answer[token] - value) / width) if token in answer else 1.0 for token, value in top_tokens
     ]
     return sum(differences) / len(differences)
 
@@ -155,8 +155,8 @@ def distances(
 ) -> dict[str, list[float]]:
     """Return group → the distance at each of its positions, in ascending order."""
     groups: dict[str, list[float]] = {}
-    for question, expected, answer in zip(questions, reference, answers):
-        groups.setdefault(question.group, []).append(distance(expected, answer))
+    for question, reference_answer, answer in zip(questions, reference, answers):
+        groups.setdefault(question.group, []).append(distance(reference_answer, answer))
     return {group: sorted(values) for group, values in groups.items()}
 
 
@@ -188,7 +188,7 @@ def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants:
     )
 
 
-def farthest(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
+def farthest_distance(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
     """Return the largest distance in parts of its bound."""
     candidates = [Distance(quartile(values), limits.group, group) for group, values in groups.items()]
     candidates += [

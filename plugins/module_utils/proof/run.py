@@ -78,7 +78,7 @@ class Reference(NamedTuple):
     bounds: Bounds
 
 
-def prepare(work: ProofWork, owner: Owner) -> bool:
+def prepare_reference(work: ProofWork, owner: Owner) -> bool:
     """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there.
 
     :raises BusyError: another proof takes too long here.
@@ -99,7 +99,7 @@ def prove(work: ProofWork, owner: Owner) -> Any:
 
     :raises BusyError: another proof takes too long here.
     """
-    began = time.monotonic()
+    start_time = time.monotonic()
     with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
         folder = Path(work.folder, FOLDER)
         try:
@@ -113,7 +113,7 @@ def prove(work: ProofWork, owner: Owner) -> Any:
             proof = Proof(0, untested=printable(str(failure), 1000))
         finally:
             _clean_folder(work)
-    return typed_json.dump(proof._replace(seconds=round(time.monotonic() - began)))
+    return typed_json.dump(proof._replace(seconds=round(time.monotonic() - start_time)))
 
 
 def read_record(path: Path) -> Record:
@@ -124,12 +124,12 @@ def read_record(path: Path) -> Record:
         return Record(())
 
 
-def keep(path: Path, proof: Proof) -> None:
+def keep_verdicts(path: Path, proof: Proof) -> None:
     """Add verdicts to the record. Those of a plan to which a cluster may go back stay.
 
     :raises OSError: the record cannot be written.
     """
-    record = read_record(path).adding(proof.devices, VERDICTS)
+    record = read_record(path).with_verdicts(proof.devices, VERDICTS)
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
@@ -165,8 +165,8 @@ def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
     except (OSError, ValueError):
         return None
-    listed = [{int(token): value for token, value in answer.items()} for answer in answers]
-    return Reference(Tokens(*map(tuple, tokens)), listed, Bounds(*bounds))
+    answers_by_token = [{int(token): value for token, value in answer.items()} for answer in answers]
+    return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
 
 
 def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
@@ -188,19 +188,19 @@ def _write_model(work: ProofWork, folder: Path) -> None:
 
     :raises Failure: the disk is too full, or the model is not one.
     """
-    free = shutil.disk_usage(work.folder).free
-    if free < work.bytes + FREE_DISK:
+    free_bytes = shutil.disk_usage(work.folder).free
+    if free_bytes < work.bytes + FREE_DISK:
         raise Failure(
-            f"{work.folder} has {free // MIB} MiB free, too little for a file of {len(work.layers)} layers with {work.bytes // MIB} MiB: free some space"
+            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a file with {len(work.layers)} layers ({work.bytes // MIB} MiB): free some space"
         )
     try:
-        partial = folder / "partial"
-        layer_sample.write(work.model, partial, work.layers)
-        partial.replace(_model(work, folder))
+        partial_file = folder / "partial"
+        layer_sample.write_sample(work.model, partial_file, work.layers)
+        partial_file.replace(_model(work, folder))
     except gguf.GGUFError as error:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
-        raise Failure(f"a file with layers of {work.model} cannot be made: {printable(error)}") from None
+        raise Failure(f"a file with layers of {work.model} cannot be written: {printable(error)}") from None
 
 
 def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
@@ -218,7 +218,7 @@ def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
     if not prompts or min(map(len, reference)) < 2:
-        raise Failure(f"{name} does not produce numbers")
+        raise Failure(f"{name} computes results that are not numbers")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
@@ -241,8 +241,10 @@ def _judge(work: ProofWork, folder: Path, owner: Owner, reference: Reference, si
         return verdict
     for remedy in work.remedies:
         if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
-            return verdict._replace(remedy=f"with {remedy.setting} it computes correctly")
-    return verdict._replace(remedy=f"none of these helps: {'; '.join(remedy.setting for remedy in work.remedies)}")
+            return verdict._replace(remedy=f"with {remedy.setting}, it computes correctly")
+    return verdict._replace(
+        remedy=f"none of these settings helps: {'; '.join(remedy.setting for remedy in work.remedies)}"
+    )
 
 
 def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
@@ -253,7 +255,7 @@ def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
     except Failure as failure:
         return verdict._replace(failure=str(failure))
     groups = questions.distances(prompts, reference.answers, answers)
-    value, bound, place = questions.farthest(groups, reference.bounds)
+    value, bound, place = questions.farthest_distance(groups, reference.bounds)
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
 
 
@@ -269,8 +271,8 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
                 prompts = questions.list_questions(work.context)[: len(reference.answers)]
                 return server.answers(prompts, reference.tokens)
         except Failure as failure:
-            lost = LOST.search(str(failure))
-            if lost and not is_retry:  # an abort repeats itself, a broken connection does not
+            lost_match = LOST.search(str(failure))
+            if lost_match and not is_retry:  # an abort repeats itself, a broken connection does not
                 time.sleep(RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not UNREACHABLE.search(str(failure)) or time.monotonic() > deadline:
@@ -318,11 +320,11 @@ class _Server(NamedTuple):
             reply = self._ask("/tokenize", self.patience, question)
             with suppress(ValueError, KeyError, TypeError):
                 lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
-        plain, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
-        if not plain or plain[0] not in special_tokens:
-            raise self.failure("does not turn text into tokens")
-        prefix = special_tokens[: special_tokens.index(plain[0])]
-        return Tokens(tuple(prefix), tuple(plain), questions.random_tokens(vocabulary))
+        plain_tokens, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
+        if not plain_tokens or plain_tokens[0] not in special_tokens:
+            raise self.failure("did not convert text into tokens")
+        prefix = special_tokens[: special_tokens.index(plain_tokens[0])]
+        return Tokens(tuple(prefix), tuple(plain_tokens), questions.random_tokens(vocabulary))
 
     def answers(self, prompts: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
         """Return the answers to questions.
@@ -343,7 +345,7 @@ class _Server(NamedTuple):
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
         self.status(1)
-        raise self.failure(f"answers a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
+        raise self.failure(f"answered a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
 
     def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
         """Ask this process: a program of another account may listen on a port that it has not taken yet."""
@@ -354,18 +356,18 @@ class _Server(NamedTuple):
 
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
-    def failure(self, otherwise: str) -> Failure:
+    def failure(self, default_text: str) -> Failure:
         """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
         lines = reading.end_of(self.log, LOG_BYTES).splitlines()
-        telling = lines[-1:]
+        shown_lines = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
             if matches:
-                telling = matches
+                shown_lines = matches
                 break
         status = self.status()
-        text = otherwise if status is None else f"crashes {progress.describe_exit(status)}"
-        return Failure(printable(f"{text}: {telling[-1].strip() if telling else 'its log is empty'}", 600))
+        text = default_text if status is None else f"crashes {progress.describe_exit(status)}"
+        return Failure(printable(f"{text}: {shown_lines[-1].strip() if shown_lines else 'its log is empty'}", 600))
 
 
 @contextmanager
@@ -374,8 +376,8 @@ def _launcher(work: ProofWork) -> Iterator[None]:
 
     :raises Failure: it does not answer.
     """
-    quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **quiet) if work.launcher else None
+    devnull: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **devnull) if work.launcher else None
     try:
         with _connection(work):
             yield
@@ -408,13 +410,13 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
 
     :raises Failure: it does not become healthy.
     """
-    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private, _connection(work) as connection:
-        address = f"{private}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.free_port()}"
+    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connection(work) as connection:
+        address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.free_port()}"
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
         environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
-        log = Path(private, "log")
+        log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
         server = _Server(connection, log, address, work.patience, owner)
         try:

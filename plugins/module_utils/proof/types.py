@@ -9,9 +9,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PathText, PlanId, Seconds, Word
 
-Line = Annotated[str, Text(longest=1024)]
+Line = Annotated[str, Text(max_length=1024)]
 Count = Annotated[int, Number(0, 1 << 20)]
-Figure = Annotated[float, Number(0, 1000, real=True)]
+Figure = Annotated[float, Number(0, 1000, allows_fractions=True)]
 
 
 class Side(NamedTuple):
@@ -128,7 +128,9 @@ class Record(NamedTuple):
             if verdict.id in ids and verdict.is_correct and verdict.micro_batch >= work.micro_batch
         }
 
-    def adding(self, verdicts: Iterable[Verdict], count: int) -> "Record":
+    def with_verdicts(self, verdicts: Iterable[Verdict], count: int) -> "Record":
         """Return the last ``count`` verdicts of the record and of a proof."""
-        new = {verdict.id: verdict for verdict in verdicts}
-        return Record(tuple([*(old for old in self.verdicts if old.id not in new), *new.values()][-count:]))
+        updates = {verdict.id: verdict for verdict in verdicts}
+        return Record(
+            tuple([*(entry for entry in self.verdicts if entry.id not in updates), *updates.values()][-count:])
+        )

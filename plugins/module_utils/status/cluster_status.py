@@ -193,23 +193,23 @@ def problems_of(
 ) -> tuple[str, ...]:
     """Return the reasons why a cluster is not healthy, each without a full stop."""
     problems = []
-    uninstalled = [host.name for host in hosts if not host.said and not host.installed]
+    bare_hosts = [host.name for host in hosts if not host.said and not host.installed]
     if cluster.state == "fallback":
         problems.append(serving.describe_absence(cluster.without))
     elif cluster.state == "unknown":
-        problems.append("its head did not answer, so its state is unknown")
+        problems.append("the head did not answer, so the cluster's state is unknown")
     elif cluster.state not in SERVING_STATES:
-        problems.append(f"it is {cluster.state}{f': {cluster.detail}' * bool(cluster.detail)}")
+        problems.append(f"the cluster is {cluster.state}{f': {cluster.detail}' * bool(cluster.detail)}")
     if cluster.balancer is not None and not cluster.balancer.startswith("UP"):
         problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")
     if refusal:
         problems.append(f"the inventory has no plan: {refusal}")
-    if uninstalled and cluster.state != "not installed":
-        problems.append(f"nothing is installed on {', '.join(uninstalled)}")
-    problems += [problem for host in hosts if host.name not in uninstalled for problem in _problems_of_host(host)]
+    if bare_hosts and cluster.state != "not installed":
+        problems.append(f"nothing is installed on {', '.join(bare_hosts)}")
+    problems += [problem for host in hosts if host.name not in bare_hosts for problem in _problems_of_host(host)]
     if cluster.verified and not cluster.verified.passed:
-        failed = "; ".join(cluster.verified.failed)
-        problems.append(f"the last verification failed{f': {failed}' * bool(failed)}")
+        failures = "; ".join(cluster.verified.failed)
+        problems.append(f"the last verification failed{f': {failures}' * bool(failures)}")
     return tuple(problem.rstrip(".") for problem in [*problems, *([other_plan] if other_plan else [])])
 
 

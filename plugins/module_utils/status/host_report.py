@@ -31,16 +31,16 @@ COMMANDS = (
 )
 
 
-def system(ask: Ask = commands.output) -> str:
+def system_texts(ask: Ask = commands.output) -> str:
     """Return kernel, drivers and the kernel's messages of the last hour, each under its command."""
     texts = [(command, ask(shlex.split(command))) for command in COMMANDS]
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in texts if text.strip())
 
 
 def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
-    defined = places.defined_services(place.service_manager, place.units)
+    definitions = places.defined_services(place.service_manager, place.units)
     manager = services.manager_of(place)
-    for service in defined:
+    for service in definitions:
         yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
 
 
@@ -50,5 +50,5 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     with suppress(OSError):
         keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         secrets = {line.strip(): "API key" for line in keys.splitlines()}
-    texts = {"system.txt": system(), **dict(_logs(places.place_of(scope)))}
+    texts = {"system.txt": system_texts(), **dict(_logs(places.place_of(scope)))}
     return {name: redaction.redact(text[-TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

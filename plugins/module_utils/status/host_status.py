@@ -31,7 +31,7 @@ ASK_SECONDS = 1.0
 """Longest time for an answer of llama-server: it answers at once while it loads a model, and within a batch while it computes."""
 
 
-def _verified(path: Path) -> VerificationStatus | None:
+def _verification(path: Path) -> VerificationStatus | None:
     """Return the record of the last verification on the head, with the age of its file; None if it is missing or has another form."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
@@ -43,16 +43,16 @@ def _verified(path: Path) -> VerificationStatus | None:
 def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
     """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
     folder = Path(place.prefix, "state")
-    record, verified = serving_record.read_record(folder), _verified(Path(place.prefix, names.VERIFICATION))
-    if not head and not record and not verified:
+    record, verification = serving_record.read_record(folder), _verification(Path(place.prefix, names.VERIFICATION))
+    if not head and not record and not verification:
         return None
-    current = bool(record and Path(f"/proc/{record.process}").exists())
+    is_current = bool(record and Path(f"/proc/{record.process}").exists())
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
-        running = processes.account_processes(place.prefix, account)
-        current = bool(record and record.process in running)
-        client = Client(head, running)
+        commands = processes.account_processes(place.prefix, account)
+        is_current = bool(record and record.process in commands)
+        client = Client(head, commands)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # a key that cannot be read
@@ -60,10 +60,10 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
     return types.HeadCondition(
         health=health,
         serving=record,
-        current=current,
-        waits_for=evidence.waits_for(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
+        current=is_current,
+        waits_for=evidence.wait_reasons(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
         ends=evidence.exits(folder / runtime.EXITS),
-        verified=verified,
+        verified=verification,
         models=models,
     )
 
@@ -75,18 +75,18 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
         _check_place(places.place_in(host_plan), place)
     drift = state.drift(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
-    defined = places.defined_services(place.service_manager, place.units)
+    definitions = places.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)
     clock = time.time()
-    started = {name: processes.started_at(service.pid) for name, service in services.items()}
+    start_times = {name: processes.start_time(service.pid) for name, service in services.items()}
     return drift, types.Condition(
         now=int(clock),
-        service_states=manager.state(defined),
+        service_states=manager.state(definitions),
         uptimes_s={
-            name: None if started_at is None else max(0, int(clock - started_at))
-            for name, started_at in started.items()
+            name: None if start_time is None else max(0, int(clock - start_time))
+            for name, start_time in start_times.items()
         },
-        restarts=manager.restarts(defined),
+        restarts=manager.restarts(definitions),
         resources=resources.read_resources([place.prefix, place.cache]),
         head=_head(place, host_plan.account if host_plan else None, head),
     )
@@ -98,9 +98,9 @@ def _check_place(planned_place: places.InstallationPaths, actual_place: places.I
 
     :raises Refusal: the plan and this host have the installation in different places.
     """
-    for key, planned_value, actual in zip(places.InstallationPaths._fields, planned_place, actual_place):
-        if planned_value != actual:
+    for key, planned_value, actual_value in zip(places.InstallationPaths._fields, planned_place, actual_place):
+        if planned_value != actual_value:
             raise Refusal(
-                f"{key} is {validation.show(planned_value)} in the facts that the head keeps, but {actual} on this host: run site.yml to gather facts "
-                "again; if this persists, treat the head as compromised (docs/security.md)"
+                f"{key} is {validation.show(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
+                "again. If this persists, treat the head as compromised (docs/security.md)"
             )

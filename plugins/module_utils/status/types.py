@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 SCHEMA = 2
-Line = Annotated[str, Text(longest=2000)]
+Line = Annotated[str, Text(max_length=2000)]
 
 
 class HostStatusArguments(NamedTuple):

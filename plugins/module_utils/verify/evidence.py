@@ -71,10 +71,14 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     record = serving_record.launcher_record(folder, launchers)
     model, sleeps = subject.named_model, bool(record and record.state == ASLEEP)
     if model:
-        loaded = {status.name for status in client.models(LIST_SECONDS) if status.state == "loaded"} if not wake else ()
-        sleeps = not (wake or model.name in loaded)
+        loaded_names = (
+            {status.name for status in client.models(LIST_SECONDS) if status.state == "loaded"} if not wake else ()
+        )
+        sleeps = not (wake or model.name in loaded_names)
     elif health.healthy and sleeps:
-        health = Health(True, "ok; it slept until this check woke it" if wake else "ok; it sleeps")
+        health = Health(
+            True, "ok; the server was asleep until this check woke it" if wake else "ok; the server is asleep"
+        )
     ask = health.healthy and (wake or not sleeps)
     if model and ask:  # this starts loading it
         reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_SECONDS))
@@ -85,7 +89,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     evidence = Evidence(
         health=health,
         exits=exits(folder / runtime.EXITS),
-        log=_printable(runtime.last_lines(log)),
+        log=_printable_lines(runtime.last_lines(log)),
         handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
@@ -97,14 +101,14 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
     if not health.healthy:
         load = record.load if record and record.state == LOADING else None
-        return evidence._replace(waits_for=waits_for(evidence.handshakes.workers, hosts), load=load)
+        return evidence._replace(waits_for=wait_reasons(evidence.handshakes.workers, hosts), load=load)
     if completion and completion.error:
         endpoints = {entry.endpoint for entry in subject.placement if entry.endpoint}
         new_handshakes = _probe_missing_workers(endpoints, evidence.handshakes.workers)
         workers = {**evidence.handshakes.workers, **new_handshakes}
         evidence = evidence._replace(
             handshakes=evidence.handshakes._replace(workers=workers),
-            waits_for=waits_for(new_handshakes, hosts, "the model needs"),
+            waits_for=wait_reasons(new_handshakes, hosts, "the model needs"),
         )
     first_load = log.partition(server.FALLS_ASLEEP)[0]
     return evidence._replace(
@@ -153,7 +157,7 @@ def _start_log(folder: Path, model: ServedModel | None) -> str:
         return ""
 
 
-def _printable(lines: Sequence[str]) -> tuple[str, ...]:
+def _printable_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(printable(line, LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
 
 
@@ -161,7 +165,9 @@ def exits(path: Path) -> Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
         record = reading.read_object(path, RECORD_BYTES)
-        return typed_json.parse(Exits, {**record, "how": printable(record["how"]), "log": _printable(record["log"])})
+        return typed_json.parse(
+            Exits, {**record, "how": printable(record["how"]), "log": _printable_lines(record["log"])}
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 
@@ -176,21 +182,23 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
     except (OSError, ValueError) as error:
         return Handshakes({}, f"{path} cannot be used: {printable(error)}")
     if launchers and record.process not in launchers:
-        return Handshakes({}, f"{path} is from an earlier start: check whether the disk is full or read-only")
+        return Handshakes(
+            {}, f"{path} is from an earlier start of the server: check whether the disk is full or read-only"
+        )
     return Handshakes(record.workers)
 
 
 def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
     """Return new handshakes of a model's workers without a connection: the router is healthy without them, and its answer names none."""
-    connected = server.connected(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
+    connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
     return {
         endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
-        for endpoint in sorted({*endpoints} - connected)
+        for endpoint in sorted({*endpoints} - connections)
         if endpoint in workers
     }
 
 
-def waits_for(
+def wait_reasons(
     workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "the head waits for"
 ) -> tuple[str, ...]:
     """Return a sentence for each worker that the head's launcher waits for, or that a model needs.
@@ -214,7 +222,7 @@ def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFal
     for service in host.services:
         fallback = state.served_fallback(service, running)
         if fallback:
-            return ServedFallback(fallback[0], int(processes.started_at(fallback[1]) or 0))
+            return ServedFallback(fallback[0], int(processes.start_time(fallback[1]) or 0))
     return None
 
 
@@ -230,7 +238,7 @@ def _complete(client: Client, subject: Subject) -> Completion:
     if model:
         question["model"] = model.name
     sleeps = server.SLEEP in argv
-    patience = (SHORT_ANSWER_SECONDS if subject.away else ANSWER_SECONDS) + (
+    patience = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
         subject.head.start_timeout if sleeps else 0
     )
     return server_client.completion(client.ask(embeds or "/v1/completions", patience, question), bool(embeds))

@@ -39,7 +39,7 @@ ROUNDING_MIB = 0.02
 EVIDENCE_LENGTH = 500
 """Number of recorded characters of a check."""
 ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
-PROOF_NOTE = "; not proven by this run, because workers answer one llama-server at a time: run stop.yml, then site.yml with the same llama_proof"
+PROOF_NOTE = "; not proven in this run, because the running server occupies the workers: run stop.yml, then site.yml with the same llama_proof"
 MAX_READINGS = 16
 """Number of recorded readings."""
 MAX_BITS = 2.0
@@ -50,7 +50,7 @@ MAX_FAILED_CHECKS = 20
 """Number of recorded failed checks."""
 
 
-class Observed(NamedTuple):
+class Observations(NamedTuple):
     """Observations of a cluster that its head did not report."""
 
     hosts: Mapping[str, Drift]
@@ -72,23 +72,23 @@ def evidence_of(head: str, data: Any) -> Evidence:
     """
     evidence = typed_json.parse_report(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise typed_json.format_refusal(head, "the server", "server does not fit its health")
+        raise typed_json.format_refusal(head, "the server", "server does not match its health")
     return evidence
 
 
-def judge(plan: Plan, evidence: Evidence, observed: Observed) -> Report:
+def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
     """Return the report on a cluster. Collecting the evidence compared its head again."""
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
         checks.append(_fallback(plan, evidence))
     plan = served_plan(plan, evidence)
-    checks += [*_releases(plan, observed), *_closed_ports(plan, observed)]
+    checks += [*_releases(plan, observations), *_closed_ports(plan, observations)]
     checks += [_link(host, measurement) for host, measurement in evidence.links.items()]
     checks.append(_health(plan, evidence))
     if evidence.server:
         checks += _handshakes(plan, evidence.handshakes)
-        notes = {"computes": PROOF_NOTE} if observed.unproven else {}
-        model_checks = _check_models(plan, [evidence, *observed.other_models])
+        notes = {"computes": PROOF_NOTE} if observations.unproven else {}
+        model_checks = _check_models(plan, [evidence, *observations.other_models])
         checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
     else:
         skipped_checks = ("handshake", "buffers", "known answer", "completion", "speaks")
@@ -108,17 +108,17 @@ def left_asleep(evidence: Evidence) -> bool:
 
 def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
     """Return the readings that the head keeps: the best of each model, so that several small losses do not add up unnoticed."""
-    best = {reading.id: reading for reading in evidence[0].readings}
+    best_readings = {reading.id: reading for reading in evidence[0].readings}
     for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
-        reference = best.pop(reading.id, reading)
-        best[reading.id] = reference if reading.ratio(reference) >= 1 else reading
-    return tuple(best.values())[-MAX_READINGS:]
+        reference = best_readings.pop(reading.id, reading)
+        best_readings[reading.id] = reference if reading.ratio(reference) >= 1 else reading
+    return tuple(best_readings.values())[-MAX_READINGS:]
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
     """Return the part of a report that the head keeps."""
-    failed = tuple(check.sentence()[:EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
-    return VerificationStatus(0, report.passed, failed, plan.release.ref, asleep)
+    failures = tuple(check.sentence()[:EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
+    return VerificationStatus(0, report.passed, failures, plan.release.ref, asleep)
 
 
 def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
@@ -157,16 +157,18 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     ]
     places = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external)
     texts = (
-        [f"{places} is not managed by this collection: start it there, with a release of the head's protocol."]
+        [
+            f"{places} is not managed by this collection: start the worker on its host, with a release that has the head's protocol."
+        ]
         if external
         else []
     )
     if len(external) < len(waits_for):
         texts.append(
-            f"{', '.join(subject.away)} did not answer the controller either: start the host or check its network."
-            if subject.away
-            else "If the worker's host answers and its process runs, the network blocks its port or another head uses it: check firewalls and routes "
-            "between head and worker."
+            f"{', '.join(subject.unreachable_hosts)} did not answer the controller either: start that host or check its network."
+            if subject.unreachable_hosts
+            else "If the worker's host answers and the process runs, the network blocks the worker's port or another head uses the worker: check firewalls "
+            "and routes between head and worker."
         )
     return " ".join(texts)
 
@@ -202,15 +204,15 @@ def _fallback(plan: Plan, evidence: Evidence) -> Check:
         absences = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
         return _check("fallback", plan.head.url, True, f"not needed; planned for {absences}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
-    text = f"the head serves without {fallback.name} since {since} UTC and will return to all workers once it answers"
+    text = f"the head serves without {fallback.name} since {since} UTC and will return to all workers once {fallback.name} answers"
     return _check("fallback", plan.head.url, False, text)
 
 
-def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
+def _releases(plan: Plan, observations: Observations) -> Iterator[Check]:
     for name, host in plan.hosts.items():
-        report = observed.hosts.get(name)
+        report = observations.hosts.get(name)
         if not report:
-            text = "the host did not answer, so nothing was changed or compared there"
+            text = "the host did not answer, so nothing was changed or compared on it"
             yield _check("release", name, False, text)
             continue
         faults = [
@@ -221,7 +223,7 @@ def _releases(plan: Plan, observed: Observed) -> Iterator[Check]:
         faults += [f"{service} runs, but is not planned" for service in report.unplanned]
         faults += _foreign_clients(host, report)
         builds = ", ".join(build.id for build in host.builds)
-        summary = f"{_count(len(host.services), 'process')} of {builds} as planned"
+        summary = f"{_count(len(host.services), 'process')} running {builds}, as planned"
         yield _check("release", name, not faults, ", ".join(faults) or summary)
 
 
@@ -249,50 +251,54 @@ class Attempt(NamedTuple):
     connected: bool
 
 
-def _attempts(plan: Plan, observed: Observed, owner: str, end: str) -> Iterator[Attempt]:
+def _attempts(plan: Plan, observations: Observations, owner: str, end: str) -> Iterator[Attempt]:
     """Yield attempts of the controller and of other hosts, if they were made after the last change of the port's owner."""
-    if end in observed.probes:
-        source = observed.probes[end]
+    if end in observations.probes:
+        source = observations.probes[end]
         yield Attempt("the controller", source or "", source is not None)
-    for name, report in observed.hosts.items():
-        is_stale = owner in observed.changed_hosts and name not in observed.changed_hosts
+    for name, report in observations.hosts.items():
+        is_stale = owner in observations.changed_hosts and name not in observations.changed_hosts
         if name in plan.hosts and end in plan.hosts[name].port_probes and not is_stale:
             yield from (
                 Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == end
             )
 
 
-def _closed_ports(plan: Plan, observed: Observed) -> Iterator[Check]:
+def _closed_ports(plan: Plan, observations: Observations) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
-            yield _check("closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observed, name, host, worker))
+            yield _check(
+                "closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observations, name, host, worker)
+            )
     for external in plan.external_workers:
-        text = f"{external.host} runs it without this collection: check its port there"
+        text = f"{external.host} runs this worker without the collection: check the port on that host"
         yield _check("closed", external.endpoint, None, text)
 
 
 def _judge_port(
-    plan: Plan, observed: Observed, name: str, host: HostPlan, worker: WorkerPlan
+    plan: Plan, observations: Observations, name: str, host: HostPlan, worker: WorkerPlan
 ) -> tuple[bool | None, str]:
     end = worker.tunnel or worker.endpoint
     service = (
-        observed.hosts[name].services.get(names.service(f"worker-{worker.name}")) if name in observed.hosts else None
+        observations.hosts[name].services.get(names.service(f"worker-{worker.name}"))
+        if name in observations.hosts
+        else None
     )
-    listening = [
+    listeners = [
         address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
-    if not {address.rsplit(":", 1)[0] for address in (worker.listens, end)}.issuperset(listening):
-        return False, f"it listens on {', '.join(listening)}"
-    if not worker.tunnel and is_loopback(worker.listens) and listening:
+    if not {address.rsplit(":", 1)[0] for address in (worker.listens, end)}.issuperset(listeners):
+        return False, f"it listens on {', '.join(listeners)}"
+    if not worker.tunnel and is_loopback(worker.listens) and listeners:
         return True, "listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
         return None, "reachable from the network; protected by the tunnel key only"
-    attempts = list(_attempts(plan, observed, name, end))
+    attempts = list(_attempts(plan, observations, name, end))
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
         if attempt.connected and attempt.source not in heads:
             if _accepts_open_port(plan, name):
-                return None, "the port is open: llama_accept_advisories accepts that (unprotected-worker)"
+                return None, "the port is open, as accepted with llama_accept_advisories (unprotected-worker)"
             return (
                 False,
                 f"{attempt.origin} can connect from {attempt.source}: close the port to all hosts except the head",
@@ -314,7 +320,7 @@ def _accepts_open_port(plan: Plan, host: str) -> bool:
 def _link(host: str, measurement: LinkMeasurement | None) -> Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
-        return _check("link", host, None, "not measured yet: a run that reaches both hosts measures it")
+        return _check("link", host, None, "not measured yet: the next run that reaches both hosts measures the link")
     texts = []
     if measurement.mbit_per_second is not None:
         texts.append(f"{measurement.mbit_per_second:.0f} Mbit/s")
@@ -343,21 +349,21 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
         yield from (_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
         yield from _rdma(plan, server)
-    yield from _computes(plan, evidence) if not evidence.fallback else ()
+    yield from _proof_check(plan, evidence) if not evidence.fallback else ()
     yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
     yield _check("completion", url, *_judge_completion(completion))
     if not (plan.model.known_answer or known_answer.is_name(plan.model.name)):
         yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
-def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
+def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     """Yield the result of the proof before the server started. Workers serve one head at a time, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
         return
     devices = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
     if not proof.layers:
-        yield _check("computes", devices, None, f"no layers of this model can prove the devices: {proof.reason}")
+        yield _check("computes", devices, None, f"this model's layers cannot prove the devices: {proof.reason}")
         return
     by_id = {verdict.id: verdict for verdict in evidence.verdicts}
     verdicts = [by_id[device.id] for device in proof.devices if device.id in by_id]
@@ -365,7 +371,7 @@ def _computes(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     texts = [verdict.sentence() for verdict in verdicts]
     if unproven:
         texts.append(
-            f"{', '.join(unproven)}: not proven; site.yml proves devices when it starts the server, unless llama_proof is never"
+            f"{', '.join(unproven)}: not proven; site.yml proves devices before it starts the server, unless llama_proof is never"
         )
     texts.append(f"by {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
@@ -385,12 +391,14 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
         return None, "the server does not report token probabilities, or answers too slowly"
     text = f"{reading.bits_per_byte:.2f} bits per byte of plain text"
     if reading.bits_per_byte > MAX_BITS:
-        text += f", more than {MAX_BITS:g}: the model computes incorrectly, or it was not trained on English text"
+        text += (
+            f", more than {MAX_BITS:g}: the cluster computes incorrectly, or the model was not trained on English text"
+        )
         return False, text
     if not reference:
-        return True, f"{text}; nothing to compare with yet"
+        return True, f"{text}; no earlier reading to compare with"
     ratio = reading.ratio(reference)
-    text += f", perplexity {ratio:.3f} times that of the best so far"
+    text += f", perplexity {ratio:.3f} times that of the best reading so far"
     if ratio > MAX_RATIO:
         text += f", more than {MAX_RATIO:g}: the release, a device or the model file is worse than before"
     return ratio <= MAX_RATIO, text
@@ -406,8 +414,8 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
         if not passed:
             text += (
-                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: find the last lines with «RDMA» in start.log of the head "
-                "and in the logs of these workers"
+                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: look for the last lines with «RDMA» in start.log on the "
+                "head and in these workers' logs"
             )
         yield _check("rdma", plan.head.host, passed, text)
 
@@ -423,7 +431,7 @@ def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
             tunnel_note = f", encrypted to {tunnel}" if passed and tunnel else ""
             yield _check("handshake", worker.endpoint, passed, f"{text}{tunnel_note}")
         else:
-            yield _check("handshake", worker.endpoint, None, "the head does not use it")
+            yield _check("handshake", worker.endpoint, None, "the head does not use this worker")
 
 
 def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
@@ -433,8 +441,8 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     """
     answer = handshakes.workers.get(endpoint)
     if not answer:
-        missing = "the launcher on the head recorded no handshake before llama-server started"
-        return False, handshakes.error or missing
+        no_handshake = "the launcher on the head recorded no handshake with this worker before llama-server started"
+        return False, handshakes.error or no_handshake
     if answer.state != "ok":
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)
@@ -444,9 +452,9 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
 
 
-def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, float]]) -> Check:
+def _buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> Check:
     """Check that a device holds as much of the model and its cache as planned."""
-    buffers = logged.get(entry.device, {})
+    buffers = logged_buffers.get(entry.device, {})
     faults, bounds = [], ""
     for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
         actual_mib = buffers.get(kind, 0.0)
@@ -459,7 +467,7 @@ def _buffers(entry: DevicePlacement, logged: Mapping[str, Mapping[str, float]]) 
     if not faults:
         sizes = ", ".join(f"{kind} {actual_mib} MiB" for kind, actual_mib in buffers.items())
         return _check("buffers", entry.device, True, sizes + bounds)
-    if not logged:
+    if not logged_buffers:
         return _check("buffers", entry.device, None, "start.log on the head lists no buffer sizes")
     return _check("buffers", entry.device, False, "; ".join(faults))
 
@@ -469,16 +477,17 @@ def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tupl
         return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
         return False if completion else None, completion.error if completion else ASLEEP_NOTE
-    expected, words = known_answer.SENTENCE.split(), completion.text.split()
-    if words == expected:
-        text = f"{len(words)} of {len(expected)} words right, through {model.layers} layers (does not detect small attention errors)"
+    expected_words, words = known_answer.SENTENCE.split(), completion.text.split()
+    if words == expected_words:
+        text = f"{len(words)} of {len(expected_words)} words correct, through {model.layers} layers (this check does not detect small attention errors)"
         return True, text
     position = next(
-        (n for n, pair in enumerate(zip(expected, words)) if pair[0] != pair[1]), min(len(expected), len(words))
+        (n for n, pair in enumerate(zip(expected_words, words)) if pair[0] != pair[1]),
+        min(len(expected_words), len(words)),
     )
-    actual, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected))
+    actual_word, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected_words))
     text = (
-        f"word {position + 1} is {actual or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"word {position + 1} is {actual_word or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
     return False, text
@@ -490,5 +499,5 @@ def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return False, f"{text}, some without a probability: the model does not produce numbers"
+        return False, f"{text}, some without a probability: the model's results are not numbers"
     return completion.tokens > 0, text

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Verdict
 
 SCHEMA = 1
-Line = Annotated[str, Text(longest=8192)]
+Line = Annotated[str, Text(max_length=8192)]
 
 
 class Subject(NamedTuple):
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
     fallbacks: tuple[FallbackPlan, ...]
     placement: tuple[DevicePlacement, ...] = ()
     """placement on each device; a kept plan has none"""
-    away: tuple[str, ...] = ()
+    unreachable_hosts: tuple[str, ...] = ()
     """hosts that do not answer the controller; not part of a plan"""
 
     def per_model(self) -> "tuple[Subject, ...]":
@@ -128,7 +128,7 @@ class ServedFallback(NamedTuple):
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
 
 
-Logarithm = Annotated[float, Number(-1000, 0, real=True)]
+Logarithm = Annotated[float, Number(-1000, 0, allows_fractions=True)]
 
 
 class Reading(NamedTuple):
@@ -146,9 +146,9 @@ class Reading(NamedTuple):
         """Return the bits of information per byte of the text."""
         return -sum(self.logarithms) / math.log(2) / self.bytes
 
-    def ratio(self, earlier: "Reading") -> float:
+    def ratio(self, reading: "Reading") -> float:
         """Return the perplexity divided by that of an earlier reading of the same text."""
-        differences = [old - new for new, old in zip(self.logarithms, earlier.logarithms)]
+        differences = [reference - value for value, reference in zip(self.logarithms, reading.logarithms)]
         return math.exp(sum(differences) / len(differences))
 
 
@@ -221,7 +221,7 @@ class Check(NamedTuple):
     evidence: Line
 
     def sentence(self) -> str:
-        return f"{self.name} of {self.subject}: {self.evidence}"
+        return f"{self.name} ({self.subject}): {self.evidence}"
 
 
 class Report(NamedTuple):

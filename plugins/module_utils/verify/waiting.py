@@ -42,7 +42,7 @@ class Waiting:
         self._exits_before: int | None = None
         self._shown_at = 0.0
 
-    def end(self, evidence: Evidence, elapsed: float) -> Evidence | None:
+    def end(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.number
@@ -56,13 +56,13 @@ class Waiting:
         limit = self._patience
         if evidence.waits_for:
             limit = min(limit, WORKER_SECONDS + (self._subject.head.fallback_after or 0))
-        if elapsed < limit:
+        if elapsed_s < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            source = "llama_server_start_timeout, by default several times the predicted load"
+            source = "llama_server_start_timeout, by default several times the predicted load time"
             texts = [f"{LOADING}, and the limit of {limit:.0f} s has passed ({source})", *self._progress(evidence)]
             texts.append(
-                "raise llama_server_start_timeout if loading continues, otherwise read the log of the service on the head"
+                "increase llama_server_start_timeout if loading continues; otherwise read the service's log on the head"
             )
             return evidence._replace(health=Health(False, "; ".join(texts)))
         return evidence

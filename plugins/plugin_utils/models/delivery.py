@@ -30,19 +30,19 @@ PAUSES = (0.5, 1, 1, 2, 5)
 """Seconds before the first polls of a download; its progress is shown every LINE_SECONDS."""
 
 
-def run(action: Action, arguments: ModelArguments) -> dict:
+def deliver(action: Action, arguments: ModelArguments) -> dict:
     """Return the result of the module ``model`` for files that are fetched."""
     model_arguments = arguments._replace(token_file=None)
     result = action.predict(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
-    present = {row["path"]: row["have"] for row in result["fetch"]}
-    pending = [file for file in model_arguments.files if file.path in present]
-    for file in pending:
-        display.display(_announcement_text(action.host, file, present[file.path]))
+    present_sizes = {row["path"]: row["have"] for row in result["fetch"]}
+    pending_files = [file for file in model_arguments.files if file.path in present_sizes]
+    for file in pending_files:
+        display.display(_announcement_text(action.host, file, present_sizes[file.path]))
     if action.check_mode:
         return result
-    for file in pending:
+    for file in pending_files:
         if model_files.is_copied(file):
             _copy(action, file)
     if arguments.token_file:
@@ -50,23 +50,23 @@ def run(action: Action, arguments: ModelArguments) -> dict:
         model_arguments = model_arguments._replace(
             token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file)))
         )
-    progress = DownloadProgress(action, [file for file in pending if not model_files.is_copied(file)])
+    progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
-    remedy = "Run the playbook again: it continues there."
+    remedy = "Run the playbook again to continue."
     job = BackgroundJob("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, remedy)
-    done = action.background(job, **typed_json.dump(model_arguments))
-    return done if done.get("failed") else {**done, **result}
+    answer = action.background(job, **typed_json.dump(model_arguments))
+    return answer if answer.get("failed") else {**answer, **result}
 
 
 def _announcement_text(host: str, file: ModelFilePlan, present_bytes: int) -> str:
     """Return size and origin of a file, in a line for a person."""
     missing_bytes = (file.bytes or 0) - present_bytes
-    present = f", {amount(present_bytes)} of it already present" if missing_bytes and present_bytes else ""
+    present_note = f", {amount(present_bytes)} of it already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
     action_text = (
-        f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present}"
+        f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"
         if missing_bytes
-        else "to be checked"
+        else "to be verified"
     )
     return f"  [{host}] {file.name}: {action_text}"
 
@@ -98,23 +98,23 @@ class DownloadProgress:
         if not self._names:
             return ""
         present_bytes = min(int((self._action.command(self._command).get("stdout", "").split() or [0])[0]), self._total)
-        time_now = time.monotonic()
-        last_time, last_bytes = self._last or (time_now, present_bytes)
-        if time_now - last_time >= LINE_SECONDS - 1:
-            rate = (present_bytes - last_bytes) / (time_now - last_time)
+        clock = time.monotonic()
+        last_time, last_bytes = self._last or (clock, present_bytes)
+        if clock - last_time >= LINE_SECONDS - 1:
+            rate = (present_bytes - last_bytes) / (clock - last_time)
             display.display(f"  [{self._action.host}] {progress_text(self._names, present_bytes, self._total, rate)}")
-        if not self._last or time_now - last_time >= LINE_SECONDS - 1:
-            self._last = (time_now, present_bytes)
+        if not self._last or clock - last_time >= LINE_SECONDS - 1:
+            self._last = (clock, present_bytes)
         return str(present_bytes)
 
 
-def progress_text(names: Collection[str], done: int, total: int, rate: float) -> str:
+def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rate: float) -> str:
     """Return file, GB of GB, rate and remaining time."""
     subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    if done >= total:
+    if done_bytes >= total_bytes:
         return f"{subject}: checked"
-    speed = f"{amount(rate)}/s, {duration((total - done) / rate)} left" if rate > 0 else "waiting for data"
-    return f"{subject}: {amount(done)} of {amount(total)}, {speed}"
+    speed = f"{amount(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
+    return f"{subject}: {amount(done_bytes)} of {amount(total_bytes)}, {speed}"
 
 
 def _local_path(file: ModelFilePlan) -> str:

@@ -29,7 +29,7 @@ REPLY_BYTES = 8 << 20
 """Size of an answer: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
 """Number of names in a message."""
-OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model that the head has (llama_model_path)"
+OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model on the head (llama_model_path)"
 TOKEN_BYTES = 4096
 COMMIT = r"[0-9a-f]{40,64}"
 LABEL_PATTERN = re.compile(
@@ -58,8 +58,8 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not a server's address, or contains a password or token: "
-        f"use an address like {ENDPOINT}"
+        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not the address of a server, or contains a password or "
+        f"token: use an address like {ENDPOINT}"
     )
 
 
@@ -76,13 +76,13 @@ def read_token(path: str | None) -> str | None:
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{subject} is not a file: write the token into a file")
         if status.st_mode & 0o077:
-            raise Refusal(f"{subject} others can read: run chmod 600 {path}")
+            raise Refusal(f"{subject} other accounts can read: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
         raise Refusal(f"{subject} cannot be read on the controller ({error.strerror}): correct the path") from None
     if not re.fullmatch(r"[!-~]+", token):
-        raise Refusal(f"{subject} has no token: write it there as its only line, as its server shows it")
+        raise Refusal(f"{subject} contains no token: write the token into the file as its only line")
     return token
 
 
@@ -133,15 +133,15 @@ def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str 
             if token
             else f"an account, and put its token into {web.TOKEN_FILE}"
         )
-        return f"was refused (HTTP {error.status}): correct the name, or accept its conditions on {page} with {remedy}"
+        return f"was refused (HTTP {error.status}): correct the name, or accept the conditions on {page} with {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 
 
 def _names(names: Iterable[str]) -> str:
     """Return a list for a message, of limited length."""
     printable_names = [validation.printable(name, 200) for name in dict.fromkeys(names)]
-    rest = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
-    return ", ".join(printable_names[:MAX_NAMES]) + rest
+    rest_note = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
+    return ", ".join(printable_names[:MAX_NAMES]) + rest_note
 
 
 class RepositoryModel(NamedTuple):
@@ -197,14 +197,14 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
     """Return the complete models that ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
     count = Counter(model.label.lower() for model in models)
-    offered = [
+    offers = [
         Quantisation(model.label, model.bytes)
         for model in models
         if count[model.label.lower()] == 1
         and model.is_whole
         and _without_label(model.files[0].name) == _without_label(name)
     ]
-    return sorted((entry for entry in offered if entry.name), key=lambda entry: entry.bytes)
+    return sorted((entry for entry in offers if entry.name), key=lambda entry: entry.bytes)
 
 
 def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
@@ -219,26 +219,28 @@ def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, 
     subject = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
-        available = _names(file.name for file in listing.files)
+        available_names = _names(file.name for file in listing.files)
         raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
         if raw_parts:
             raise Refusal(
-                f"{subject} no {kind}, but parts of a split file, {', '.join(raw_parts)}: download them, join them in order with cat, and set "
+                f"{subject} no {kind}, but parts of a split file, {', '.join(raw_parts)}: download these parts, join them in order with cat, and set "
                 "llama_model_path to the joined file"
             )
-        raise Refusal(f"{subject} no {kind}: use a repository that has one; it has {available or 'no files'}")
+        raise Refusal(
+            f"{subject} no {kind}: use a repository that has one; this one has {available_names or 'no files'}"
+        )
     label = repository.quantisation
-    suitable = [model for model in models if label is None or model.label.lower() == label.lower()]
-    if not suitable:
-        raise Refusal(f"{subject} no quantisation {repository.quantisation}: it has {_labels(models)}")
-    if len(suitable) > 1:
+    suitable_models = [model for model in models if label is None or model.label.lower() == label.lower()]
+    if not suitable_models:
+        raise Refusal(f"{subject} no quantisation {repository.quantisation}: use one of {_labels(models)}")
+    if len(suitable_models) > 1:
         remedy = f"name one of its quantisations {_labels(models)}"
         if repository.quantisation is not None:
-            remedy = f"name one of its files {_names(model.files[0].name for model in suitable)}"
+            remedy = f"name one of its files {_names(model.files[0].name for model in suitable_models)}"
         raise Refusal(
-            f"{subject} {len(suitable)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
+            f"{subject} {len(suitable_models)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
-    return _by_name(listing, source, split_files.siblings(suitable[0].files[0].name))
+    return _by_name(listing, source, split_files.siblings(suitable_models[0].files[0].name))
 
 
 def _labels(models: Sequence[RepositoryModel]) -> str:
@@ -247,24 +249,24 @@ def _labels(models: Sequence[RepositoryModel]) -> str:
 
 def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
-    missing = [name for name in names if name not in files]
-    if len(missing) == len(names) or (missing and not split_files.PART.fullmatch(names[0])):
+    missing_names = [name for name in names if name not in files]
+    if len(missing_names) == len(names) or (missing_names and not split_files.PART.fullmatch(names[0])):
         models = [name for name in files if name.lower().endswith(".gguf")]
-        raise Refusal(f"{_subject(source)} has no {missing[0]}: it has {_names(models or files)}")
-    if missing:
+        raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_names(models or files)}")
+    if missing_names:
         raise Refusal(
-            f"{_subject(source)} lacks {len(missing)} of the parts of that model, like {missing[0]}: use another quantisation or revision"
+            f"{_subject(source)} lacks {len(missing_names)} parts of that model, like {missing_names[0]}: use another quantisation or revision"
         )
     return _with_sizes(source, [files[name] for name in names])
 
 
 def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
-    unusable = next(
+    unusable_name = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )
-    if unusable:
+    if unusable_name:
         raise Refusal(
-            f"{_subject(source)} has {validation.show(unusable)}, whose size is unknown or whose name is not allowed: use another file"
+            f"{_subject(source)} has {validation.show(unusable_name)}, whose size is unknown or whose name is not allowed: use another file"
         )
     return tuple(files)
 

@@ -28,7 +28,7 @@ Summary = Mapping[str, Any]
 class ResolvedSource(NamedTuple):
     files: Sequence[ModelFilePlan]
     summary: Summary | None = None
-    closed: str | None = None
+    unreadable_path: str | None = None
     """Folder or file that keeps the service from reading the model."""
     offered: Sequence[Quantisation] = ()
 
@@ -58,17 +58,17 @@ def look_up(query: Query, seconds: float) -> ResolvedSource:
         return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
     except reading.TooSlowError as error:
         raise Refusal(
-            f"{source.variable} {error}: check the network, and the server or disk that has {model_source.source_text(source)}, and try again"
+            f"{source.variable} {error}: check the network and the server or disk that holds {model_source.source_text(source)}, then try again"
         ) from None
 
 
 def _headers(
-    query: Query, read: Callable[[], gguf.ModelHeader], place: str
+    query: Query, read_headers: Callable[[], gguf.ModelHeader], place: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
     """Return name and bytes of the files of a model, and its summary."""
     source = query.source
     try:
-        model = read()
+        model = read_headers()
         if source.role == host_types.MMPROJ:
             return model.files, projector.summarize(model) if projector.is_projector(model) else None
         return model.files, header_summary.summarize(model)
@@ -102,8 +102,8 @@ def _files(
     """Return the files of a model, with the SHA-256 of each if the operator gives them."""
     if source.checksum and len(source.checksum) != len(headers):
         raise Refusal(
-            f"{source.variable} is {place}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: give one for each part, in "
-            "order"
+            f"{source.variable} is {place}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: give one checksum for each part, "
+            "in order"
         )
     return [
         ModelFilePlan(header["name"], source.role, url=url(header["name"]), bytes=header["bytes"], sha256=checksum)
@@ -113,11 +113,11 @@ def _files(
 
 def _copy(query: Query) -> ResolvedSource:
     source, path = query.source, query.local_path
-    place = f"{path} of the controller"
+    place = f"{path} on the controller"
     try:
         headers, summary = _headers(query, lambda: gguf.read_path(str(path)), place)
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {place}, which cannot be read ({error.strerror}): correct the path, or put the file there"
+            f"{source.variable} is {place}, which cannot be read ({error.strerror}): correct the path, or put the file at this path"
         ) from None
     return ResolvedSource(_files(source, headers, place, lambda name: path.with_name(name).as_uri()), summary)

@@ -58,7 +58,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     return {
         "changed": False,
         **({"summary": main_source.summary} if main_source.summary else {}),
-        "closed": main_source.closed,
+        "closed": main_source.unreadable_path,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
         "offered": typed_json.dump(list(main_source.offered)),
         "auxiliary": {
@@ -78,9 +78,9 @@ class _Resolver:
             return self._local(source, _entry(self.on_host, "paths", source.path))
         if source.ollama:
             return self._ollama(source)
-        stored = self._ollama_source(source)
-        if stored and not self._is_on_controller(source):
-            return stored
+        stored_source = self._ollama_source(source)
+        if stored_source and not self._is_on_controller(source):
+            return stored_source
         query = Query(source, self._token(source), self.folder)
         return lookup.look_up(query, self.options.timeout)
 
@@ -128,11 +128,11 @@ class _Resolver:
         )
         if entry.get("error") or (source.role == host_types.MODEL and summary is None):
             reason = validation.printable(entry.get("error") or header_summary.REFUSED_KINDS["mmproj"])
-            remedy = ". Give the path of a complete GGUF file on the head" if source.path else ""
+            remedy = ". Use the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
         if entry.get("closed") and source.role != host_types.MODEL:
             raise Refusal(
-                f"{source.variable} is {subject}, but its service cannot read {validation.printable(entry['closed'])}: open it with chmod o+rX"
+                f"{source.variable} is {subject}, but the service cannot read {validation.printable(entry['closed'])}: run chmod o+rX on it"
             )
         named_files = typed_json.parse_report(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
         files = [
@@ -152,8 +152,8 @@ class _Resolver:
         entry = _entry(_entry(self.on_host, "ollama", name), source.role)
         if not entry:
             raise Refusal(
-                f"{source.variable} is {name}, which Ollama on {self.action.host} does not have in a folder that the connecting account can read: "
-                "run ollama pull there, make the folder readable, or set llama_model_huggingface to a repository with this model"
+                f"{source.variable} is {name}, which is in no Ollama folder on {self.action.host} that the connecting account can read: run ollama pull on "
+                "that host, make the folder readable, or set llama_model_huggingface to a repository with this model"
             )
         return self._local(source, entry, ollama.file_name(name))
 
@@ -201,12 +201,12 @@ def _server(source: ModelSource) -> str | None:
     return hub.endpoint() if source.huggingface else source.url
 
 
-def _entry(reported: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
+def _entry(report: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
     """Return an entry of a host's report, which may have any form."""
     for key in keys:
-        value = reported.get(key)
-        reported = value if isinstance(value, Mapping) else {}
-    return reported
+        value = report.get(key)
+        report = value if isinstance(value, Mapping) else {}
+    return report
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:

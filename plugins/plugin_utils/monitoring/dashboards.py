@@ -138,7 +138,7 @@ def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
         "links": [DASHBOARD_LINK],
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [source, *(_variable(*given) for given in dashboard.variables.items())]},
+        "templating": {"list": [source, *(_variable(*pair) for pair in dashboard.variables.items())]},
         "panels": [
             _panel(number, panel, dashboard.selector, position) for number, (panel, position) in enumerate(panels, 1)
         ],

@@ -29,13 +29,13 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     hosts_without_metrics = [name for name, host in plan.hosts.items() if not host.metrics]
     if hosts_without_metrics:
         raise Refusal(
-            f"{', '.join(hosts_without_metrics)} writes no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then this "
-            "playbook again."
+            f"{', '.join(hosts_without_metrics)} writes no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then run "
+            "this playbook again."
         )
-    local = [name for name in plan.hosts if names.is_loopback(addresses[name])]
-    if 0 < len(local) < len(plan.hosts):
+    local_hosts = [name for name in plan.hosts if names.is_loopback(addresses[name])]
+    if 0 < len(local_hosts) < len(plan.hosts):
         raise Refusal(
-            f"Other hosts cannot reach {local[0]} at {addresses[local[0]]}: set its ansible_host to a numeric IPv4 address of their network."
+            f"Other hosts cannot reach {local_hosts[0]} at {addresses[local_hosts[0]]}: set its ansible_host to a numeric IPv4 address in their network."
         )
     targets = [
         {

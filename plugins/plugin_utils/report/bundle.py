@@ -29,8 +29,8 @@ SECRET_LENGTH = 8
 """Characters of a value that is removed from all texts though no name marks it as a secret."""
 DERIVED_KEYS = ("definition", "content")
 """Keys of the plan whose texts are made from its other values."""
-WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths of the controller."
-NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the message of the failed run to your issue."
+WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths on the controller."
+NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
 JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
 Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
@@ -140,9 +140,9 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
     for host, answer in records["reports"].items():
         for name, text in _texts(answer).items():
             texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
-    redacted = {name: redaction.redact(text, secrets) for name, text in texts.items()}
-    redacted |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in JSON_RECORDS}
-    return _pack(f"{status.cluster.name}-bundle", redacted, status.time)
+    redacted_texts = {name: redaction.redact(text, secrets) for name, text in texts.items()}
+    redacted_texts |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in JSON_RECORDS}
+    return _pack(f"{status.cluster.name}-bundle", redacted_texts, status.time)
 
 
 def _texts(answer: Any) -> Texts:

@@ -47,8 +47,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.2f}"
+def _share(part: float, total: float) -> str:
+    return f"{100 * part / total:.2f}"
 
 
 def _memory(plan: Plan) -> dict[str, Any]:
@@ -92,19 +92,19 @@ def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
 
 def _topology(plan: Plan) -> dict[str, Any]:
     """Return the head with its own devices, and a branch for each host with workers."""
-    local: list[plan_text.TopologyRow] = []
+    local_rows: list[plan_text.TopologyRow] = []
     branches: dict[str, list[plan_text.TopologyRow]] = {}
     for row in plan_text.topology_rows(plan):
         if row.endpoint:
             branches.setdefault(row.host, []).append(row)
         else:
-            local.append(row)
-    if not local and not branches:
-        local = [plan_text.TopologyRow("", "its processor", "", "all layers", None)]
+            local_rows.append(row)
+    if not local_rows and not branches:
+        local_rows = [plan_text.TopologyRow("", "its processor", "", "all layers", None)]
     return {
         "head": plan.head.host,
         "url": plan.head.url,
-        "own": local,
+        "own": local_rows,
         "branches": [_branch(host, rows) for host, rows in branches.items()],
         "unused": plan_text.unused_workers(plan),
     }

@@ -38,13 +38,13 @@ def overcommitment(entry: DevicePlacement) -> str:
 
 def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
-    whole = max(entry.capacity_mib, entry.total_mib, 1)
+    total_mib = max(entry.capacity_mib, entry.total_mib, 1)
     sizes = {sign: size_of(entry, part) for part, sign in PART_SIGNS.items()}
     sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
-    sizes[FREE_SIGN] = whole - entry.total_mib
+    sizes[FREE_SIGN] = total_mib - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
     for _column in range(width - len(columns)):
-        columns[max(columns, key=lambda sign: sizes[sign] / whole * width - columns[sign])] += 1
+        columns[max(columns, key=lambda sign: sizes[sign] / total_mib * width - columns[sign])] += 1
     return "".join(sign * count for sign, count in columns.items())
 
 
@@ -80,7 +80,7 @@ def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelP
 
 def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
     sizes = [f"≤ {size_of(model, part):.0f}" for part in PART_SIGNS]
-    return [f"  {ROLES[model.role]}", "", *sizes, "compute assumed" if model.assumed else ""]
+    return [f"  {ROLES[model.role]}", "", *sizes, "compute buffer assumed" if model.assumed else ""]
 
 
 def auxiliary_model_lines(plan: Plan) -> list[str]:
@@ -88,7 +88,7 @@ def auxiliary_model_lines(plan: Plan) -> list[str]:
     lines = []
     for model in plan.auxiliary_models:
         sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PART_SIGNS)
-        place = f"on {model.device}" if model.device else f"by the processor of {model.host}"
+        place = f"on {model.device}" if model.device else f"on the processor of {model.host}"
         assumed_note = " (assumed)" if model.assumed else ""
         lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed_note}")
     return lines

@@ -82,7 +82,7 @@ def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
 def plan_title(plan: Plan | Refused) -> list[str]:
     if isinstance(plan, Refused):
         return [f"  {plan.cluster} has no plan"]
-    source, protocol = source_of(plan), plan.release.protocol or "of an unknown version"
+    source, protocol = source_of(plan), plan.release.protocol or "unknown"
     models = ", ".join(model.name for model in plan.head.models or (plan.model,))
     return [
         *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {models}"),
@@ -209,8 +209,8 @@ def _topology(plan: Plan) -> list[str]:
         lines += tables.table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
-    unused = unused_workers(plan)
-    return lines + (tables.wrap("  declared but unused: ", unused) if unused else [])
+    unused_texts = unused_workers(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused_texts) if unused_texts else [])
 
 
 def _ports(plan: Plan) -> list[str]:
@@ -219,14 +219,14 @@ def _ports(plan: Plan) -> list[str]:
         ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for rule in host.firewall:
             ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
-        unit = service_managers.MANAGERS[host.service_manager].closes_ports_by
+        unit = service_managers.MANAGERS[host.service_manager].port_filter
         closed_by = host.firewall_manager or (unit if host.unit_closes else "")
-        closed = (
+        protection = (
             f"blocked for everyone else by {closed_by}" if closed_by else "not blocked for others by this collection"
         )
-        closed += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
+        protection += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
         for (address, sources), numbers in ports.items():
-            clients = "everybody" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {closed}"
+            clients = "everybody" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {protection}"
             lines += tables.wrap("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
     for worker in plan.external_workers:
         text = f"{worker.host}  {worker.endpoint}: run elsewhere; its clients are unknown"
@@ -253,7 +253,7 @@ def changes_of(
     plan: Plan,
     restarts: Mapping[str, Sequence[str]],
     drifts: Mapping[str, Drift],
-    uncompared: Mapping[str, str],
+    skipped_hosts: Mapping[str, str],
     packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> list[str]:
     """Return what an apply would change: each host's releases, packages, differences and restarts."""
@@ -268,18 +268,18 @@ def changes_of(
         lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned_builds]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
         if name == plan.head.host and plan.head.conversations and {*drift.running_releases} - planned_builds:
-            lines += tables.wrap("    ! ", "kept conversations would be lost: another build cannot read them")
+            lines += tables.wrap("    ! ", "kept conversations would be lost, because another build cannot read them")
         if packages:
             lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
-        rest = [difference.text for difference in drift.differences if difference.kind != "release"]
-        for text in rest[:SHOWN_DIFFERENCES]:
+        other_texts = [difference.text for difference in drift.differences if difference.kind != "release"]
+        for text in other_texts[:SHOWN_DIFFERENCES]:
             lines += tables.wrap("    ~ ", text)
-        if len(rest) > SHOWN_DIFFERENCES:
-            lines.append(f"    ~ and {len(rest) - SHOWN_DIFFERENCES} more")
+        if len(other_texts) > SHOWN_DIFFERENCES:
+            lines.append(f"    ~ and {len(other_texts) - SHOWN_DIFFERENCES} more")
         for service in restarts[name]:
             verb = "started" if drift.services[service].state == STOPPED else "restarted"
             lines += tables.wrap("    ! ", f"{service} would be {verb}")
-    for name, reason in uncompared.items():
+    for name, reason in skipped_hosts.items():
         lines += tables.wrap("  ", f"{name}  was not compared: {reason}")
     return lines
 
@@ -289,7 +289,7 @@ def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
     if has_page:
         return [f"  Chat with it in a browser: {plan.head.url}/"]
     is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
-    return [] if is_off else ["  It has no chat page; docs/clients.md says how to get it."]
+    return [] if is_off else ["  It has no chat page; docs/clients.md describes how to get one."]
 
 
 def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str]:
@@ -311,8 +311,8 @@ def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str
         options += ["--cacert", plan.head.tls_certificate_file]
     address = url.partition("//")[2].partition(":")[0]
     if certificate_names and address not in certificate_names:
-        whole = [name for name in certificate_names if "*" not in name]
-        name = f"{[*whole, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
+        exact_names = [name for name in certificate_names if "*" not in name]
+        name = f"{[*exact_names, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
         options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
         url = f"https://{name}"
     command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]
@@ -351,12 +351,15 @@ class Command(NamedTuple):
 
 
 def commands(plan: Plan) -> list[Command]:
-    started = [
+    started_services = [
         Command(name, service.name, service.process, service.environment)
         for name, host in plan.hosts.items()
         for service in host.services
     ]
-    return [*started, *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ())]
+    return [
+        *started_services,
+        *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ()),
+    ]
 
 
 def commands_page(plan: Plan) -> list[str]:

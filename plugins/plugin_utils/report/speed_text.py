@@ -12,10 +12,10 @@ def model_rows(plan: Plan) -> list[list[str]]:
     for model in plan.head.models or ():
         estimate = model.estimate
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
-        loading = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
+        load_text = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
         speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
         model_names = ", ".join([model.name, *model.aliases])
-        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, loading])
+        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, load_text])
     return rows
 
 
@@ -34,7 +34,7 @@ def served_without_worker(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if rows else []
 
 
-RATE_TEXTS = {"table": "come from a table by name and architecture", "assumed": "are assumed for at least one device"}
+RATE_TEXTS = {"table": "come from a table of names and architectures", "assumed": "are assumed for at least one device"}
 SERVICES_S = 7
 """Seconds in which services stop and start, without loading and proof, measured on five containers."""
 
@@ -72,17 +72,17 @@ def _users_row(estimate: Estimate) -> list[list[str]]:
     users = estimate.users
     if not users or users.users == 1:
         return []
-    waiting = "" if users.at_once == users.users else f", {users.at_once} at once"
+    waiting_note = "" if users.at_once == users.users else f", {users.at_once} at once"
     speed = f"{users.generation_range} tokens per second together" if users.generation_range else ""
-    return [[f"{users.users} users{waiting}", speed, f"prompts: {users.prompt_range}"]]
+    return [[f"{users.users} users{waiting_note}", speed, f"prompts: {users.prompt_range}"]]
 
 
 def _proof_row(plan: Plan) -> list[list[str]]:
     proof = plan.head.proof
     if not proof or not proof.layers:
         return []
-    took = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
-    return [["proof", took, f"once: {proof.coverage(plan.model.layers)}"]]
+    duration_text = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
+    return [["proof", duration_text, f"once: {proof.coverage(plan.model.layers)}"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -106,7 +106,7 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     source = f"measured on {correction.date} with {correction.model} and {correction.release}"
     return [
-        f"Generation is corrected by {correction.factor:.2g}, {source}, for other shapes and fallbacks too; prompts are not corrected."
+        f"Generation is corrected by {correction.factor:.2g}, {source}, also for other shapes and fallbacks; prompt speeds are not corrected."
     ]
 
 
@@ -116,15 +116,15 @@ def _conversations(plan: Plan) -> str:
     if not makes_text(plan):
         return "This model generates no text, so no conversations are cached."
     memory = f"MiB of {head.host}'s memory"
-    conversations = f"Conversations that left their slot are cached in {head.prompt_cache_mib} {memory}"
+    conversations = f"Conversations that lost their slot are cached in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
-        conversations = "Conversations that left their slot are not cached"
+        conversations = "Conversations that lost their slot are not cached"
     points = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
-    kept = head.conversations
+    disk_plan = head.conversations
     disk = (
-        f" They survive a restart on {head.host}'s disk: a full context takes {kept.file_mib} MiB, and {kept.move_s:g} s to save or to restore; "
-        f"computing it takes {kept.computing_s:g} s."
-        if kept
+        f" They survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB, and {disk_plan.move_s:g} s to save or to restore; "
+        f"computing it takes {disk_plan.computing_s:g} s."
+        if disk_plan
         else ""
     )
     return f"{conversations}.{points}{disk}"
@@ -132,8 +132,8 @@ def _conversations(plan: Plan) -> str:
 
 def _sleep(plan: Plan) -> list[str]:
     """Return when llama-server unloads its model, and the cost for the next request."""
-    idle = f"After {plan.head.idle_seconds} seconds without a request, llama-server unloads its model and frees the memory of workers"
-    return [f"{idle}; the next request waits while it loads."] if plan.head.idle_seconds else []
+    idle_text = f"After {plan.head.idle_seconds} seconds without a request, llama-server unloads its model and frees the memory of workers"
+    return [f"{idle_text}; the next request waits while it loads."] if plan.head.idle_seconds else []
 
 
 def speed_lines(plan: Plan) -> list[str]:
@@ -145,27 +145,29 @@ def speed_lines(plan: Plan) -> list[str]:
 def _shape_name(shape: ShapeEstimate) -> str:
     hosts = ", ".join(shape.hosts) if len(shape.hosts) < 4 else f"{len(shape.hosts)} hosts"
     if shape.kind == "split" and len(shape.hosts) == 1:
-        return f"workers of {hosts}"
+        return f"workers on {hosts}"
     if shape.kind != "host":
         return f"{'one server on each of' if shape.kind == 'replicas' else 'split over'} {hosts}"
-    changed = " ".join(shape.settings if shape.fits else ())
-    helps = "experts" if "override_tensor" in changed else "some layers" if "gpu_layers" in changed else ""
-    alone = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
-    return f"{alone}, {helps} on its processor" if helps else alone
+    changes = " ".join(shape.settings if shape.fits else ())
+    helps = "experts" if "override_tensor" in changes else "some layers" if "gpu_layers" in changes else ""
+    single_host = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
+    return f"{single_host}, {helps} on its processor" if helps else single_host
 
 
 def shape_rows(plan: Plan) -> list[list[str]]:
     """Return a row of titles, and for each shape its memory and speeds. The plan's own shape is marked."""
     estimate, users = plan.estimate, plan.estimate.users
-    several = [f"{users.users} users"] if users and users.users > 1 else []
+    users_titles = [f"{users.users} users"] if users and users.users > 1 else []
     prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
-    rows = [["shape", "fits", "memory left", "tokens/s", *several, prompt]]
+    rows = [["shape", "fits", "free memory", "tokens/s", *users_titles, prompt]]
     for shape in estimate.shapes:
         users_range = shape.users and shape.users.generation_range
-        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(several)]]
-        left = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
+        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(users_titles)]]
+        memory_text = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
         name = f"{_shape_name(shape)}{' (this plan)' if shape.chosen else ''}"
-        rows.append([name, "yes" if shape.fits else "no", left, *speeds, f"{shape.prompt_s:g} s" if shape.fits else ""])
+        rows.append(
+            [name, "yes" if shape.fits else "no", memory_text, *speeds, f"{shape.prompt_s:g} s" if shape.fits else ""]
+        )
     return rows
 
 
@@ -176,14 +178,14 @@ def shape_notes(plan: Plan) -> list[str]:
         return (shape.users.generation_tokens_per_s or shape.users.prompt_tokens_per_s) if shape.users else 0.0
 
     users = plan.estimate.users
-    others = [shape for shape in plan.estimate.shapes if shape.fits and not shape.chosen]
-    if not others or not users:
+    other_shapes = [shape for shape in plan.estimate.shapes if shape.fits and not shape.chosen]
+    if not other_shapes or not users:
         return []
-    best, now = max(others, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
+    best_shape, current_speed = max(other_shapes, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
     count = "one user" if users.users == 1 else f"{users.users} users"
-    gain = f"{speed(best) / now:.2f} times the tokens per second of this plan for {count}"
-    changes = " and ".join(filter(None, [", ".join(best.settings[:-1]), *best.settings[-1:]]))
-    return [f"The best other shape is {_shape_name(best)}: {gain}. To select it, {changes}."]
+    gain = f"{speed(best_shape) / current_speed:.2f} times the tokens per second of this plan for {count}"
+    changes = " and ".join(filter(None, [", ".join(best_shape.settings[:-1]), *best_shape.settings[-1:]]))
+    return [f"The best other shape is {_shape_name(best_shape)}: {gain}. To select it, {changes}."]
 
 
 def shape_lines(plan: Plan) -> list[str]:
@@ -217,13 +219,13 @@ def fallback_lines(plan: Plan) -> list[str]:
         for entry in plan.fallbacks
     ]
     for entry in plan.no_fallback:
-        missing = entry.missing_mib
-        obstacle = f"cannot be planned: {entry.reason}" if missing is None else f"does not fit, {missing} MiB missing"
+        missing_mib = entry.missing_mib
+        obstacle = (
+            f"cannot be planned: {entry.reason}" if missing_mib is None else f"does not fit, {missing_mib} MiB missing"
+        )
         rows.append([f"without {entry.without}:", obstacle])
     seconds = plan.head.fallback_after
-    fallback_note = (
-        f"llama_server_fallback is true: if the model fits, the head serves without the worker after {seconds} seconds."
-    )
+    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without it after {seconds} seconds."
     if seconds is None:
-        fallback_note = "llama_server_fallback is false: while one of them is away, nothing is served."
+        fallback_note = "llama_server_fallback is false: while a worker is away, nothing is served."
     return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

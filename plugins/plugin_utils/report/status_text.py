@@ -14,7 +14,7 @@ LAST_RESTARTS = 3
 """Number of restarts to show; the JSON has all that the launcher keeps."""
 SHOWN_DIFFERENCES = 6
 """Number of differences to show for each host; the JSON has all."""
-STATE_TEXTS = {**serving.TEXTS, "starting": "is restarting"}
+STATE_TEXTS = {**serving.STATE_LABELS, "starting": "is restarting"}
 """Words for states of a cluster."""
 LABEL, LONGEST_NAME = 10, 24
 """Columns of the names on the left, and of names in tables: longer names end in an ellipsis."""
@@ -24,13 +24,13 @@ def _gib(mib: int | None) -> str:
     return "" if mib is None else f"{mib / 1024:.1f}"
 
 
-def _free_of_total(free: int | None, total: int | None) -> str:
-    if free is None:
-        return f"? of {_gib(total)}" if total is not None else ""
-    return f"{_gib(free)} of {_gib(total)}" if total is not None else _gib(free)
+def _free_of_total(free_mib: int | None, total_mib: int | None) -> str:
+    if free_mib is None:
+        return f"? of {_gib(total_mib)}" if total_mib is not None else ""
+    return f"{_gib(free_mib)} of {_gib(total_mib)}" if total_mib is not None else _gib(free_mib)
 
 
-def _short(text: str, longest: int = LONGEST_NAME) -> str:
+def _shorten(text: str, longest: int = LONGEST_NAME) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -63,11 +63,13 @@ def _cluster_lines(status: types.Status) -> list[str]:
     if cluster.balancer is not None:
         lines += _labelled_lines("balancer", cluster.balancer)
     if cluster.verified:
-        verified = cluster.verified
+        verification = cluster.verified
         result = (
-            "passed" if verified.passed else "failed"
-        ) + ", but the model was asleep and not tested" * verified.asleep
-        lines += _labelled_lines("verified", f"{units.duration(verified.age_s)} ago with {verified.release}, {result}")
+            "passed" if verification.passed else "failed"
+        ) + ", but the model was asleep and was not tested" * verification.asleep
+        lines += _labelled_lines(
+            "verified", f"{units.duration(verification.age_s)} ago with {verification.release}, {result}"
+        )
     elif cluster.state not in ("unknown", "not installed"):
         lines += _labelled_lines("verified", "never: the head has no record")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
@@ -78,11 +80,11 @@ def _cluster_lines(status: types.Status) -> list[str]:
 
 
 def _release_text(cluster: types.ClusterStatus) -> str:
-    planned = cluster.planned
-    if not planned:
+    planned_release = cluster.planned
+    if not planned_release:
         return ""
-    build = f"build {planned.build}, " if planned.build else ""
-    text = f"{planned.ref} ({build}RPC protocol {planned.protocol or 'unknown'})"
+    build = f"build {planned_release.build}, " if planned_release.build else ""
+    text = f"{planned_release.ref} ({build}RPC protocol {planned_release.protocol or 'unknown'})"
     verdicts = {
         True: "all hosts are as planned",
         False: "not all hosts are as planned",
@@ -94,7 +96,7 @@ def _release_text(cluster: types.ClusterStatus) -> str:
 
 def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
     role = " (head)" * host.is_head
-    name = _short(host.name, LONGEST_NAME - len(role)) + role
+    name = _shorten(host.name, LONGEST_NAME - len(role)) + role
     if host.resources is None:
         yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
         return
@@ -110,11 +112,11 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
         plan if host.installed else "not installed",
     ]
     for device in resources.devices:
-        name = f"  {_short(device.name, LONGEST_NAME - 2)}"
+        name = f"  {_shorten(device.name, LONGEST_NAME - 2)}"
         yield [name, _free_of_total(device.free_mib, device.total_mib), "", "", ""]
-        shared = _free_of_total(device.shared_free_mib, device.shared_total_mib)
-        if shared:
-            yield ["    host memory (GTT)", shared, "", "", ""]
+        shared_memory = _free_of_total(device.shared_free_mib, device.shared_total_mib)
+        if shared_memory:
+            yield ["    host memory (GTT)", shared_memory, "", "", ""]
 
 
 def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
@@ -124,11 +126,11 @@ def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
         device = " ".join(filter(None, (worker.device, worker.protocol)))
         clients = ", ".join(worker.clients)
         yield [
-            worker.endpoint or _short(worker.service),
-            _short(host.name, 16),
-            _short(device),
+            worker.endpoint or _shorten(worker.service),
+            _shorten(host.name, 16),
+            _shorten(device),
             units.duration(worker.uptime_s),
-            _short(clients, 16),
+            _shorten(clients, 16),
             state + restarts,
         ]
 

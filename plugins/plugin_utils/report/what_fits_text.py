@@ -19,7 +19,7 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    introduction = f"With {question.context} tokens of context, and with the most that fit. Speeds are for an empty one. {ORDER_TEXT.format(question.speed)}"
+    introduction = f"With {question.context} tokens of context, and the most that fit. Speeds: empty context. {ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(introduction, tables.PAGE_WIDTH),
@@ -38,7 +38,7 @@ def _cells(row: Row) -> list[str]:
     contexts = dict.fromkeys((row.context, row.longest_context))
     longer_contexts = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    place = f"{row.devices} devices of {hosts}" if row.devices > 1 else hosts
+    place = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
     speed = str(row.generation_range or "")
     if row.users and row.users.users > 1:
         speed += f", {row.users.generation_range} for {row.users.users}"

@@ -28,7 +28,7 @@ class CachedBuild:
     def receive(self) -> Iterator[Path]:
         """Yield a path to which the caller brings the packed release."""
         with cache.exclusive_folder(self._name, "llama_build_share") as folder, cache.work(folder) as work:
-            packed = Path(work) / self._archive.name
-            yield packed
+            packed_path = Path(work) / self._archive.name
+            yield packed_path
             if not self.archive():  # another controller may have brought one, which is on its way to hosts
-                packed.replace(self._archive)
+                packed_path.replace(self._archive)

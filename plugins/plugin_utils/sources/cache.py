@@ -36,8 +36,8 @@ def folder(name: str, variable: str) -> Path:
         owner, user = path.stat().st_uid, os.geteuid()
         if owner != user:
             raise AnsibleError(
-                f"The controller's cache {path} belongs to uid {owner}, but this run has uid {user}: its content is installed on hosts, so only one "
-                f"account may change it. Run as uid {owner}, or set XDG_CACHE_HOME to a folder of uid {user}"
+                f"The controller's cache {path} belongs to uid {owner}, but this run has uid {user}: this cache is installed on hosts, so only one account "
+                f"may change it. Run as uid {owner}, or set XDG_CACHE_HOME to a folder of uid {user}"
             )
         (path / name).mkdir(parents=True, exist_ok=True)
     return path / name
@@ -75,6 +75,6 @@ def _explain_error(variable: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise AnsibleError(
-            f"{variable} needs {path} on the controller, which cannot be used ({error.strerror or error}): free space there, make it writable for uid "
-            f"{os.geteuid()}, or set XDG_CACHE_HOME to a writable folder"
+            f"{variable} needs {path} on the controller, which cannot be used ({error.strerror or error}): free space on that disk, make the folder "
+            f"writable for uid {os.geteuid()}, or set XDG_CACHE_HOME to a writable folder"
         ) from None

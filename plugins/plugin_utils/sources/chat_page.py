@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import Fetched, receive
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile, receive
 
 VARIABLE = "llama_server_ui"
 BUCKET = "buckets/ggml-org/llama-ui/resolve"
@@ -39,26 +39,26 @@ class NoPageError(Exception):
     """This way does not give the page; the message is the reason."""
 
 
-def _path(source: Fetched) -> Path:
+def _path(source: FetchedFile) -> Path:
     return cache.folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
 
 
-def cached(source: Fetched) -> list[Fetched]:
+def cached_pages(source: FetchedFile) -> list[FetchedFile]:
     """Return the archive of the page for these sources, if it is in the cache."""
     path = _path(source)
-    return [Fetched(path, False, sha256(path), source.commit)] if path.exists() else []
+    return [FetchedFile(path, False, sha256(path), source.commit)] if path.exists() else []
 
 
-def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fetched]:
+def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -> list[FetchedFile]:
     """Return the archive of the page for a release's sources, in the cache; None after a warning if there is none.
 
     :param source: archive of the sources.
-    :param wanted: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
+    :param requested_ui: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
     :raises AnsibleError: the page is required, and there is no way to get it.
     """
     reasons: list[str] = []
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
-        for obtain in () if cached(source) else (_download, _build)[: 1 + (wanted == "true")]:
+        for obtain in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
             work = Path(name, obtain.__name__)
             work.mkdir()
             try:
@@ -67,16 +67,16 @@ def fetch(release: ReleasePlan, source: Fetched, wanted: str | None) -> list[Fet
                 reasons.append(str(error))
             else:
                 (work / "page").replace(_path(source))
-                return [archive._replace(changed=True) for archive in cached(source)]
+                return [archive._replace(changed=True) for archive in cached_pages(source)]
     text = "; ".join(reasons)
-    if text and wanted == "true":
+    if text and requested_ui == "true":
         raise AnsibleError(
-            f"{VARIABLE} is true, but {release.ref} has no chat page: {text}. Solve one of these, or set it to auto"
+            f"{VARIABLE} is true, but {release.ref} has no chat page: {text}. Fix one of these problems, or set {VARIABLE} to auto"
         )
     if text:
         remedy = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
         Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To get it, {remedy}")
-    return cached(source)
+    return cached_pages(source)
 
 
 def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
@@ -87,7 +87,7 @@ def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, P
         receive(f"{url}.sha256", checksum, **LIMITS)
         receive(url, archive, **LIMITS)
         if checksum.read_bytes()[:64].lower() != sha256(archive).encode():
-            raise NoPageError(f"{name} does not have the checksum beside it")
+            raise NoPageError(f"{name} does not match its checksum file")
         return _extract(archive, "(.+)", work)
     except web.RemoteError as error:
         raise NoPageError(f"{name} {error}") from None

@@ -49,13 +49,13 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise GitError("the controller has no git; install it there, or use source: pypi or archive") from None
+        raise GitError("the controller has no git; install git there, or use source: pypi or archive") from None
     except subprocess.TimeoutExpired:
         raise GitError(f"it did not answer within {seconds} seconds") from None
     if process.returncode:
         message = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
-        missing = "couldn't find remote ref" in message or "not our ref" in message
-        raise (NotFound if missing else GitError)(validation.printable(message))
+        is_missing = "couldn't find remote ref" in message or "not our ref" in message
+        raise (NotFound if is_missing else GitError)(validation.printable(message))
     return process.stdout
 
 
@@ -71,7 +71,7 @@ def commit_of(repository: str, name: str) -> str | None:
     names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
     listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
     commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
-    return next((commits[full] for full in names if full in commits), None)
+    return next((commits[full_name] for full_name in names if full_name in commits), None)
 
 
 @contextmanager
@@ -80,21 +80,21 @@ def _fetch(repository: str, revision: str, parent: Path, *options: str) -> Itera
     with tempfile.TemporaryDirectory(dir=parent) as work:
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
-        remote = ["-c", f"remote.{REMOTE}.url={absolute_path(repository)}"]
+        remote_options = ["-c", f"remote.{REMOTE}.url={absolute_path(repository)}"]
         options_of_fetch = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
-        _run([*remote, "fetch", *options_of_fetch, "--", REMOTE, revision], FETCH_SECONDS, folder)
+        _run([*remote_options, "fetch", *options_of_fetch, "--", REMOTE, revision], FETCH_SECONDS, folder)
         yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
 
 
 def count_commits(repository: str, commit: str, parent: Path) -> int:
     """Return the number of commits up to this one, which upstream uses as build number."""
-    local = absolute_path(repository).startswith(("/", "file:"))
+    is_local = absolute_path(repository).startswith(("/", "file:"))
     # Over a network commits come without trees. A repository on this machine is at hand, and one whose history was cut off would let
     # git before 2.44 start itself without end to look for the rest.
-    options = ["--update-shallow"] if local else ["--filter=tree:0"]
+    options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
     with _fetch(repository, commit, parent, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
-            raise GitError("its history is incomplete there")
+            raise GitError("its history is incomplete in that repository")
         return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
 
 

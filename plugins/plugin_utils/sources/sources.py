@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, git
 
 
-class Fetched(NamedTuple):
+class FetchedFile(NamedTuple):
     """An archive in the cache: whether this run fetched it, and its identity."""
 
     path: Path
@@ -55,13 +55,13 @@ OTHER_SOURCES = "source: pypi, which is compiled, or source: package if the dist
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """Return the cluster with the details that only the controller can look up, for the releases of which a host has a build."""
 
-    resolved = {}
+    resolved_requests = {}
     for variable in programs.release_variables(cluster, catalogue):
         try:
-            resolved[variable] = resolve(releases.requested(variable, cluster.releases), find_file)
+            resolved_requests[variable] = resolve(releases.requested_release(variable, cluster.releases), find_file)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    return cluster._replace(releases={**cluster.releases, **resolved})
+    return cluster._replace(releases={**cluster.releases, **resolved_requests})
 
 
 def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> ReleaseRequest:
@@ -72,7 +72,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
     """
     request = request._replace(patches=tuple(_read_patch(patch, find_file) for patch in request.patches))
     if request.path and not _is_cached(request.checksum):
-        request = request._replace(path=_readable("path", request.path, find_file))
+        request = request._replace(path=_readable_path("path", request.path, find_file))
     if request.source == "git":
         if not request.commit and not re.fullmatch(release_request.BUILD_TAG, request.ref):
             request = request._replace(commit=_commit_of(request.repository, request.ref))
@@ -82,18 +82,18 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
 
 
 def _read_patch(patch: PatchPlan, find_file: Callable[[str], str]) -> PatchPlan:
-    path = Path(_readable("patch", patch.path, find_file))
+    path = Path(_readable_path("patch", patch.path, find_file))
     text = path.read_text(errors="replace")
     return PatchPlan(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable(key: str, path_given: str, find_file: Callable[[str], str]) -> str:
+def _readable_path(key: str, path_given: str, find_file: Callable[[str], str]) -> str:
     with suppress(AnsibleError):
         path = find_file(path_given)
         if os.path.isfile(path) and os.access(path, os.R_OK):
             return path
     raise Refusal(
-        f"llama_release has the {key} {path_given!r}, which is not a file that the controller can read: use a path that is absolute, or relative to the "
+        f"llama_release has the {key} {path_given!r}, which is not a readable file on the controller: use an absolute path, or one relative to the "
         "inventory or the playbook"
     )
 
@@ -110,13 +110,13 @@ def _commit_of(repository: str, ref: str) -> str:
 
 def _unreadable_repository(repository: str, error: git.GitError) -> str:
     return (
-        f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and "
-        f"the network of the controller, or use {OTHER_SOURCES}"
+        f"llama_release has the repository {repository!r}, which could not be read from the controller: {error}. Check the address and the controller's "
+        f"network, or use {OTHER_SOURCES}"
     )
 
 
 def _unknown_ref(repository: str, ref: str) -> str:
-    return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it; a commit needs all its digits"
+    return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it (a commit needs all its digits)"
 
 
 def _build_of(repository: str, ref: str, commit: str) -> int:
@@ -140,7 +140,7 @@ def _build_of(repository: str, ref: str, commit: str) -> int:
     return number
 
 
-def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[Fetched]:
+def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[FetchedFile]:
     """Return the archives of a planned release in the cache. One without a checksum must stay the same as when it was first fetched.
 
     :raises AnsibleError: an archive cannot be fetched, or its SHA-256 differs; it is not cached then.
@@ -148,24 +148,24 @@ def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[Fetched]:
     return [_fetch_one(release, name) for name in names or [""]]
 
 
-def _fetch_one(release: ReleasePlan, name: str) -> Fetched:
-    fetched = _cached(release, name, cache.folder("sources", VARIABLE))
-    if fetched:
-        return fetched
+def _fetch_one(release: ReleasePlan, name: str) -> FetchedFile:
+    cached_file = _cached_file(release, name, cache.folder("sources", VARIABLE))
+    if cached_file:
+        return cached_file
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
-        fetched = _cached(release, name, folder)
-        if fetched:
-            return fetched
+        cached_file = _cached_file(release, name, folder)
+        if cached_file:
+            return cached_file
         archive_part, record_part = Path(work) / "archive", Path(work) / "record"
         commit = _write_archive(release, name, archive_part)
         checksum, (archive, record) = _checksum_of(release, name), _cache_paths(release, name, folder)
-        actual = _check_archive(
-            release, name, archive_part, checksum or (_recorded(record).get("sha256") if name else None)
+        actual_checksum = _check_archive(
+            release, name, archive_part, checksum or (_read_fetch_record(record).get("sha256") if name else None)
         )
-        record_part.write_text(json.dumps({"commit": commit, "sha256": actual}) + "\n")
+        record_part.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
         archive_part.replace(archive)
         record_part.replace(record)
-    return Fetched(archive, True, actual, commit)
+    return FetchedFile(archive, True, actual_checksum, commit)
 
 
 def _checksum_of(release: ReleasePlan, name: str) -> str | None:
@@ -186,7 +186,7 @@ def _is_cached(checksum: str) -> bool:
     return (cache.folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
-def _recorded(record: Path) -> dict[str, str]:
+def _read_fetch_record(record: Path) -> dict[str, str]:
     with suppress(OSError, ValueError):
         data = json.loads(record.read_text())
         if isinstance(data, dict):
@@ -194,13 +194,13 @@ def _recorded(record: Path) -> dict[str, str]:
     return {}
 
 
-def _cached(release: ReleasePlan, name: str, folder: Path) -> Fetched | None:
+def _cached_file(release: ReleasePlan, name: str, folder: Path) -> FetchedFile | None:
     archive, record = _cache_paths(release, name, folder)
-    fetch_record = _recorded(record)
+    fetch_record = _read_fetch_record(record)
     checksum = _checksum_of(release, name) or fetch_record.get("sha256")
     with suppress(OSError):
         if checksum and sha256(archive) == checksum:
-            return Fetched(archive, False, checksum, fetch_record.get("commit", release.commit))
+            return FetchedFile(archive, False, checksum, fetch_record.get("commit", release.commit))
     return None
 
 
@@ -209,24 +209,25 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
 
     :raises AnsibleError: its SHA-256 differs from the expected one, or the archive is incomplete.
     """
-    actual = sha256(archive)
-    if checksum and checksum != actual:
+    actual_checksum = sha256(archive)
+    if checksum and checksum != actual_checksum:
         subject = f" of {name}" if name else ""
         raise AnsibleError(
-            f"llama_release has the checksum sha256:{checksum}{subject}, but that archive has sha256:{actual}: correct the checksum, or get the right archive"
+            f"llama_release has the checksum sha256:{checksum}{subject}, but that archive has sha256:{actual_checksum}: correct the checksum, or use the "
+            "right archive"
             if _checksum_of(release, name)
-            else f"{name} of llama_release has sha256:{actual}, but had sha256:{checksum} when it was first fetched: find out why it was replaced before "
-            "you use it; to accept it, add it to checksums of llama_release"
+            else f"{name} of llama_release has sha256:{actual_checksum}, but had sha256:{checksum} when it was first fetched: find out why the archive was "
+            "replaced before you use it; to accept it, add its checksum to checksums in llama_release"
         )
     try:
         for _member in archives.members(archive):
             pass
     except archives.DamagedError:
         raise AnsibleError(
-            f"llama_release has an archive that cannot be read, {name or release.url or release.path}: its server may send other content; give the "
-            "address or path of a complete tar archive, compressed with gzip, bzip2, xz or not at all, or of a zip archive with source: binary"
+            f"llama_release has an archive that cannot be read, {name or release.url or release.path}: the server may send other content; use a complete "
+            "tar archive, uncompressed or compressed with gzip, bzip2 or xz, or a zip archive with source: binary"
         ) from None
-    return actual
+    return actual_checksum
 
 
 def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
@@ -238,15 +239,15 @@ def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
     elif name:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
-            "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has it (url), or "
+            "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES}"
         )
         _download(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:
-        remedy = "correct it, or download the archive and use path"
+        remedy = "correct the URL, or download the archive yourself and set path instead of url"
         _download(release.url, target, f"llama_release has the url {release.url!r}, which", remedy)
     else:
-        shutil.copyfile(_readable("path", str(release.path), str), target)
+        shutil.copyfile(_readable_path("path", str(release.path), str), target)
     return release.commit
 
 
@@ -276,7 +277,7 @@ def _download_pypi(release: ReleasePlan, target: Path) -> None:
     if message:
         raise AnsibleError(
             f"pip of {sys.executable} could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
-            f"checksum, and the index in the configuration of pip, or use source: archive. pip says: {validation.printable(message)}"
+            f"checksum and the index in pip's configuration, or use source: archive. Output of pip: {validation.printable(message)}"
         )
     next(folder.glob("llama_cpp_python-*")).replace(target)
 
@@ -288,7 +289,7 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
             return receive(url, target)
         except web.RemoteError as error:
             if pause is None or not error.passes:
-                reason = f"its server refuses (HTTP {error.status}): " if error.status else f"{error}, or "
+                reason = f"was refused by its server (HTTP {error.status}): " if error.status else f"{error}, or "
                 raise AnsibleError(f"{subject} {reason}{remedy}") from None
         time.sleep(pause)
 
@@ -305,11 +306,11 @@ def receive(
             while part := reply.read1(1 << 20):
                 size += stream.write(part)
                 if size > most_bytes or time.monotonic() > deadline:
-                    raise web.RemoteError("is too large, or its server too slow: try again later")
+                    raise web.RemoteError("is too large, or its server is too slow: try again later")
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")
         except (OSError, http.client.HTTPException) as error:
             raise web.RemoteError(f"was cut off ({validation.printable(error)}): try again", passes=True) from None
     if size < announced:
-        raise web.RemoteError("was cut off: its server sent less than it announced; try again", passes=True)
+        raise web.RemoteError("was cut off: the server sent less than it announced; try again", passes=True)

@@ -30,7 +30,7 @@ serving.WRITE_SECONDS, serving.LOAD_SECONDS = 0.2, 0.2
 exporter.EXPORT_SECONDS = 0.2
 runtime.RETURN_SECONDS, runtime.STEADY_SECONDS = 0.1, 1.0
 runtime.HeadSettings = functools.partial(runtime.HeadSettings, pause=0.1)
-worker.run = functools.partial(worker.run, poll_seconds=0.1)
+worker.run_worker = functools.partial(worker.run_worker, poll_seconds=0.1)
 raise SystemExit(runtime.main())
 """
 SERVER = """

@@ -71,7 +71,7 @@ def reports(plan):
 def judged(plan, evidence=None, hosts=None, probes=(), **observed):
     """The report on a cluster that does what was planned, but for what is said here."""
     hosts = reports(plan) if hosts is None else hosts
-    return judge.judge(plan, evidence or healthy(plan), judge.Observed(hosts, dict(probes), **observed))
+    return judge.judge(plan, evidence or healthy(plan), judge.Observations(hosts, dict(probes), **observed))
 
 
 def checks(report, name):

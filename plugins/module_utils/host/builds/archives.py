@@ -47,21 +47,21 @@ class _LimitedStream:
     """Content of a tar archive. tarfile believes the sizes in headers, so this class counts the bytes that are not of an extracted file."""
 
     def __init__(self, stream: Any) -> None:
-        self.remaining = HEADER_BYTES
+        self.remaining_bytes = HEADER_BYTES
         self._stream = stream
         self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
 
     def read(self, size: int) -> bytes:
-        self.remaining -= size
-        if size < 0 or self.remaining < 0:
-            raise tarfile.ReadError("its headers are too long: leave out .git and build folders")
+        self.remaining_bytes -= size
+        if size < 0 or self.remaining_bytes < 0:
+            raise tarfile.ReadError("its headers are too long: exclude .git and build folders from the archive")
         return self._stream.read(size)
 
 
 class _LimitedArchive(tarfile.TarFile):
     def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
-        self._limited = _LimitedStream(fileobj)
-        super().__init__(name, mode, self._limited, **options)  # type: ignore[arg-type]  # it reads only
+        self._limited_stream = _LimitedStream(fileobj)
+        super().__init__(name, mode, self._limited_stream, **options)  # type: ignore[arg-type]  # it reads only
 
     def next(self) -> tarfile.TarInfo | None:
         member = super().next()
@@ -72,7 +72,7 @@ class _LimitedArchive(tarfile.TarFile):
     def extractfile(self, member: Any) -> Any:
         if member.issparse():  # a header of 512 bytes would fill the disk
             raise tarfile.ReadError(f"{member.name} is a sparse file: pack it without holes")
-        self._limited.remaining += member.size * member.isreg()
+        self._limited_stream.remaining_bytes += member.size * member.isreg()
         return super().extractfile(member)
 
 
@@ -86,10 +86,11 @@ class _ZipArchive(zipfile.ZipFile):
         tail = stream.read()
         place = tail.rfind(b"PK\5\6")
         size, comment = (
-            int.from_bytes(tail[place + at : place + at + width], "little") for at, width in ((12, 4), (20, 2))
+            int.from_bytes(tail[place + offset : place + offset + width], "little")
+            for offset, width in ((12, 4), (20, 2))
         )
         if place < 0 or place + 22 + comment != len(tail) or size > HEADER_BYTES // 4 or b"PK\6\7" in tail:
-            raise tarfile.ReadError("its directory is missing or too long: pack it as .tar.gz")
+            raise tarfile.ReadError("its central directory is missing or too long: repack the archive as .tar.gz")
         super().__init__(stream)
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
@@ -174,7 +175,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
         ) from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
-            "the archive of llama_release contains links instead of its programs: use one with the programs themselves"
+            "the archive of llama_release contains links instead of programs: use an archive with the programs themselves"
         )
     for entry in target.iterdir():
         entry.chmod(0o755 if entry.name in programs else 0o644)
@@ -192,8 +193,8 @@ def check_tree(path: Path, folder: str) -> None:
         if name == "CMakeLists.txt" and (parent == folder if folder else parent and "/" not in parent):
             return
     raise Refusal(
-        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where llama.cpp's sources should be: use one "
-        "that is packed like GitHub's, or use compiled programs with source: binary"
+        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where llama.cpp's sources should be: use an archive with "
+        "the layout of GitHub's archives, or compiled programs with source: binary"
     )
 
 
@@ -205,11 +206,11 @@ def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
     files = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
     folder = next((member.parent for member in files if member.name == SERVER), None)
     names = {member.name for member in files if member.parent == folder}
-    missing = [name for name in programs if name not in names]
-    if folder is None or missing:
-        missing_text = f"{' and '.join(missing)} beside its {SERVER}" if folder else SERVER
+    missing_programs = [name for name in programs if name not in names]
+    if folder is None or missing_programs:
+        missing_text = f"{' and '.join(missing_programs)} next to {SERVER}" if folder else SERVER
         raise Refusal(
-            f"the archive of llama_release has no {missing_text}: use an archive of compiled programs with RPC (such as upstream's for Ubuntu and "
-            "macOS) and with the right build, or compile it with source: git"
+            f"the archive of llama_release has no {missing_text}: use an archive with compiled RPC programs of the right build (such as upstream's for "
+            "Ubuntu and macOS), or compile with source: git"
         )
     return folder

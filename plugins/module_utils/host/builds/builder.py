@@ -51,7 +51,7 @@ class Builder(Installer):
         self.member = release.member or ""
         self.work = self.cache / "builds" / build.id
         self.log = Path(store.log_path(cache, build.id))
-        self.unpacked = self.log.with_suffix(store.UNPACKED)
+        self.unpacked_folder = self.log.with_suffix(store.UNPACKED)
 
     def _make_folder(self, path: Path) -> None:
         """Make a folder that belongs to the building account, with its contents."""
@@ -89,23 +89,22 @@ class Builder(Installer):
             )
         with self.log.open("rb") as log:
             log.seek(start)
-            printed = log.read().decode("utf-8", "replace").splitlines()
+            printed_lines = log.read().decode("utf-8", "replace").splitlines()
         is_full = shutil.disk_usage(self.work).free < FULL_BYTES
-        if process.returncode and (is_full or any("No space left on device" in line for line in printed[-200:])):
+        if process.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
             raise Refusal(
-                f"{step} failed: the disk of {self.cache} is full. Free some space and run the playbook again; the build continues where "
-                f"it stopped. Log: {self.log}"
+                f"{step} failed: the disk that holds {self.cache} is full. Free some space, then run the playbook again to resume the build. Log: {self.log}"
             )
-        return process.returncode, printed
+        return process.returncode, printed_lines
 
     def _run(self, step: str, argv: list[str]) -> None:
         """Fail if the step fails. The next run then starts over: a power failure may have damaged the tree, and cmake caches wrong results."""
-        status, printed = self._run_logged(step, argv)
+        status, printed_lines = self._run_logged(step, argv)
         if status:
-            self.unpacked.unlink(missing_ok=True)
+            self.unpacked_folder.unlink(missing_ok=True)
             raise Refusal(
                 f"{step} failed with status {status}. Log: {self.log}, which ends with:\n"
-                + "\n".join(printed[-LOG_LINES_SHOWN:])
+                + "\n".join(printed_lines[-LOG_LINES_SHOWN:])
             )
 
     def _log(self, step: str) -> None:
@@ -123,7 +122,7 @@ class Builder(Installer):
             return manifest.installed_manifest(self.release, self.build.targets, self.build.builder) or self._build()
 
     def _build(self) -> Manifest:
-        started = time.monotonic()
+        start_time = time.monotonic()
         for folder in (self.cache / "ccache", self.work):
             self._make_folder(folder)
         self.log.write_bytes(b"")
@@ -131,11 +130,11 @@ class Builder(Installer):
         self._configure()
         jobs = str(os.cpu_count() or 1)
         self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
-        return self._install(round(time.monotonic() - started))
+        return self._install(round(time.monotonic() - start_time))
 
     def _remove_build_files(self) -> None:
         # A partly removed tree must not count as unpacked.
-        self.unpacked.unlink()
+        self.unpacked_folder.unlink()
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
@@ -143,14 +142,14 @@ class Builder(Installer):
         page = [self.source.page.sha256] if self.source.page else []
         sums = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
         digests = "".join(f"{digest}\n" for digest in sums)
-        if text_of(self.unpacked) == digests and (self.work / "source").exists():
+        if text_of(self.unpacked_folder) == digests and (self.work / "source").exists():
             return
-        self.unpacked.unlink(missing_ok=True)
+        self.unpacked_folder.unlink(missing_ok=True)
         self._unpack()
         for patch in self.source.patches:
             self._patch(patch)
         self._write_build_info()
-        self.unpacked.write_text(digests)
+        self.unpacked_folder.write_text(digests)
 
     def _unpack(self) -> None:
         archive = Path(self.source.archive)
@@ -167,14 +166,14 @@ class Builder(Installer):
 
     def _patch(self, patch: Patch) -> None:
         check_sha256(Path(patch.path), patch.sha256)
-        status, printed = self._run_logged(
+        status, printed_lines = self._run_logged(
             f"patch {patch.name}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch.path]
         )
         if status:
             variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PREFIX) else "llama_release"
             raise Refusal(
-                f"the patch {patch.name} of {variable} does not apply to this tree: remove it, or use another release. No running service was "
-                f"touched. Log: {self.log}; patch says:\n" + "\n".join(printed[:PATCH_LINES_SHOWN])
+                f"the patch {patch.name} of {variable} does not apply to this source tree: remove the patch, or use another release. No running service was "
+                f"touched. Log: {self.log}; output of patch:\n" + "\n".join(printed_lines[:PATCH_LINES_SHOWN])
             )
 
     def _write_build_info(self) -> None:
@@ -195,15 +194,15 @@ class Builder(Installer):
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
 
     def _install(self, seconds: int) -> Manifest:
-        with self._new_release() as partial:
+        with self._new_release() as partial_release:
             for target in self.build.targets:
-                with (partial / "bin" / target).open("wb") as program:
+                with (partial_release / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work / "build" / "bin" / target)]
                     changes = commands.account_options(self.account)
-                    copied = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **changes)
-                if copied.returncode:
-                    raise Refusal(f"{target} could not be copied: {copied.stderr.decode(errors='replace').strip()}")
-                (partial / "bin" / target).chmod(0o755)
+                    result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **changes)
+                if result.returncode:
+                    raise Refusal(f"{target} could not be copied: {result.stderr.decode(errors='replace').strip()}")
+                (partial_release / "bin" / target).chmod(0o755)
             source = {
                 "sha256": self.source.sha256,
                 "member": self.member,
@@ -211,10 +210,10 @@ class Builder(Installer):
                 "number": self.number,
                 "patches": [patch.sha256 for patch in self.source.patches],
             }
-            return self._publish(partial, source, seconds)
+            return self._publish(partial_release, source, seconds)
 
 
-def step(line: str) -> str:
+def step_text(line: str) -> str:
     """Describe the progress of a build from the last line of its log that matches STEP_LINES."""
     match = re.match(r"\[(\d+)/(\d+)\]", line)
     if match:

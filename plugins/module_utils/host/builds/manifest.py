@@ -42,7 +42,7 @@ def read_manifest(release: Path) -> Optional[Manifest]:
     return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in manifest.files) else None
 
 
-def write(release: Path, manifest: Manifest) -> None:
+def write_manifest(release: Path, manifest: Manifest) -> None:
     (release / NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 

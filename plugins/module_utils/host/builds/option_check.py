@@ -37,46 +37,48 @@ def check_options(
     commands = [
         (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
     ]
-    for argv, launched in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
+    for argv, launched_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
-        listing = listings[name]
-        replacements = options.words_instead(listing, fork) if argv == launched and program == options.SERVER else {}
-        values = {word: rest for word, *rest in options.pairs(argv)}
-        for word in capabilities.unknown_options(program, argv[1:], listing, fork) if listing else ():
+        help_options = listings[name]
+        replacements = (
+            options.words_instead(help_options, fork) if argv == launched_argv and program == options.SERVER else {}
+        )
+        values = {word: option_values for word, *option_values in options.pairs(argv)}
+        for word in capabilities.unknown_options(program, argv[1:], help_options, fork) if help_options else ():
             option, replacement = options.exclusive_option(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")
             elif replacement == "" and options.may_be_left_out(word, values[word]):
                 notes.append(
-                    f"{text}{_similar_option(word, listing)}: it is omitted, and llama-server's default applies"
+                    f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
             elif option or fork in options.COMPLETE_HELP:
-                refusals.append(f"{text}{_similar_option(word, listing)}, {_remedy(option)}")
+                refusals.append(f"{text}{_similar_option(word, help_options)}, {_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
             refusals.append(
-                f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
-                f"compile it with source: git, or, if it was, install OpenSSL's development files (3.0 or newer) and remove {programs.parent}"
+                f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, or "
+                f"compile with source: git. If it was compiled here, install the OpenSSL development files (3.0 or newer) and remove {programs.parent}"
             )
     return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
 
-def write_replacements(release: Path, listing: Mapping[str, bool], fork: str) -> None:
+def write_replacements(release: Path, help_options: Mapping[str, bool], fork: str) -> None:
     """Write replacements for options that a build's llama-server does not know; the launcher reads them.
 
     :param release: folder of the build.
     """
-    path, text = release / REPLACEMENTS_FILE, json.dumps(options.words_instead(listing, fork), sort_keys=True)
+    path, text = release / REPLACEMENTS_FILE, json.dumps(options.words_instead(help_options, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
-def _similar_option(word: str, listing: Collection[str]) -> str:
+def _similar_option(word: str, help_options: Collection[str]) -> str:
     """Describe the most similar option of a help, among options that no known build uses otherwise."""
-    new = [candidate for candidate in listing if not options.is_known(candidate)]
-    longer = [candidate for candidate in new if candidate.startswith(f"{word}-")]
-    matches = longer or difflib.get_close_matches(word, new, 1, 0.7)
+    unknown_options = [candidate for candidate in help_options if not options.is_known(candidate)]
+    longer = [candidate for candidate in unknown_options if candidate.startswith(f"{word}-")]
+    matches = longer or difflib.get_close_matches(word, unknown_options, 1, 0.7)
     return f" (its help has {matches[0]})" if matches else ""
 
 
@@ -89,8 +91,8 @@ def _lacks_tls(programs: Path, fork: str) -> bool:
 def _remedy(option: options.Option | None) -> str:
     """Return the variable that sets an option, and a remedy."""
     if option is None:
-        return "which llama_server_extra_args sets: remove it, or use one that its --help lists"
+        return "which llama_server_extra_args sets: remove it, or use an option that --help lists"
     return (
-        f"which {option.variable or 'the plan'} sets: set llama_release to a build that has it, or use a version of this collection that "
-        "knows this build"
+        f"which {option.variable or 'the plan'} sets: set llama_release to a build that has this option, or use a version of this collection that knows "
+        "this build"
     )

@@ -29,15 +29,14 @@ PROGRAM_SECONDS = 60
 PAUSE_SECONDS = 0.05
 LINES_SHOWN, BYTES_SHOWN = 8, 4096
 HIDING_VARIABLES = {
-    record.visible.variable: record.visible.no_device
-    for record in backends.RECORDS.values()
-    if record.visible and record.visible.no_device is not None
+    record.visibility_variable.variable: record.visibility_variable.no_device
+    for record in backends.BY_NAME.values()
+    if record.visibility_variable and record.visibility_variable.no_device is not None
 }
 """Variables that hide all accelerators from programs."""
 INSTRUCTION_REMEDY = (
-    "It contains an instruction that this host's processor or its hypervisor does not allow. Set GGML_NATIVE: 'OFF' in "
-    "llama_build_cmake_options of this host; if the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with "
-    "source: git"
+    "The program contains an instruction that this host's processor or hypervisor does not support. Set GGML_NATIVE: 'OFF' in llama_build_cmake_options for "
+    "this host. If the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with source: git"
 )
 GENERAL_REMEDY = "Set llama_release to another build, or fix what the program reports"
 
@@ -66,8 +65,8 @@ class _Program(NamedTuple):
         """Fail if the program has ended or its time is over."""
         status = self.process.poll()
         if status is not None:
-            ending = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-            raise self.failure(ending, INSTRUCTION_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
+            exit_text = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            raise self.failure(exit_text, INSTRUCTION_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
         if time.monotonic() > self.deadline:
             raise self.failure(f"did not answer within {PROGRAM_SECONDS} s", GENERAL_REMEDY)
 
@@ -79,8 +78,8 @@ class _Program(NamedTuple):
         begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
         output = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
         return Refusal(
-            f"{self.name} was tried on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
-            "touched. Its last output:\n" + "\n".join(output)
+            f"{self.name} was tested on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
+            "touched. Last output of the program:\n" + "\n".join(output)
         )
 
 
@@ -106,7 +105,7 @@ def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], tr
 def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> bool:
     """Return whether it has its chat page."""
     model = trial.folder / "small.gguf"
-    known_answer_file.write(model, *MODEL_SHAPE)
+    known_answer_file.write_model(model, *MODEL_SHAPE)
     port = replies.free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
@@ -134,7 +133,7 @@ def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -
                 return
             worker.check_running()
             if answer.state != "refused":
-                raise worker.failure(f"did not answer as a worker ({answer.state}: {answer.detail})", GENERAL_REMEDY)
+                raise worker.failure(f"did not answer like a worker ({answer.state}: {answer.detail})", GENERAL_REMEDY)
             time.sleep(PAUSE_SECONDS)
 
 

@@ -35,12 +35,12 @@ def probe(
         results = [
             (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in pairs
         ]
-    reached = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
+    hosts = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
         for endpoint, source, status in results
         if endpoint in targets
-        and (status != errno.ECONNREFUSED if _address(endpoint) in addresses else _address(endpoint) in reached)
+        and (status != errno.ECONNREFUSED if _address(endpoint) in addresses else _address(endpoint) in hosts)
     )
 
 

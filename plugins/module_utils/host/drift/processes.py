@@ -43,16 +43,16 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
 
     :param account: None for the account of this process.
     """
-    running: dict[int, list[str]] = {}
+    running_processes: dict[int, list[str]] = {}
     uid = _uid(account)
     if uid is None:
-        return running
+        return running_processes
     if sys.platform == "darwin":
         for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
             number, owner, command = line.split(None, 2)
             if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
-                running[int(number)] = command.split(" ")
-        return running
+                running_processes[int(number)] = command.split(" ")
+        return running_processes
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _has_account(entry, uid):
             try:
@@ -60,8 +60,8 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
             except OSError:
                 continue
             if any(word.startswith(prefix + "/") for word in argv[:2]):
-                running[int(entry.name)] = argv
-    return running
+                running_processes[int(entry.name)] = argv
+    return running_processes
 
 
 def environment_of(process: int) -> dict[str, str] | None:
@@ -107,7 +107,7 @@ class Sockets(NamedTuple):
     ipv4: list[Socket]
     ipv6: list[Socket]
 
-    def listening(self, port: int) -> list[Socket]:
+    def listeners(self, port: int) -> list[Socket]:
         return [entry for entry in (*self.ipv4, *self.ipv6) if entry.state == LISTENING and entry.port == port]
 
 
@@ -123,15 +123,15 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
         fields = line.split()
         if fields[3] in (LISTENING, ESTABLISHED):
             address, port = fields[1].split(":")
-            local, remote = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local, int(port, 16), remote, fields[3], fields[9], int(fields[7]))
+            local_address, remote_address = _address(address, family), _address(fields[2].split(":")[0], family)
+            yield Socket(local_address, int(port, 16), remote_address, fields[3], fields[9], int(fields[7]))
 
 
 def sockets() -> Sockets:
     return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
 
 
-def listening_at(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
+def listener_pids(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
     """Return the processes that listen on the port (Linux), as far as their descriptors are readable."""
     listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
     return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
@@ -148,32 +148,32 @@ def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
     return inodes
 
 
-def is_served(address: str, port: int, running: Collection[int]) -> bool:
+def is_served(address: str, port: int, process_ids: Collection[int]) -> bool:
     """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if none has this
     address.
 
-    :param running: processes of the cluster, from ``of_account``.
+    :param process_ids: processes of the cluster, from ``of_account``.
     """
     if sys.platform == "darwin":
         lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
         pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
-        return not {*pids.split()}.isdisjoint(map(str, running))
-    listeners = sockets().listening(port)
-    exact = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
-    serving_inodes = exact or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
-    return any(serving_inodes & inodes for inodes in _socket_inodes(running).values())
+        return not {*pids.split()}.isdisjoint(map(str, process_ids))
+    listeners = sockets().listeners(port)
+    exact_inodes = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
+    serving_inodes = exact_inodes or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
+    return any(serving_inodes & inodes for inodes in _socket_inodes(process_ids).values())
 
 
 def is_only_listener(port: int) -> bool:
     """Return whether processes of this account listen on the port, and none of another account."""
     if sys.platform == "darwin":
         return bool(output(["lsof", "-nP", "-t", "-sTCP:LISTEN", f"-iTCP:{port}"]))
-    return {entry.uid for entry in sockets().listening(port)} == {os.geteuid()}
+    return {entry.uid for entry in sockets().listeners(port)} == {os.geteuid()}
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:
     """Return addresses that listen on the port (Linux; empty elsewhere)."""
-    return sorted({entry.address for entry in tables.listening(port)})
+    return sorted({entry.address for entry in tables.listeners(port)})
 
 
 def clients(port: int, tables: Sockets) -> list[str]:
@@ -181,14 +181,14 @@ def clients(port: int, tables: Sockets) -> list[str]:
     return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
-def started_at(pid: int | None) -> float | None:
+def start_time(pid: int | None) -> float | None:
     """Return a process's start in seconds since 1970 (Linux); None if unknown."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except OSError:
         return None
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has only whole seconds
-    return booted + ticks / os.sysconf("SC_CLK_TCK")
+    boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has only whole seconds
+    return boot_time + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def owner_of(uid: int) -> str:

@@ -21,7 +21,7 @@ class Event(NamedTuple):
 
     time: int
     """seconds since 1970"""
-    text: Annotated[str, Text(longest=2000)]
+    text: Annotated[str, Text(max_length=2000)]
     """a line of its log"""
 
 

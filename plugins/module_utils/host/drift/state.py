@@ -51,33 +51,37 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 
 
-def served_fallback(service: ServicePlan, running: Mapping[int, list[str]]) -> tuple[str, int] | None:
+def served_fallback(service: ServicePlan, running_processes: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the head's present fallback and its process, which has exactly its command line."""
     matches = (
-        (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, running)
+        (entry.name, pid)
+        for entry in service.fallbacks or ()
+        for pid in _find_processes(entry.process, running_processes)
     )
     return next(matches, None)
 
 
-def _find_processes(argv: Sequence[str], running: Mapping[int, list[str]]) -> list[int]:
+def _find_processes(argv: Sequence[str], running_processes: Mapping[int, list[str]]) -> list[int]:
     expected_argv = words.command_line_of_build(argv)
-    return [pid for pid, process_argv in running.items() if process_argv == expected_argv]
+    return [pid for pid, process_argv in running_processes.items() if process_argv == expected_argv]
 
 
-def service_state(service: ServicePlan, running: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
+def service_state(service: ServicePlan, commands: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
     """Return the state of a planned service. A planned fallback counts as planned.
 
-    :param running: process → argv, from processes.account_processes.
+    :param commands: process → argv, from processes.account_processes.
     """
     address, port = service.listens.rsplit(":", 1)
-    fallback = served_fallback(service, running)
-    programs = _find_processes(service.process, running)
+    fallback = served_fallback(service, commands)
+    programs = _find_processes(service.process, commands)
     programs += [fallback[1]] if fallback else []
-    launchers = [pid for pid, argv in running.items() if argv == list(service.argv)]
-    pids = programs or launchers or processes.listening_at(int(port), running, sockets)
+    launchers = [pid for pid, argv in commands.items() if argv == list(service.argv)]
+    pids = programs or launchers or processes.listener_pids(int(port), commands, sockets)
     if launchers:
-        actual = processes.environment_of((programs or launchers)[0])
-        is_planned = actual is None or all(actual.get(name) == value for name, value in service.environment.items())
+        variables = processes.environment_of((programs or launchers)[0])
+        is_planned = variables is None or all(
+            variables.get(name) == value for name, value in service.environment.items()
+        )
         state = (RUNNING if programs else WAITING) if is_planned else DIFFERENT
     else:
         state = DIFFERENT if pids else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
@@ -92,12 +96,12 @@ def service_state(service: ServicePlan, running: Mapping[int, list[str]], socket
 
 def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
     """Name ports of planned services that something else uses, or None."""
-    blocked = [service for service in services if states[service.name].state == FOREIGN]
-    if not blocked:
+    blocked_services = [service for service in services if states[service.name].state == FOREIGN]
+    if not blocked_services:
         return None
-    variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked)
-    conflicts = " and ".join(f"{service.listens}, the port of {service.name}" for service in blocked)
-    return f"Something else already uses {conflicts}: stop it, or change {' and '.join(variables)}."
+    variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked_services)
+    conflicts = " and ".join(f"{service.listens}, the port for {service.name}" for service in blocked_services)
+    return f"Another program already uses {conflicts}: stop that program, or change {' and '.join(variables)}."
 
 
 def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference]:
@@ -107,9 +111,9 @@ def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference
         except KeyError:
             yield Difference("account", account.name, f"account {account.name} is missing")
             continue
-        missing = [group for group in account.groups if account.name not in _members(group)]
-        if missing:
-            yield Difference("account", account.name, f"account {account.name} is not in {', '.join(missing)}")
+        missing_groups = [group for group in account.groups if account.name not in _members(group)]
+        if missing_groups:
+            yield Difference("account", account.name, f"account {account.name} is not in {', '.join(missing_groups)}")
 
 
 def _members(group: str) -> list[str]:
@@ -126,11 +130,11 @@ def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
         except OSError:
             yield Difference("folder", path, f"folder {path} is missing")
             continue
-        actual, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.owner_of(status.st_uid)
-        if mode and mode != actual:
-            yield Difference("folder", path, f"folder {path} has mode {actual}, planned {mode}")
+        actual_mode, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.owner_of(status.st_uid)
+        if mode and mode != actual_mode:
+            yield Difference("folder", path, f"folder {path} has mode {actual_mode}, planned: {mode}")
         if owner and owner != actual_owner:
-            yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned {owner}")
+            yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned: {owner}")
 
 
 def _is_unchanged(file: FilePlan) -> bool:
@@ -143,14 +147,14 @@ def _is_unchanged(file: FilePlan) -> bool:
 
 def _redefined_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
     """Return services with a missing or different definition, and running ones not started with the present definition and files."""
-    redefined, manager = [], service_managers.MANAGERS[plan.service_manager]
+    redefined_services, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
         path = manager.definition(plan.units, service.name)
         is_defined = path.is_file() and text_of(path) == service.definition
         is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
         if not is_defined or (states[service.name].pid and not is_recorded):
-            redefined.append(service.name)
-    return redefined
+            redefined_services.append(service.name)
+    return redefined_services
 
 
 def _system_differences(plan: HostPlan) -> Iterator[Difference]:
@@ -166,9 +170,9 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
-def running_releases(prefix: str, running: Mapping[int, list[str]]) -> list[str]:
+def running_releases(prefix: str, running_processes: Mapping[int, list[str]]) -> list[str]:
     folder = f"{prefix}/releases/"
-    programs = (argv[0] for argv in running.values() if argv[0].startswith(folder))
+    programs = (argv[0] for argv in running_processes.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
@@ -178,11 +182,11 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
-    running = processes.account_processes(plan.prefix, plan.account)
-    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, running)}
+    commands = processes.account_processes(plan.prefix, plan.account)
+    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, commands)}
     is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
-    unused = set() if is_building else {name for name in times if name.lstrip(".") not in used_builds}
-    return retention.unneeded_releases(planned_ids, times, unused)
+    unused_releases = set() if is_building else {name for name in times if name.lstrip(".") not in used_builds}
+    return retention.unneeded_releases(planned_ids, times, unused_releases)
 
 
 def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
@@ -196,7 +200,7 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
         path, *other_paths = paths
         if other_paths:
             yield Difference(
-                "file", folder, f"{1 + len(other_paths)} files of {folder} are missing or have different content"
+                "file", folder, f"{1 + len(other_paths)} files in {folder} are missing or have different content"
             )
         else:
             yield Difference("file", path, f"{path} is missing or has different content")
@@ -212,57 +216,57 @@ def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
 
 
 def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
-    first = files[0].path if files else ""
-    return reading.from_disk(first, lambda: model_files.differences(files))
+    first_path = files[0].path if files else ""
+    return reading.from_disk(first_path, lambda: model_files.differences(files))
 
 
 def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
-    yield from _differences("model", differences.missing, "{} of the model is missing or has different content")
+    yield from _differences("model", differences.missing_files, "model file {} is missing or has different content")
     yield from _differences(
-        "model", differences.unchecked, "{} of the model has not been checked, or was changed since"
+        "model", differences.unchecked_files, "model file {} has not been checked, or has changed since"
     )
 
 
-def _record_difference(identity: str | None, last: kept_plan.LastPlan | None) -> Iterator[Difference]:
+def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | None) -> Iterator[Difference]:
     """:param identity: id of the plan; None for a plan that is not kept."""
-    if identity and not (last and last.served and last.id == identity):
-        yield Difference("record", identity, f"plan {identity} is not the last one that served")
+    if identity and not (last_record and last_record.served and last_record.id == identity):
+        yield Difference("record", identity, f"plan {identity} is not the last plan that served")
 
 
 def drift(plan: HostPlan) -> Drift:
     """Return how this host differs from its part of the plan."""
-    running = processes.account_processes(plan.prefix, plan.account)
+    running_processes = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.sockets()
-    services = {service.name: service_state(service, running, sockets) for service in plan.services}
-    defined = place.defined_services(plan.service_manager, plan.units)
+    services = {service.name: service_state(service, running_processes, sockets) for service in plan.services}
+    defined_services = place.defined_services(plan.service_manager, plan.units)
     installation = place.place_in(plan)
-    installed = _installed_manifests(plan)
-    missing = [identity for identity, entry in installed.items() if not entry]
-    surplus = sorted(set(defined) - set(services))
+    installed_manifests = _installed_manifests(plan)
+    missing_builds = [identity for identity, entry in installed_manifests.items() if not entry]
+    surplus = sorted(set(defined_services) - set(services))
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
-    redefined = _redefined_services(plan, services)
+    redefined_services = _redefined_services(plan, services)
     models = model_differences(plan.model)
-    last = kept_plans.last_plan(plan.prefix)
+    last_record = kept_plans.last_plan(plan.prefix)
     keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return Drift(
         services=services,
-        defined=tuple(defined),
+        defined=tuple(defined_services),
         unplanned=tuple(surplus),
-        missing_builds=tuple(missing),
-        running_releases=tuple(running_releases(plan.prefix, running)),
+        missing_builds=tuple(missing_builds),
+        running_releases=tuple(running_releases(plan.prefix, running_processes)),
         changed_files=tuple(changed_files),
-        changed_models=tuple(models.missing),
-        redefined=tuple(redefined),
+        changed_models=tuple(models.missing_files),
+        redefined=tuple(redefined_services),
         port_probes=port_probes.probe(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
-        last=last,
+        last=last_record,
         differences=(
             *_account_differences(plan.accounts),
             *_folder_differences(plan.folders),
-            *_differences("release", missing, "release {} is not installed"),
+            *_differences("release", missing_builds, "release {} is not installed"),
             *_file_differences(changed_files),
             *_model_differences(models),
-            *_differences("definition", redefined, "{} is not defined as planned"),
-            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} is not started at boot"),
+            *_differences("definition", redefined_services, "{} is not defined as planned"),
+            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} does not start at boot"),
             *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
             *_system_differences(plan),
             *(
@@ -272,15 +276,17 @@ def drift(plan: HostPlan) -> Drift:
             ),
             *_differences("unplanned", surplus, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
-            *_record_difference(plan.id, last),
+            *_record_difference(plan.id, last_record),
             *_differences(
-                "key", [path for path, ids in keys.items() if not ids], "{} has no key that nobody else can read"
+                "key",
+                [path for path, ids in keys.items() if not ids],
+                "{} has no key that is readable by its owner only",
             ),
         ),
         archives={
             build.id: str(entry.source.get("sha256"))
             for build in plan.builds
-            if build.archives and (entry := installed[build.id])
+            if build.archives and (entry := installed_manifests[build.id])
         },
         tunnel_keys=keys or None,
     )

@@ -38,20 +38,20 @@ class Rule(NamedTuple):
 class State(NamedTuple):
     """Present and planned rules of the cluster, in the manager's form."""
 
-    present: Sequence[str]
+    present_rules: Sequence[str]
     """in order"""
     goals: Mapping[str, dict[str, Any]]
     """planned rules → arguments of the module that drives the manager; for each port, accepting rules come first"""
-    partial: frozenset[str] = frozenset()
+    partial_rules: frozenset[str] = frozenset()
     """present rules that are missing at run time or permanently"""
 
     @property
-    def missing(self) -> list[str]:
-        return [rule for rule in self.goals if rule not in self.present or rule in self.partial]
+    def missing_rules(self) -> list[str]:
+        return [rule for rule in self.goals if rule not in self.present_rules or rule in self.partial_rules]
 
     @property
-    def obsolete(self) -> list[str]:
-        return [rule for rule in self.present if rule not in self.goals]
+    def obsolete_rules(self) -> list[str]:
+        return [rule for rule in self.present_rules if rule not in self.goals]
 
 
 def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
@@ -76,8 +76,8 @@ def _firewalld(rules: Sequence[Rule], system: System) -> State:
                 lines.add(f"{zone}: {line.strip()}")
         entry_sets.append(lines)
     texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
-    partial = frozenset(entry_sets[0] ^ entry_sets[1])
-    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
+    halves = frozenset(entry_sets[0] ^ entry_sets[1])
+    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, halves)
 
 
 def _rich_rule(rule: Rule) -> str:
@@ -95,12 +95,14 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
     """Return the rules of ufw. Foreign rules stay: if one of them admits the head, no rule closes that port."""
     if not system.program("ufw"):
         return State([], {})
-    added = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
-    present = [rule for rule, _word, comment in added if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)]
-    foreign_rules = {rule for rule, _word, comment in added if comment != f"'{names.NAME}'"}
-    open_rules = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
-    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in open_rules]
-    return State(present, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
+    added_lines = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
+    present_rules = [
+        rule for rule, _word, comment in added_lines if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)
+    ]
+    foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.NAME}'"}
+    open_endpoints = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
+    texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in open_endpoints]
+    return State(present_rules, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
 
 
 def _ufw_command(rule: Rule) -> str:
@@ -112,21 +114,23 @@ def _ufw_command(rule: Rule) -> str:
 
 
 def ufw_arguments(text: str) -> dict[str, Any]:
-    action, source, address, port, short = UFW_RULE.findall(text)[0]
-    endpoints = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or short}
+    action, source, address, port, any_address_port = UFW_RULE.findall(text)[0]
+    endpoints = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or any_address_port}
     return {"rule": action, **endpoints, "proto": "tcp"}
 
 
 def _nftables(rules: Sequence[Rule], system: System) -> State:
-    active = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    stored = NFT_COMMENT.findall(system.text(NFT_FILE))
+    loaded = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    file_rules = NFT_COMMENT.findall(system.text(NFT_FILE))
     if foreign_things(system):
         if rules:
             raise Refusal(f"This host has {foreign_things(system)[0]}{names.FOREIGN_REMEDY}.")
         return State([], {})
-    stored_rules = stored if system.path(NFT_BOOT_LINK).is_symlink() else []
-    partial = frozenset({*active, *stored} - set(active).intersection(stored_rules))
-    return State(list(dict.fromkeys([*active, *stored])), {_comment(rule): rule._asdict() for rule in rules}, partial)
+    stored_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
+    partial_rules = frozenset({*loaded, *file_rules} - set(loaded).intersection(stored_rules))
+    return State(
+        list(dict.fromkeys([*loaded, *file_rules])), {_comment(rule): rule._asdict() for rule in rules}, partial_rules
+    )
 
 
 def _comment(rule: Rule) -> str:
@@ -157,4 +161,4 @@ def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> Sta
 def differs(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
     """Return whether a rule of the cluster is missing or no longer planned."""
     state = state_of(manager, plans, system) if manager else None
-    return bool(state and (state.missing or state.obsolete))
+    return bool(state and (state.missing_rules or state.obsolete_rules))

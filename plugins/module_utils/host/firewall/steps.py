@@ -38,27 +38,29 @@ def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, sys
     if not manager:
         return Steps(False, [], [], [], [])
     state = rules.state_of(manager, plans, system)
-    obsolete = [] if keep else state.obsolete
-    rules_after = [*state.goals, *(rule for rule in state.present if rule not in [*state.goals, *obsolete])]
-    rules_before = [f"{rule}{rules.PARTIAL_NOTE if rule in state.partial else ''}" for rule in set(state.present)]
-    differs = bool(state.missing or obsolete)
-    summary = differs, sorted(rules_before), sorted(rules_after)
+    obsolete_rules = [] if keep else state.obsolete_rules
+    final_rules = [*state.goals, *(rule for rule in state.present_rules if rule not in [*state.goals, *obsolete_rules])]
+    texts_before = [
+        f"{rule}{rules.PARTIAL_NOTE if rule in state.partial_rules else ''}" for rule in set(state.present_rules)
+    ]
+    differs = bool(state.missing_rules or obsolete_rules)
+    summary = differs, sorted(texts_before), sorted(final_rules)
     if manager == "nftables":
         text = (
-            _nft_table(rules_after) if rules_after and differs else system.text(rules.NFT_FILE) if rules_after else ""
+            _nft_table(final_rules) if final_rules and differs else system.text(rules.NFT_FILE) if final_rules else ""
         )
-        return Steps(*summary, [], [], text, _closing_chains(system) if rules_after else ())
+        return Steps(*summary, [], [], text, _closing_chains(system) if final_rules else ())
     if manager == "ufw":
         # ufw inserts each rule first, so accepting rules are added again after dropping ones.
         destination = itemgetter("to_ip", "to_port")
-        closed = {destination(state.goals[rule]) for rule in state.missing if " deny " in rule}
-        accepting = [rule for rule in state.present if rule in state.goals and " allow " in rule]
-        reopened = [rule for rule in accepting if destination(state.goals[rule]) in closed]
-        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing, *reopened]]
-        deletions = [{**state.goals[rule], "delete": True} for rule in reopened]
-        return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete])
-    added, removed = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing, obsolete))
-    return Steps(*summary, added, removed)
+        closed_destinations = {destination(state.goals[rule]) for rule in state.missing_rules if " deny " in rule}
+        accepting_rules = [rule for rule in state.present_rules if rule in state.goals and " allow " in rule]
+        reopenings = [rule for rule in accepting_rules if destination(state.goals[rule]) in closed_destinations]
+        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing_rules, *reopenings]]
+        deletions = [{**state.goals[rule], "delete": True} for rule in reopenings]
+        return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete_rules])
+    additions, removals = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing_rules, obsolete_rules))
+    return Steps(*summary, additions, removals)
 
 
 def _closing_chains(system: System) -> tuple[str, ...]:
@@ -68,11 +70,11 @@ def _closing_chains(system: System) -> tuple[str, ...]:
 
 def _nft_table(comments: Sequence[str]) -> str:
     """Return a script that replaces the table, whether it exists or not."""
-    inner = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
+    rule_lines = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
         f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
         f"table {rules.NFT_TABLE}\ndelete table {rules.NFT_TABLE}\n"
-        f"table {rules.NFT_TABLE} {{\n  chain input {{\n    type filter hook input priority -10; policy accept;\n{inner}  }}\n}}\n"
+        f"table {rules.NFT_TABLE} {{\n  chain input {{\n    type filter hook input priority -10; policy accept;\n{rule_lines}  }}\n}}\n"
     )
 
 
@@ -80,5 +82,5 @@ def _nft_rule(comment: str) -> str:
     action, source, _word, address, _port, port = comment.split()
     client = "" if source == names.ANY_NETWORK else f"ip saddr {source} "
     destination = "ip daddr 0.0.0.0/0" if address == names.ANY_ADDRESS else f"ip daddr {address}"
-    new, flags = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{new}{client}{destination} tcp dport {port}{flags} {action} comment "{names.NAME} {comment}"'
+    prefix, flag_filter = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
+    return f'{prefix}{client}{destination} tcp dport {port}{flag_filter} {action} comment "{names.NAME} {comment}"'

@@ -37,25 +37,28 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
     text_before, text_after = state.texts()
     if check or text_before == text_after:
         return text_before, text_after
-    managed_links, new, goals = [*state.planned], dict(state.planned.values()), state.goals
-    for path in set(state.files) - set(new):
+    managed_links, files, goals = [*state.planned], dict(state.planned.values()), state.goals
+    for path in set(state.files) - set(files):
         system.path(path).unlink()
-    for path, text in new.items():
+    for path, text in files.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
         replace_file(system.path(path), text, FILE_MODES[state.manager])
-    changed = [
+    changes = [
         link
         for (link, (path, text)), line, goal in zip(state.planned.items(), state.lines, goals)
         if line != goal or state.files.get(path) != text
     ]
-    _reload(state.manager, changed, system)
-    ends = {(str(link.interface), link.address) for link in managed_links}
-    _remove_addresses({name: address for name, address in state.former.items() if (name, address) not in ends}, system)
+    _reload(state.manager, changes, system)
+    keepers = {(str(link.interface), link.address) for link in managed_links}
+    _remove_addresses(
+        {name: address for name, address in state.former.items() if (name, address) not in keepers}, system
+    )
     end = time.monotonic() + CONFIGURE_SECONDS
     while (lines := live_lines(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > end:
             raise Refusal(
-                f"llama_links: after {CONFIGURE_SECONDS} seconds {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another file "
+                f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another "
+                "file "
                 "configures the interface, and whether it supports that MTU."
             )
         time.sleep(POLL_SECONDS)

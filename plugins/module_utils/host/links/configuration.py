@@ -26,13 +26,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-FILE_PATTERNS = {
+FILE_NAME_TEMPLATES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
 """Manager → file of an interface."""
 HEADER_PATTERN = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
-FILE_HEADER = """# Written by llamacpp.cluster, which overwrites what is changed here.
+FILE_HEADER = """# Written by llamacpp.cluster, which overwrites changes to this file.
 # link {interface} {address}
 """
 TEMPLATES = {
@@ -93,14 +93,14 @@ class Comparison(NamedTuple):
         return _text(self.files, self.lines), _text(dict(self.planned.values()), self.goals)
 
 
-def managed(links: Sequence[LinkPlan]) -> list[LinkPlan]:
+def links_to_manage(links: Sequence[LinkPlan]) -> list[LinkPlan]:
     return [link for link in links if link.manage]
 
 
 def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     """:raises Refusal: the links must not be configured."""
-    managed_links, state, old = managed(links), inspection.inspect(system), _installed(system)
-    former = {name: address for text in old.values() for name, address in HEADER_PATTERN.findall(text)}
+    managed_links, state, old_files = links_to_manage(links), inspection.inspect(system), _installed_files(system)
+    former = {name: address for text in old_files.values() for name, address in HEADER_PATTERN.findall(text)}
     refusals = [*_removal_refusals(managed_links, former, state), *_link_refusals(managed_links, former, state, system)]
     if refusals:
         raise Refusal(" ".join(refusals))
@@ -108,7 +108,7 @@ def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     return Comparison(
         manager,
         former,
-        old,
+        old_files,
         {link: _planned_file(link, manager) for link in managed_links},
         live_lines(managed_links, state, system),
     )
@@ -119,27 +119,27 @@ def has_changes(links: Sequence[LinkPlan], system: System) -> bool:
 
     :raises Refusal: the links must not be configured.
     """
-    if not managed(links) and not _installed(system):
+    if not links_to_manage(links) and not _installed_files(system):
         return False
-    current, goal = compare(links, system).texts()
-    return current != goal
+    current_text, goal_text = compare(links, system).texts()
+    return current_text != goal_text
 
 
 def foreign_files(system: System) -> list[str]:
-    return [path for path, text in _matching(system).items() if names.DEFINITION_MARK not in text]
+    return [path for path, text in _files_with_our_names(system).items() if names.DEFINITION_MARK not in text]
 
 
-def _installed(system: System) -> dict[str, str]:
-    return {path: text for path, text in _matching(system).items() if names.DEFINITION_MARK in text}
+def _installed_files(system: System) -> dict[str, str]:
+    return {path: text for path, text in _files_with_our_names(system).items() if names.DEFINITION_MARK in text}
 
 
-def _matching(system: System) -> dict[str, str]:
-    paths = [path for pattern in FILE_PATTERNS.values() for path in sorted(system.root.glob(pattern.format("*")))]
+def _files_with_our_names(system: System) -> dict[str, str]:
+    paths = [path for pattern in FILE_NAME_TEMPLATES.values() for path in sorted(system.root.glob(pattern.format("*")))]
     return {f"/{path.relative_to(system.root)}": text_of(path) for path in paths}
 
 
 def _path(link: LinkPlan, manager: str) -> str:
-    return "/" + FILE_PATTERNS[manager].format(link.interface)
+    return "/" + FILE_NAME_TEMPLATES[manager].format(link.interface)
 
 
 def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
@@ -153,20 +153,20 @@ def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
     return _path(link, manager), text
 
 
-def _interface_line(link: LinkPlan, actual: inspection.InterfaceState | None = None) -> str:
+def _interface_line(link: LinkPlan, actual_state: inspection.InterfaceState | None = None) -> str:
     """Describe an interface as it is, or as planned."""
-    addresses, mtu = (actual.addresses, actual.mtu) if actual else ((link.address,), link.mtu)
+    addresses, mtu = (actual_state.addresses, actual_state.mtu) if actual_state else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
 def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
     lines = []
     for link in links:
-        actual = state.interfaces[str(link.interface)]
-        is_configured = link.address in actual.addresses and link.mtu in (None, actual.mtu)
+        actual_state = state.interfaces[str(link.interface)]
+        is_configured = link.address in actual_state.addresses and link.mtu in (None, actual_state.mtu)
         # NetworkManager sets the address as soon as the other end is connected.
-        waits = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
-        lines.append(_interface_line(link, None if is_configured or waits else actual))
+        awaits_cable = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
+        lines.append(_interface_line(link, None if is_configured or awaits_cable else actual_state))
     return lines
 
 
@@ -182,7 +182,7 @@ def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], stat
     for name in sorted(set(former) - {str(link.interface) for link in links}):
         if name in state.protected:
             yield (
-                f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect "
+                f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect to this host "
                 "through another network."
             )
 
@@ -202,25 +202,26 @@ def _link_refusals(
         name = str(link.interface)
         if name in state.protected:
             yield (
-                f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and is not changed: name the interface of "
-                f"the direct cable, {alternative}."
+                f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and was not changed: name the interface of the "
+                f"direct cable, {alternative}."
             )
         elif name not in state.interfaces:
             yield (
-                f"llama_links: this host has no interface {name} (it has {', '.join(state.interfaces) or 'none'}): correct the name, or plug in its "
+                f"llama_links: this host has no interface {name} (available: {', '.join(state.interfaces) or 'none'}): correct the name, or plug in the "
                 "cable."
             )
         elif _path(link, str(state.manager)) in foreign_files(system):
             yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.FOREIGN_REMEDY}."
-        elif name not in former and (foreign := _foreign_addresses(link, addresses_by_name[name])):
-            yield f"llama_links: {name} is already in use with address {foreign[0]}: remove that address, {alternative}."
+        elif name not in former and (foreign_addresses := _foreign_addresses(link, addresses_by_name[name])):
+            yield f"llama_links: {name} already has the address {foreign_addresses[0]}: remove that address, {alternative}."
         else:
             network = ipaddress.IPv4Interface(link.address).network
             for rival, addresses in addresses_by_name.items():
-                if rival != name and any(network.overlaps(ipaddress.IPv4Interface(held).network) for held in addresses):
+                if rival != name and any(
+                    network.overlaps(ipaddress.IPv4Interface(entry).network) for entry in addresses
+                ):
                     yield (
-                        f"llama_links: {link.address} of {name} is in the same network as {addresses[0]} of {rival}: give each link a network of its "
-                        "own."
+                        f"llama_links: {link.address} on {name} is in the same network as {addresses[0]} on {rival}: give each link its own network."
                     )
             addresses_by_name[name] = (link.address,)
 

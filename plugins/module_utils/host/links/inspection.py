@@ -43,13 +43,13 @@ class Inspection(NamedTuple):
 
 def inspect(system: System) -> Inspection:
     addresses = _addresses(system)
-    active = (
+    active_manager = (
         name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
     )
     return Inspection(
-        manager=next(active, None),
+        manager=next(active_manager, None),
         interfaces=_interfaces(addresses, system.root),
-        protected=_protected(addresses, connection.ssh_addresses(os.environ, system.root), system),
+        protected=_protected_interfaces(addresses, connection.ssh_addresses(os.environ, system.root), system),
     )
 
 
@@ -83,7 +83,7 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
+def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
     """Return the interfaces of the SSH session and of the default routes, with the ports of a bridge or bond."""
     names = set()
     for fields in map(str.split, system.text("proc/net/route").splitlines()[1:]):
@@ -95,7 +95,9 @@ def _protected(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system:
     for text in ssh:
         address, _separator, zone = text.partition("%")
         names.add(zone)
-        names.update(name for name, held in addresses.items() if address in [entry.split("/")[0] for entry in held])
+        names.update(
+            name for name, entries in addresses.items() if address in [entry.split("/")[0] for entry in entries]
+        )
     client = ssh[0].partition("%")[0] if ssh else ""
     if is_address(client):
         with contextlib.suppress(ValueError, KeyError):

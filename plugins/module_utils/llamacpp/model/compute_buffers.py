@@ -99,13 +99,13 @@ def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells:
     return F16 * cells * heads * sum(size for kind, size in sizes if kind != "f16")
 
 
-def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
+def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     """Return an upper bound of a device's compute buffer in bytes: scores or masks, states, and logits."""
     tokens, width = kv_cache.pad(settings.tokens, MASK_TOKENS), summary.width
-    full, short = kv_cache.cells(summary, settings)
-    masked = full + (short if kv_cache.window_size(summary) else 0)
+    cells, window_cells = kv_cache.cells(summary, settings)
+    mask_cells = cells + (window_cells if kv_cache.window_size(summary) else 0)
     flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
-    heads = 0 if flash else _heads_at_once(summary, settings, full)
+    heads = 0 if flash else _heads_at_once(summary, settings, cells)
     outputs = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
     values = RECURRENT_VECTORS * (summary.number("ssm.inner_size") or 0)
     if is_mainline and summary.tensors:
@@ -118,7 +118,7 @@ def bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     if all(kv_cache.recurrent_layers(summary)):
         return size
     if not is_mainline:
-        masks = (IK_FLASH_MASKS if flash else IK_MASKS) * full
-        return size + F32 * tokens * (heads * full + masks) + _whole_heads(summary, settings, full)
-    masks = PIPELINE_COPIES * masked * (F16 if flash else F32)
-    return size + tokens * (F32 * heads * full + masks) + (_whole_cache(summary, settings, full) if flash else 0)
+        masks = (IK_FLASH_MASKS if flash else IK_MASKS) * cells
+        return size + F32 * tokens * (heads * cells + masks) + _whole_heads(summary, settings, cells)
+    masks = PIPELINE_COPIES * mask_cells * (F16 if flash else F32)
+    return size + tokens * (F32 * heads * cells + masks) + (_whole_cache(summary, settings, cells) if flash else 0)

@@ -38,23 +38,25 @@ MAX_STRING = 65536
 """Maximum length of a stored string; longer strings are cut."""
 
 _WEB_PAGE = (
-    "is a web page, not a GGUF file: use the address of the file, which on Hugging Face has /resolve/ instead of /blob/"
+    "is a web page, not a GGUF file: use the address of the file itself (on Hugging Face, /resolve/ instead of /blob/)"
 )
-_ERROR_PAGE = "is a server's error message, not a GGUF file: correct its address, or the token, and download it again"
+_ERROR_PAGE = (
+    "is a server's error message, not a GGUF file: correct the address or the token, and download the file again"
+)
 FOREIGN_FORMATS = {
     b"entry not found": _ERROR_PAGE,
     b'{"error"': _ERROR_PAGE,
     b"access to model": _ERROR_PAGE,
     b"<?xml": _ERROR_PAGE,
-    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file in it"),
+    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file inside"),
     b"<!doctype html": _WEB_PAGE,
     b"<html": _WEB_PAGE,
-    b"version https://git-lfs": "is a pointer of Git LFS, not a GGUF file: download the file with git lfs pull",
+    b"version https://git-lfs": "is a Git LFS pointer, not a GGUF file: download the file with git lfs pull",
 }
 """Start of other files that are often mistaken for a model, in lower case → error message."""
 
-INCOMPLETE_REMEDY = "download it completely, or if it was cut up, join all of its parts with cat"
-PIECE_MESSAGE = "is a part of a file that was cut up: join all of its parts in order with cat, and use the joined file"
+INCOMPLETE_REMEDY = "download the whole file, or if it was split, join all parts with cat"
+PIECE_MESSAGE = "is one part of a file that was split: join all parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -123,7 +125,7 @@ class _Reader:
     """Reader of the headers of all parts, from start to end, through a small window."""
 
     def __init__(self) -> None:
-        self.header = self.kept = 0
+        self.header = self.kept_bytes = 0
         self.data: list[tuple[int, int, int]] = []
         """Offset of the first tensor, alignment, and number of tensors of each part."""
 
@@ -131,13 +133,13 @@ class _Reader:
         """Start the next part."""
         self.source = source
         self.limit = min(source.size, MAX_HEADER_BYTES - self.header)
-        self.window, self.start, self.at = b"", 0, 0
+        self.window, self.start, self.offset_in_window = b"", 0, 0
         self.chunk = FIRST_CHUNK
 
     @property
     def position(self) -> int:
         """Offset in this part."""
-        return self.start + self.at
+        return self.start + self.offset_in_window
 
     def end(self) -> None:
         """Add the header of this part to the total."""
@@ -153,36 +155,36 @@ class _Reader:
 
     def require(self, count: int) -> None:
         """Load the next ``count`` bytes into the window."""
-        if self.at + count <= len(self.window):
+        if self.offset_in_window + count <= len(self.window):
             return
         self.check_remaining(count)
-        rest = self.window[self.at :]
-        self.start, self.at = self.position, 0
-        begin = self.start + len(rest)
-        length = min(max(count - len(rest), self.chunk), self.limit - begin)
-        self.window = rest + self.source.read(begin, length)
+        unread_bytes = self.window[self.offset_in_window :]
+        self.start, self.offset_in_window = self.position, 0
+        begin = self.start + len(unread_bytes)
+        length = min(max(count - len(unread_bytes), self.chunk), self.limit - begin)
+        self.window = unread_bytes + self.source.read(begin, length)
         self.chunk = min(2 * self.chunk, LARGEST_CHUNK)
 
     def skip(self, count: int) -> None:
         self.check_remaining(count)
-        self.at += count
+        self.offset_in_window += count
 
     def number(self, form: struct.Struct) -> Any:
         self.require(form.size)
-        (value,) = form.unpack_from(self.window, self.at)
-        self.at += form.size
+        (value,) = form.unpack_from(self.window, self.offset_in_window)
+        self.offset_in_window += form.size
         return value
 
     def keep(self, count: int, items: int = 0) -> bytes:
         """Return the next ``count`` bytes of the metadata, and count them and ``items`` values towards the limit."""
-        self.kept += count + items * U64.size
-        if self.kept > MAX_KEPT_BYTES:
+        self.kept_bytes += count + items * U64.size
+        if self.kept_bytes > MAX_KEPT_BYTES:
             raise GGUFError(
                 f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
         self.require(count)
-        self.at += count
-        return self.window[self.at - count : self.at]
+        self.offset_in_window += count
+        return self.window[self.offset_in_window - count : self.offset_in_window]
 
     def text(self) -> str:
         length = self.number(U64)
@@ -238,17 +240,17 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         for size in shape:
             elements *= size
         if not 0 < elements <= MAX_ELEMENTS:
-            raise GGUFError(f"is refused: tensor {short(name)} has the shape {list(shape)}")
+            raise GGUFError(f"is refused: tensor {short(name)} has the invalid shape {list(shape)}")
         entries.append((name, shape, elements, reader.number(U32), reader.number(U64)))
     start = -(-reader.position // alignment) * alignment
-    ends = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
-    for (name, shape, elements, kind, offset), next_offset in zip(entries, ends):
-        stored, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
-        size = stored.size(row, elements // row) if stored else next_offset - offset
-        if not stored and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
+    end_offsets = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
+    for (name, shape, elements, kind, offset), next_offset in zip(entries, end_offsets):
+        form, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
+        size = form.size(row, elements // row) if form else next_offset - offset
+        if not form and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
             raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
         end = -(-end // alignment) * alignment + size
-        yield name, Tensor(stored.name if stored else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size)
+        yield (name, Tensor(form.name if form else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size))
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
@@ -257,7 +259,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
         raise GGUFError(
-            "has parts that were concatenated: join them with llama-gguf-split --merge, or use the first part"
+            "consists of concatenated parts: join the original parts with llama-gguf-split --merge, or use the first part"
         )
 
 
@@ -327,8 +329,8 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
         try:
             metadata = _read_file(reader, source, tensors)
         except GGUFError as error:
-            cut = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
-            raise GGUFError(PIECE_MESSAGE) if cut else error from None
+            is_raw_part = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
+            raise GGUFError(PIECE_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata.values):
         try:

@@ -29,9 +29,9 @@ FILE_TYPES = {
 }
 """``general.file_type``, llama_ftype of llama.h → name."""
 REFUSED_KINDS = {
-    "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was made",
-    "imatrix": "is an importance matrix, not a model: use a model that was quantised with it",
-    "mmproj": "is a projector, not a model: set llama_model_mmproj to it, and serve the model for which it was made",
+    "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was trained",
+    "imatrix": "is an importance matrix, not a model: use a model that was quantised with this matrix",
+    "mmproj": "is a projector, not a model: set llama_model_mmproj to this file, and serve the model for which it was made",
 }
 """``general.type`` of other files → error message."""
 
@@ -108,9 +108,9 @@ def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict
     for key, value in keys.items():
         if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
             raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
-    predicting = keys.get("nextn_predict_layers", 0)
-    if not isinstance(predicting, int) or predicting >= layers:
-        raise gguf.GGUFError(f"is refused: all of its {layers} layers predict further tokens")
+    prediction_layers = keys.get("nextn_predict_layers", 0)
+    if not isinstance(prediction_layers, int) or prediction_layers >= layers:
+        raise gguf.GGUFError(f"is refused: all of its {layers} layers are for multi-token prediction")
     return keys
 
 

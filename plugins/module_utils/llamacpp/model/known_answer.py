@@ -37,14 +37,14 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 def pieces() -> list[str]:
     """Return the sentence as tokens. Their texts must be unique, so a repeated word is joined with the next words."""
     tokens: list[str] = []
-    pending = ""
+    pending_text = ""
     for word in SENTENCE.replace(" ", " \u2581").split(" "):
-        pending += word
-        if pending not in tokens:
-            tokens.append(pending)
-            pending = ""
-    if pending:
-        tokens[-1] += pending
+        pending_text += word
+        if pending_text not in tokens:
+            tokens.append(pending_text)
+            pending_text = ""
+    if pending_text:
+        tokens[-1] += pending_text
     return tokens
 
 
@@ -79,22 +79,22 @@ def embedding() -> dict[tuple[int, int], float]:
 
 def step(layer: int, width: int) -> dict[tuple[int, int], float]:
     """Return row and column → value of a layer's ffn_down, which maps each state to its successor."""
-    hidden = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
+    hidden_value = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
     entries = {}
-    for state, following in enumerate(permutation(layer)):
-        entries[following, state] = 1 / hidden
-        entries[state, state] = -1 / hidden
+    for state, next_state in enumerate(permutation(layer)):
+        entries[next_state, state] = 1 / hidden_value
+        entries[state, state] = -1 / hidden_value
     return entries
 
 
 def output(layers: int) -> dict[tuple[int, int], float]:
     """Return row and column → value of output, which reverses all layers and advances by one word."""
-    reached = list(range(positions()))
+    reached_states = list(range(positions()))
     for layer in range(layers):
         targets = permutation(layer)
-        reached = [targets[state] for state in reached]
+        reached_states = [targets[state] for state in reached_states]
     return {
-        (token, reached[(state - 1) % positions()]): 1
+        (token, reached_states[(state - 1) % positions()]): 1
         for token, state in _states().items()
         if token != CONTROL_TOKENS.index("<s>")
     }
@@ -139,9 +139,9 @@ def is_name(name: str) -> bool:
 
 def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return name and shape of all tensors in the file's order."""
-    first, *layer_tensors, norm, last = shapes(width)
-    expanded = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
-    return [first, *expanded, norm, last]
+    first_tensor, *layer_tensors, norm, last_tensor = shapes(width)
+    rows = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
+    return [first_tensor, *rows, norm, last_tensor]
 
 
 def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
@@ -177,8 +177,8 @@ def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     keys = {key: value for key, _form, value in metadata(layers, width, kind)}
     tensors = {}
     for name, shape in tensor_shapes(layers, width):
-        stored, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
-        tensors[name] = gguf.Tensor(stored.upper(), shape[::-1], elements, bytes_of(elements, stored))
+        stored_type, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
+        tensors[name] = gguf.Tensor(stored_type.upper(), shape[::-1], elements, bytes_of(elements, stored_type))
     header = header_summary.summarize(gguf.ModelHeader(keys, tensors, [], []))
     return {key: value for key, value in header.items() if key not in ("files", "bytes")}
 

@@ -30,7 +30,7 @@ ROTATIONS = 4
 """Number of attention matrices of a layer; each is the previous one, rotated by a block."""
 
 
-def write(path: Path, layers: int, width: int, kind: str) -> None:
+def write_model(path: Path, layers: int, width: int, kind: str) -> None:
     """Write the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
@@ -71,7 +71,7 @@ def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str,
     :param tensors: name, shape, number of the type, and bytes with padding.
     """
     parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(keys))], 0
-    parts += [_string(name) + _typed(form, value) for name, form, value in keys]
+    parts += [_string(name) + _pack_typed(form, value) for name, form, value in keys]
     for name, shape, number, size in tensors:
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts.append(_string(name) + dimensions + struct.pack("<IQ", number, offset))
@@ -81,19 +81,19 @@ def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str,
 
 
 def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
+    encoded_text = text.encode()
+    return struct.pack("<Q", len(encoded_text)) + encoded_text
 
 
-def _typed(form: str, value: Any) -> bytes:
+def _pack_typed(form: str, value: Any) -> bytes:
     """Return the type and the value of a key."""
     if form.startswith("["):
-        items = b"".join(_packed(form[1:-1], item) for item in value)
+        items = b"".join(_pack_value(form[1:-1], item) for item in value)
         return struct.pack("<IIQ", ARRAY, VALUE_TYPES[form[1:-1]][0], len(value)) + items
-    return struct.pack("<I", VALUE_TYPES[form][0]) + _packed(form, value)
+    return struct.pack("<I", VALUE_TYPES[form][0]) + _pack_value(form, value)
 
 
-def _packed(form: str, value: Any) -> bytes:
+def _pack_value(form: str, value: Any) -> bytes:
     return _string(value) if form == "STRING" else struct.pack("<" + VALUE_TYPES[form][1], value)
 
 

@@ -54,7 +54,7 @@ class WindowPattern(NamedTuple):
     """Whether that layer is the first, not the last, of the period."""
     size: int | None = None
     """Size of the window if the file lacks it."""
-    fixed: bool = False
+    is_fixed: bool = False
     """Whether ``size`` overrides the file."""
 
 
@@ -71,14 +71,14 @@ WINDOWS = {
     "gpt-oss": WindowPattern(2),
     "granite_swa": WindowPattern(None),
     "laguna": WindowPattern(4, dense_first=True),
-    "llama4": WindowPattern(4, size=8192, fixed=True),
+    "llama4": WindowPattern(4, size=8192, is_fixed=True),
     "maple": WindowPattern(None),
     "mellum": WindowPattern(4),
     "mimo2": WindowPattern(None),
     "muse-glimmer": WindowPattern(4),
     "olmo2": WindowPattern(4),
     "plamo3": WindowPattern(8),
-    "smallthinker": WindowPattern(4, dense_first=True, size=4096, fixed=True),
+    "smallthinker": WindowPattern(4, dense_first=True, size=4096, is_fixed=True),
     "spark2_5": WindowPattern(None),
     "step35": WindowPattern(None),
 }
@@ -116,7 +116,7 @@ class LayerCache(NamedTuple):
     key: int = 0
     """Elements of a token's keys."""
     value: int = 0
-    windowed: bool = False
+    is_windowed: bool = False
     state: int = 0
     """Bytes of the state for each parallel request."""
 
@@ -165,7 +165,7 @@ def pad(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def windowed(summary: ModelSummary) -> list[bool]:
+def windowed_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it attends only to a sliding window."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in ("lfm2", "lfm2moe") and window_size(summary):
@@ -173,13 +173,13 @@ def windowed(summary: ModelSummary) -> list[bool]:
     if not window_size(summary):
         return [False] * layers
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
-    if summary.listed(pattern) is not None:
+    if summary.layer_values(pattern) is not None:
         return [bool(entry) for entry in summary.by_layer(pattern)]
-    period, stored = window.period or 0, summary.number(pattern)
-    period = period if stored is None else stored
-    last = layers - next_layers(summary)
-    dense = 0 if window.dense_first else period - 1
-    return [index < last and (not period or index % period != dense) for index in range(layers)]
+    period, stored_pattern = window.period or 0, summary.number(pattern)
+    period = period if stored_pattern is None else stored_pattern
+    next_layer_start = layers - next_layers(summary)
+    dense_index = 0 if window.dense_first else period - 1
+    return [index < next_layer_start and (not period or index % period != dense_index) for index in range(layers)]
 
 
 def window_size(summary: ModelSummary) -> int:
@@ -193,7 +193,7 @@ def window_size(summary: ModelSummary) -> int:
         return 0
     if (architecture in SIZE_NEEDED and not size) or size == 0:
         return 0
-    return window.size if window.size and (window.fixed or size is None) else size or 0
+    return window.size if window.size and (window.is_fixed or size is None) else size or 0
 
 
 def next_layers(summary: ModelSummary) -> int:
@@ -216,8 +216,10 @@ def _state(summary: ModelSummary) -> int:
     if size := summary.number("kda.head_dim"):
         heads = summary.by_layer("attention.head_count", summary.heads)[0]
         return 4 * heads * size * (3 * (convolution - 1 if convolution else 3) + size)
-    inner, state, groups = (summary.number(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count"))
-    return 4 * (max(0, convolution - 1) * (inner + 2 * groups * state) + state * inner)
+    inner_width, state, groups = (
+        summary.number(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count")
+    )
+    return 4 * (max(0, convolution - 1) * (inner_width + 2 * groups * state) + state * inner_width)
 
 
 def recurrent_layers(summary: ModelSummary) -> list[bool]:
@@ -227,10 +229,10 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
         return [True] * layers
     if architecture in NO_HEADS:
         feeds = summary.by_layer("feed_forward_length")
-        free = architecture.startswith("nemotron_h")
-        return [not heads and not (free and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
+        is_uncached = architecture.startswith("nemotron_h")
+        return [not heads and not (is_uncached and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
     if architecture in INTERVAL_ARCHITECTURES:
-        if summary.listed("attention.recurrent_layers") is not None:
+        if summary.layer_values("attention.recurrent_layers") is not None:
             return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
         interval = summary.number("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
@@ -240,15 +242,17 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
 def _cached_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has its own keys and values."""
     layers, architecture = summary.layers, summary.architecture
-    last = layers - next_layers(summary)
+    end = layers - next_layers(summary)
     if architecture == "gemma3n":
-        last = min(last, GEMMA3N_LAYERS)
+        end = min(end, GEMMA3N_LAYERS)
     if architecture == "gemma4":
-        last -= summary.number("attention.shared_kv_layers") or 0
+        end -= summary.number("attention.shared_kv_layers") or 0
     if architecture in RECURRENT_ARCHITECTURES | NO_CACHE:
         return [False] * layers
-    free = architecture in NO_HEADS or architecture in INTERVAL_ARCHITECTURES
-    return [index < last and not (free and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))]
+    is_uncached = architecture in NO_HEADS or architecture in INTERVAL_ARCHITECTURES
+    return [
+        index < end and not (is_uncached and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))
+    ]
 
 
 def is_latent(summary: ModelSummary) -> bool:
@@ -262,44 +266,46 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are also cached if keys are compressed.
     """
-    heads, windows, recurrent = _kv_heads(summary), windowed(summary), recurrent_layers(summary)
-    cached, state = _cached_layers(summary), _state(summary)
+    heads, windows, recurrent = _kv_heads(summary), windowed_layers(summary), recurrent_layers(summary)
+    cached_layers, state = _cached_layers(summary), _state(summary)
     key, value = summary.key_dimension, summary.value_dimension
     lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
-    windowed_key, windowed_value = (whole if length is None else length for length, whole in zip(lengths, (key, value)))
-    key_of, value_of = {False: key, True: windowed_key}, {False: value, True: windowed_value}
-    values = [value_of[window] * count for window, count in zip(windows, heads)]
+    windowed_key, windowed_value = (
+        default if length is None else length for length, default in zip(lengths, (key, value))
+    )
+    key_lengths, value_lengths = {False: key, True: windowed_key}, {False: value, True: windowed_value}
+    values = [value_lengths[window] * count for window, count in zip(windows, heads)]
     if not flash:
         values = [max(values)] * len(values)
     if is_latent(summary) and not latent_values:
         values = [0] * len(values)
-    last = summary.layers - next_layers(summary)
+    next_layer_start = summary.layers - next_layers(summary)
     return [
         LayerCache(
-            key_of[windows[index]] * heads[index] if cached[index] else 0,
-            values[index] if cached[index] else 0,
+            key_lengths[windows[index]] * heads[index] if cached_layers[index] else 0,
+            values[index] if cached_layers[index] else 0,
             windows[index],
-            state if recurrent[index] and index < last else 0,
+            state if recurrent[index] and index < next_layer_start else 0,
         )
         for index in range(summary.layers)
     ]
 
 
-def checkpointed(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
+def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
     """Return for each layer whether checkpoints of the context contain its cache: windows and states cannot be truncated."""
-    pairs = zip(windowed(summary), recurrent_layers(summary))
+    pairs = zip(windowed_layers(summary), recurrent_layers(summary))
     return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
 
 
 def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
     """Return the capacity of a layer's cache in tokens, without a window and with a window; those of a micro-batch if there is no cache."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
-    visible = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
+    visible_tokens = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
     if summary.architecture in NO_CACHE and settings.fork == MAINLINE:
         return settings.tokens, settings.tokens
     stream_cells = pad(pad(context, 256) // streams, 256)
-    short = pad(min(stream_cells, visible), 256)
-    return stream_cells * streams, (stream_cells if settings.full_window else short) * streams
+    window_cells = pad(min(stream_cells, visible_tokens), 256)
+    return stream_cells * streams, (stream_cells if settings.full_window else window_cells) * streams
 
 
 def is_known_architecture(summary: ModelSummary) -> bool:
@@ -308,10 +314,10 @@ def is_known_architecture(summary: ModelSummary) -> bool:
 
 
 def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
-    full, short = cells(summary, settings)
+    full_cells, window_cells = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return [
-        int((short if layer.windowed else full) * (layer.key * key + layer.value * value))
+        int((window_cells if layer.is_windowed else full_cells) * (layer.key * key + layer.value * value))
         + layer.state * settings.parallel
         for layer in layers_of(summary, settings.flash(), latent_values)
     ]
@@ -319,17 +325,20 @@ def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool =
 
 def last_tensor(summary: ModelSummary, settings: CacheSettings) -> int:
     """Return the bytes of the largest tensor at the end of a layer's cache: its values, or else its keys."""
-    full, short = cells(summary, settings)
+    all_cells, short_cells = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     layers = layers_of(summary, settings.flash())
-    return max(int((short if layer.windowed else full) * (layer.value * value or layer.key * key)) for layer in layers)
+    return max(
+        int((short_cells if layer.is_windowed else all_cells) * (layer.value * value or layer.key * key))
+        for layer in layers
+    )
 
 
 def is_torn(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
     """Return whether llama-server crashes when it fetches KV cache of a device: if a layer's last tensor is larger than a buffer, the views behind it get
     no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
-    largest = backends.RECORDS[backend].largest_buffer
-    return settings.fork == MAINLINE and settings.offload and 0 < largest < last_tensor(summary, settings)
+    largest_buffer = backends.BY_NAME[backend].largest_buffer
+    return settings.fork == MAINLINE and settings.offload and 0 < largest_buffer < last_tensor(summary, settings)
 
 
 def latent_mode(settings: CacheSettings) -> int:
@@ -343,16 +352,16 @@ def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float
     Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which also caches values.
     """
     mode = latent_mode(settings)
-    rank, rotated = summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0
-    compressed = is_latent(summary) and summary.kv_heads == 1
-    if summary.architecture not in LATENT_ARCHITECTURES or not mode or not (compressed or (rank and rotated)):
+    rank, rope_size = (summary.number("attention.kv_lora_rank") or 0, summary.number("rope.dimension_count") or 0)
+    is_compressed = is_latent(summary) and summary.kv_heads == 1
+    if summary.architecture not in LATENT_ARCHITECTURES or not mode or not (is_compressed or (rank and rope_size)):
         return None
-    width, values = (summary.key_dimension, summary.value_dimension) if compressed else (rank + rotated, rank)
+    width, values = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     if settings.flash():
         return width * key, 0.0
-    whole = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
-    return width * max(key, value), 0.0 if mode > 1 and whole else values * value
+    has_whole_matrix = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
+    return width * max(key, value), 0.0 if mode > 1 and has_whole_matrix else values * value
 
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
@@ -361,15 +370,15 @@ def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
-        plain = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
+        plain_summary = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
-        plain = summary.without_key("nextn_predict_layers")
-    if plain.architecture in NO_CACHE:
-        plain = plain._replace(architecture="llama")
+        plain_summary = summary.without_key("nextn_predict_layers")
+    if plain_summary.architecture in NO_CACHE:
+        plain_summary = plain_summary._replace(architecture="llama")
     token = _latent_token(summary, settings)
     if token is None:
-        return _sizes(plain, one_stream, True)
-    return [int(cells(plain, one_stream)[0] * sum(token))] * summary.layers
+        return _sizes(plain_summary, one_stream, True)
+    return [int(cells(plain_summary, one_stream)[0] * sum(token))] * summary.layers
 
 
 def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:

@@ -43,9 +43,9 @@ class LayerSample(NamedTuple):
     """numbers of these layers in the model, in the order of the sample"""
     bytes: int
     """size of a file of them"""
-    every_kind: bool
+    has_every_kind: bool
     """whether the model has no other kind of layer"""
-    experts: bool
+    has_experts: bool
     """whether a layer has experts, if the model has any"""
 
 
@@ -56,35 +56,35 @@ class Room(NamedTuple):
     layers: int
 
 
-def choose(summary: ModelSummary, room: Room) -> LayerSample | str:
+def choose_layers(summary: ModelSummary, room: Room) -> LayerSample | str:
     """Return as many layers as fit: the first, the last and every kind, spread over the depth.
 
     :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
     """
     if not summary.tensors:
-        return "the names of its tensors are not known: read its header with model_info"
+        return "the names of the model's tensors are not known: read its header with model_info"
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
-        return "tensors outside its layers have a part for each of them"
+        return "tensors outside the layers have a part for each layer"
     kinds = _kinds(summary)
     places = [*kinds]
     expert_layers = frozenset(
         layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
     )
-    dense = min(expert_layers, default=0)
-    if expert_layers.issuperset(range(dense, len(kinds))):  # one of the leading dense layers is enough
-        del places[1:dense]
-    outside = sum(group.bytes for group in summary.tensors if group.layers is None)
-    whole = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
+    dense_layers = min(expert_layers, default=0)
+    if expert_layers.issuperset(range(dense_layers, len(kinds))):  # one of the leading dense layers is enough
+        del places[1:dense_layers]
+    outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
+    needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
     for count in range(min(room.layers, len(places)), 0, -1):
         layers = _spread_layers(places[:count], kinds)
-        size = outside + sum(summary.layer_bytes[layer] for layer in layers)
-        if size <= room.bytes and not (whole and count < summary.layers):
+        size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
+        if size <= room.bytes and not (needs_all_layers and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
-    if whole:
-        return f"llama.cpp recognises this model by its {summary.layers} layers, and that many do not fit"
-    smallest = outside + min(summary.layer_bytes[: len(kinds)])
-    return f"one layer and the tables need {smallest / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
+    if needs_all_layers:
+        return f"llama.cpp recognises this model by its number of layers, {summary.layers}, and not all of them fit"
+    smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
+    return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
 
 
 class Kind(NamedTuple):
@@ -99,9 +99,9 @@ class Kind(NamedTuple):
 def _kinds(summary: ModelSummary) -> list[Kind]:
     """Return the kind of each layer that computes."""
     count = summary.layers - (summary.number(N_MTP) or 0)
-    shared = summary.layers - (summary.number(N_SHARED) or 0)
-    listed = [value for _key, value in summary.keys if isinstance(value, tuple)]
-    listed += [tuple(kv_cache.windowed(summary)), tuple(kv_cache.recurrent_layers(summary))]
+    first_sharing_layer = summary.layers - (summary.number(N_SHARED) or 0)
+    layer_values = [value for _key, value in summary.keys if isinstance(value, tuple)]
+    layer_values += [tuple(kv_cache.windowed_layers(summary)), tuple(kv_cache.recurrent_layers(summary))]
     members = [
         (group.name, frozenset(group.layers or ())) for group in summary.named_tensors if group.layers is not None
     ]
@@ -109,7 +109,7 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     kinds = []
     for layer in range(count):
         names = frozenset(name for name, layers in members if layer in layers)
-        rules = (names, tuple(value[layer : layer + 1] for value in listed), layer >= shared)
+        rules = (names, tuple(value[layer : layer + 1] for value in layer_values), layer >= first_sharing_layer)
         kinds.append(Kind(numbers.setdefault(rules, len(numbers)), tuple(layer in layers for _name, layers in members)))
     return kinds
 
@@ -122,12 +122,12 @@ def _spread_layers(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, 
         count = sum(place.rules == rules for place in places)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
         evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
-        preferred = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
-        queues[rules] = iter(sorted([*preferred][:count]))
+        order = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
+        queues[rules] = iter(sorted([*order][:count]))
     return tuple(next(queues[place.rules]) for place in places)
 
 
-def write(source: str, target: Path, layers: Sequence[int]) -> None:
+def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
     """Write a model of some layers of another one, which may have several parts.
 
     :param source: path of its first part.
@@ -165,29 +165,31 @@ def write(source: str, target: Path, layers: Sequence[int]) -> None:
 def _cut_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return a key and its value for a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    predicting = model.metadata.get(f"{architecture}.{N_MTP}")
-    computing = count - (predicting if gguf.is_whole(predicting) else 0)
+    prediction_layers = model.metadata.get(f"{architecture}.{N_MTP}")
+    computing_layers = count - (prediction_layers if gguf.is_whole(prediction_layers) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
     kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
     begin = kind + gguf.U32.size
-    if isinstance(value, list) and len(value) in (count, computing) and name and name not in GLOBAL_ARRAYS:
+    if isinstance(value, list) and len(value) in (count, computing_layers) and name and name not in GLOBAL_ARRAYS:
         form, first = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, begin)), begin + gguf.U32.size
         size, start = struct.calcsize(form or ""), first + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
         return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
-    new = {"block_count": len(layers), N_MTP: 0}.get(name)
+    new_value = {"block_count": len(layers), N_MTP: 0}.get(name)
     if gguf.is_whole(value) and name in (N_SHARED, N_DENSE):
         first_sharing = count - value
-        new = sum(layer >= first_sharing if name == N_SHARED else layer < value for layer in layers)
+        new_value = sum(layer >= first_sharing if name == N_SHARED else layer < value for layer in layers)
     form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
-    return entry if new is None or not form else entry[:begin] + struct.pack(f"<{form}", new)
+    return entry if new_value is None or not form else entry[:begin] + struct.pack(f"<{form}", new_value)
 
 
 def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
     """Yield what the header says of each tensor."""
     offset = 0
     for name, tensor in tensors.items():
-        raw = name.encode()
-        yield gguf.U64.pack(len(raw)) + raw + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        text = name.encode()
+        yield (
+            gguf.U64.pack(len(text)) + text + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        )
         yield struct.pack("<IQ", NUMBER_FORMATS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment

@@ -92,7 +92,7 @@ class Shape(NamedTuple):
     """Its only published quantisation; empty if there are several."""
 
 
-MIXTURES: dict[str, dict[str, str]] = {
+TYPE_MIXTURES: dict[str, dict[str, str]] = {
     "Q8_0": {"": "Q8_0", "output": "Q8_0"},
     "Q6_K": {"": "Q6_K"},
     "Q5_K_M": {"": "Q5_K", "more": "Q6_K"},
@@ -116,7 +116,7 @@ TensorShapes = dict[str, "tuple[int, ...]"]
 
 def quantisations(shape: Shape) -> list[str]:
     """Return the available quantisations of a model, the largest first."""
-    return [shape.quantisation] if shape.quantisation else [name for name in MIXTURES if name != "MXFP4_MOE"]
+    return [shape.quantisation] if shape.quantisation else [name for name in TYPE_MIXTURES if name != "MXFP4_MOE"]
 
 
 def _attention(shape: Shape, layer: int) -> TensorShapes:
@@ -133,16 +133,16 @@ def _attention(shape: Shape, layer: int) -> TensorShapes:
     if shape.recurrent and layer % LAYER_PERIOD != LAYER_PERIOD - 1:
         keys, values_width = shape.recurrent.keys * STATE_SIZE, shape.recurrent.values * STATE_SIZE
         gates = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
-        inner = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONV_SIZE, 2 * keys + values_width)}
-        return {**inner, **gates, "attn_gate": (width, values_width), "ssm_out": (values_width, width)}
+        rows = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONV_SIZE, 2 * keys + values_width)}
+        return {**rows, **gates, "attn_gate": (width, values_width), "ssm_out": (values_width, width)}
     if shape.window and shape.window.head:
-        values = _windowed(shape, layer)
+        values = _is_windowed(shape, layer)
         kv_heads, head = (shape.window.kv_heads, shape.window.head) if values else (kv_heads, head)
     tensors = {"attn_q": (width, heads * head * (2 if shape.recurrent else 1)), "attn_output": (heads * head, width)}
     return {**tensors, **dict.fromkeys(("attn_k", "attn_v") if values else ("attn_k",), (width, kv_heads * head))}
 
 
-def _windowed(shape: Shape, layer: int) -> bool:
+def _is_windowed(shape: Shape, layer: int) -> bool:
     period = shape.window.period if shape.window else 1
     return layer % period != period - 1
 
@@ -154,9 +154,9 @@ def _forward(shape: Shape, layer: int) -> TensorShapes:
     if experts and layer >= experts.first_layer:
         parts = {"_exps": (experts.inner, experts.number), **({"_shexp": (experts.shared,)} if experts.shared else {})}
         tensors = {"ffn_gate_inp": (width, experts.number)}
-    for name, (inner, *many) in parts.items():
-        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, inner, *many)))
-        tensors[f"ffn_down{name}"] = (inner, width, *many)
+    for name, (first_width, *tensor_count) in parts.items():
+        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, first_width, *tensor_count)))
+        tensors[f"ffn_down{name}"] = (first_width, width, *tensor_count)
     return tensors
 
 
@@ -185,7 +185,7 @@ def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
 
 def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
     """Return the tensors of a model in a quantisation by name."""
-    mixture, embedding, norm = MIXTURES[quantisation], (shape.width, shape.vocabulary), (shape.width,)
+    mixture, embedding, norm = TYPE_MIXTURES[quantisation], (shape.width, shape.vocabulary), (shape.width,)
     output = mixture.get("output", "Q6_K")
     result = {"output_norm.weight": _tensor("F32", norm)}
     result["token_embd.weight"] = _tensor(output if shape.tied else mixture[""], embedding)
@@ -215,13 +215,15 @@ def keys(shape: Shape) -> dict[str, int | list[int]]:
     if shape.experts:
         result.update(expert_count=shape.experts.number, expert_used_count=shape.experts.active)
     if shape.recurrent:
-        inner, groups = shape.recurrent.values * STATE_SIZE, shape.recurrent.keys
-        result.update({"full_attention_interval": LAYER_PERIOD, "ssm.conv_kernel": CONV_SIZE, "ssm.inner_size": inner})
+        inner_size, groups = shape.recurrent.values * STATE_SIZE, shape.recurrent.keys
+        result.update(
+            {"full_attention_interval": LAYER_PERIOD, "ssm.conv_kernel": CONV_SIZE, "ssm.inner_size": inner_size}
+        )
         result.update({"ssm.state_size": STATE_SIZE, "ssm.group_count": groups})
     if window := shape.window:
         result["attention.sliding_window"] = window.size
         if window.head:
-            windows = [_windowed(shape, layer) for layer in range(shape.layers)]
+            windows = [_is_windowed(shape, layer) for layer in range(shape.layers)]
             result["attention.sliding_window_pattern"] = list(map(int, windows))
             result["attention.head_count_kv"] = [
                 window.kv_heads if windowed else shape.kv_heads for windowed in windows
@@ -236,9 +238,9 @@ def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
 
     :raises gguf.GGUFError: such a model cannot be served.
     """
-    stored, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
+    stored_tensors, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
     architecture_keys = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
     general_keys = {"general.architecture": shape.architecture, "general.name": name}
-    file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored.values())}
-    model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored, [file], [])
+    file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored_tensors.values())}
+    model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored_tensors, [file], [])
     return header_summary.parse(header_summary.summarize(model))

@@ -9,18 +9,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 MAX_LAYERS = 512
 """Maximum number of layers that llama.cpp and ik_llama.cpp load: LLAMA_MAX_LAYERS in llama-hparams.h."""
-Name = Annotated[str, Text(longest=MAX_TEXT)]
+Name = Annotated[str, Text(max_length=MAX_TEXT)]
 Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
 Number0 = Annotated[int, Number(0, gguf.MAX_COUNT)]
 KeyValue = Union[Number0, tuple[Number0, ...]]
 """Value of a key of the header: one for the model, or one for each layer."""
-_DIFFUSION = "a diffusion model, which llama-server does not support: use a model that predicts one token after another"
+_DIFFUSION = "a diffusion model, which llama-server does not support: use an autoregressive model"
 _SPEECH = "a speech model, which only llama-tts supports: use a model that generates text"
-_DRAFT = "a draft model: set llama_model_draft to it, and serve the model for which it predicts tokens"
+_DRAFT = "a draft model: set llama_model_draft to this file, and serve the model for which it predicts tokens"
 UNSUPPORTED = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
     "t5": "an encoder-decoder model, which llama-server does not support: use a decoder-only model",
-    "clip": "a projector: set llama_model_mmproj to it, and serve the model for which it reads images or sound",
+    "clip": "a projector: set llama_model_mmproj to this file, and serve the model for which it encodes images or sound",
     "wavtokenizer-dec": "a vocoder, which llama-server does not support: use a model that generates text or embeddings",
     **dict.fromkeys(("pockettts", "qwen3tts"), _SPEECH),
     **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
@@ -54,7 +54,7 @@ class TensorGroup(NamedTuple):
 
 
 class NamedFile(NamedTuple):
-    name: Annotated[str, Text(longest=1024)]
+    name: Annotated[str, Text(max_length=1024)]
     bytes: Size
 
 
@@ -110,18 +110,18 @@ class ModelSummary(NamedTuple):
         value = dict(self.keys).get(key)
         return value if isinstance(value, int) else None
 
-    def listed(self, key: str) -> Optional[tuple[int, ...]]:
+    def layer_values(self, key: str) -> Optional[tuple[int, ...]]:
         """Return the values of a key with one value per layer, or None."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
 
     def by_layer(self, key: str, default: int = 0) -> list[int]:
         """Return the value of a key in each layer: its single value, ``default`` without the key, or its list, extended by zeros."""
-        listed = self.listed(key)
-        if listed is None:
+        layer_values = self.layer_values(key)
+        if layer_values is None:
             number = self.number(key)
             return [default if number is None else number] * self.layers
-        return [*listed[: self.layers], *[0] * (self.layers - len(listed))]
+        return [*layer_values[: self.layers], *[0] * (self.layers - len(layer_values))]
 
     def without_key(self, key: str) -> "ModelSummary":
         return self._replace(keys=tuple(pair for pair in self.keys if pair[0] != key))

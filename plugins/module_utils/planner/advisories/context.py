@@ -54,8 +54,8 @@ class AdvisoryContext(NamedTuple):
 
     def variables_of(self, release: str) -> list[str]:
         """Return the variables that set a release, for all backends that use it."""
-        built = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release]
-        return list(dict.fromkeys(releases.variable_of(build.backend, self.cluster.releases) for build in built))
+        builds = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release]
+        return list(dict.fromkeys(releases.variable_of(build.backend, self.cluster.releases) for build in builds))
 
     def backends_of(self, host: str) -> list[str]:
         """Return the backends that a host builds for; none for a host with external workers."""

@@ -36,18 +36,18 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
     sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
         facts = context.cluster.hosts[name].facts
-        unused = [accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators]
-        if unused:
-            kinds = {accelerator.backend for accelerator in unused}
-            backend = next(preferred for preferred in backends.PREFERRED if preferred in kinds)
-            toolkit, built = toolkits.TOOLKITS.get(backend), context.backends_of(name)
-            cards = [card for card in built if card != backends.CPU.name]
-            compiles = sources[backend] in release_request.COMPILED and not cards
-            parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and compiles else []
-            devices = ", ".join(sorted({accelerator.name for accelerator in unused}))
+        spares = [accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators]
+        if spares:
+            kinds = {accelerator.backend for accelerator in spares}
+            backend = next(choice for choice in backends.PREFERRED_ORDER if choice in kinds)
+            toolkit, built_backends = toolkits.TOOLKITS.get(backend), context.backends_of(name)
+            cards = [card for card in built_backends if card != backends.CPU.name]
+            can_compile = sources[backend] in release_request.COMPILED and not cards
+            parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and can_compile else []
+            devices = ", ".join(sorted({accelerator.name for accelerator in spares}))
             values = {
                 "where": f"{devices} on {name}",
-                "built": remedies.join_words(built),
+                "built": remedies.join_words(built_backends),
                 "backend": None if facts.distribution.family == "unknown" else remedies.join_words([*cards, backend]),
                 "toolkit": remedies.join_names(parts) or None,
             }
@@ -58,7 +58,7 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
     """Return how to name Vulkan as the backend of the host's cards; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
-    return toolchains.by_vulkan(host.facts) if host else None
+    return toolchains.vulkan_choice(host.facts) if host else None
 
 
 def broken_drivers(context: AdvisoryContext) -> Cases:
@@ -88,8 +88,8 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
         name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
         if name in UNSUPPORTED_GFX and OVERRIDE not in device.environment:
             builds = context.plan.hosts[device.host].builds
-            compiles = any(build.cmake_options for build in builds if build.backend == device.backend)
-            targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if compiles else ""
+            is_compiled = any(build.cmake_options for build in builds if build.backend == device.backend)
+            targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if is_compiled else ""
             values = {
                 "where": f"{device.host} ({name})",
                 "vulkan": _by_vulkan(context, device.host),
@@ -106,7 +106,7 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
         (
             device.host,
             {
-                "where": f"{device.name} of {device.host}",
+                "where": f"{device.name} on {device.host}",
                 "vulkan": _by_vulkan(context, device.host),
                 "sycl": "sycl" if device.host == head and has_other_backends else None,
             },
@@ -133,6 +133,6 @@ def old_kernel(context: AdvisoryContext) -> Cases:
     for name, facts in _strix_halos(context):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
-            first = ".".join(map(str, STRIX_HALO_KERNEL))
-            cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first}))
+            first_kernel = ".".join(map(str, STRIX_HALO_KERNEL))
+            cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first_kernel}))
     return cases

@@ -14,12 +14,12 @@ SHARED_LINKS = ("ethernet", "infiniband", "wireless")
 
 def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
     facts = context.cluster.hosts[name].facts
-    if not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+    if not service_managers.MANAGERS[facts.service_manager].port_filter:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
     if facts.units_filter is None:
         return (
-            "It is unknown whether systemd filters addresses there. Either systemd-run needs root: run with become. "
-            "Or the host is down and its facts come from an older version of the collection: start or retire it"
+            "The run could not find out whether systemd filters addresses there. If systemd-run needs root, run with become. If the host is down, its facts "
+            "come from an older version of the collection: start or retire it"
         )
     return "Systemd does not filter addresses there, because the kernel or the container lacks BPF for control groups"
 
@@ -27,10 +27,10 @@ def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
 def unprotected_workers(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for name, host in context.plan.hosts.items():
-        exposed = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
-        if exposed and not host.unit_closes and not host.firewall_manager:
+        exposed_endpoints = [worker.listens for worker in host.workers if not names.is_loopback(worker.listens)]
+        if exposed_endpoints and not host.unit_closes and not host.firewall_manager:
             values = {
-                "where": f"{remedies.join_names(exposed)} of {name}",
+                "where": f"{remedies.join_names(exposed_endpoints)} on {name}",
                 "reason": unfiltered_reason(context, name),
                 "managers": remedies.join_names(names.FIREWALLS, "or") if host.host_settings else None,
                 "scope": "system" if host.service_manager == "systemd_user" else None,
@@ -40,9 +40,9 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
 
 
 def idle_workers(context: AdvisoryContext) -> Cases:
-    """Return the workers that planner.decide left out."""
-    idle = context.candidate.idle
-    return [(worker.host, {"where": f"{worker.listens} of {worker.host}"}) for worker in idle]
+    """Return the workers that planner.decide_placement left out."""
+    workers_left_out = context.candidate.idle_workers
+    return [(worker.host, {"where": f"{worker.listens} on {worker.host}"}) for worker in workers_left_out]
 
 
 def external_workers(context: AdvisoryContext) -> Cases:
@@ -52,22 +52,22 @@ def external_workers(context: AdvisoryContext) -> Cases:
         if not names.is_loopback(worker.endpoint):
             ports.setdefault(worker.host, []).append(worker.endpoint)
     return [
-        (name, {"where": f"{remedies.join_names(endpoints)} of {name}", "head": context.cluster.head})
+        (name, {"where": f"{remedies.join_names(endpoints)} on {name}", "head": context.cluster.head})
         for name, endpoints in ports.items()
     ]
 
 
 def rpc_in_clear(context: AdvisoryContext) -> Cases:
     """Return hosts whose workers the head reaches unencrypted over a shared network, not over a cable."""
-    possible = context.head.facts.system == service_managers.LINUX
+    can_encrypt = context.head.facts.system == service_managers.LINUX
     cases: Cases = []
     for link in {link.host: link for link in context.plan.estimate.links}.values():
         host = context.cluster.hosts.get(link.host)
         if not host or host.is_head or host.transport == names.STUNNEL or link.kind not in SHARED_LINKS:
             continue
         address = link.endpoint.split(":")[0]
-        if not any(own.address.split("/")[0] == address and (own.peer or own.manage) for own in host.links):
+        if not any(entry.address.split("/")[0] == address and (entry.peer or entry.manage) for entry in host.links):
             place = f"{host.name} over {link.kind}"
-            transport = names.STUNNEL if possible else None
+            transport = names.STUNNEL if can_encrypt else None
             cases.append((host.name, {"where": place, "head": context.cluster.head, "transport": transport}))
     return cases

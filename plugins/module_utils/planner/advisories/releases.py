@@ -24,11 +24,11 @@ OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllam
 
 def remote_code(context: AdvisoryContext) -> Cases:
     """Return a case for each commit of a fork."""
-    checked = capabilities.OLDEST[IK_LLAMA]
+    checked_build = capabilities.OLDEST_BUILDS[IK_LLAMA]
     cases: Cases = []
     for release in context.plan.releases.values():
         if not release.mainline:
-            note = f" (newer than {checked}, not checked)" if release.build > checked else ""
+            note = f" (newer than {checked_build}, not checked)" if release.build > checked_build else ""
             cases.append((None, {"builds": f"commit {release.build} of {release.fork}{note}"}))
     return cases
 
@@ -38,15 +38,15 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     kinds = context.server.cache_type_k, context.server.cache_type_v
     if not context.release.mainline or not backends.needs_all_quants(*kinds):
         return []
-    compiled = context.release.source in release_request.COMPILED
-    variables = None if compiled else remedies.join_names(context.variables_of(context.release.id))
+    is_compiled = context.release.source in release_request.COMPILED
+    variables = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
-    for name in dict.fromkeys(device.host for device in context.holders if backends.RECORDS[device.backend].all_quants):
+    for name in dict.fromkeys(device.host for device in context.holders if backends.BY_NAME[device.backend].all_quants):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
         options = {
             option: build.cmake_options.get(option, "OFF")
             for build in builds
-            if (option := backends.RECORDS[build.backend].all_quants)
+            if (option := backends.BY_NAME[build.backend].all_quants)
         }
         if not options or not all(map(backends.is_enabled, options.values())):
             overridden = [option for option in options if option in context.cluster.every_host[name].cmake_options]
@@ -58,10 +58,10 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
 def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     """Return when the model's architecture appeared; None if the serving build certainly has it."""
     release = context.release
-    appeared = capabilities.appearance_of(context.summary.architecture, release.fork)
-    patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    supported = appeared is None or release.build >= (appeared.oldest_with or math.inf)
-    return None if supported or patched else appeared
+    appearance = capabilities.appearance_of(context.summary.architecture, release.fork)
+    is_patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
+    is_supported = appearance is None or release.build >= (appearance.oldest_build_with or math.inf)
+    return None if is_supported or is_patched else appearance
 
 
 def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
@@ -71,8 +71,8 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
         return re.sub(r"[^a-z0-9]", "", name.lower())
 
     for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.NEW_ARCHITECTURES.values()).split()):
-        appeared = capabilities.appearance_of(name, release.fork)
-        is_known = not appeared or release.build >= (appeared.oldest_with or math.inf)
+        appearance = capabilities.appearance_of(name, release.fork)
+        is_known = not appearance or release.build >= (appearance.oldest_build_with or math.inf)
         if is_known and name != architecture and letters(name) == letters(architecture):
             return name
     return None
@@ -81,17 +81,21 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
-    appeared = _architecture(context)
-    twin = _other_spelling(name, release) if appeared else None
-    if source and (twin or name in OLLAMA_ARCHITECTURES):
-        who = f"build {release.build} knows {twin} but not" if twin else "only Ollama knows"
+    appearance = _architecture(context)
+    spelling = _other_spelling(name, release) if appearance else None
+    if source and (spelling or name in OLLAMA_ARCHITECTURES):
+        subject = f"build {release.build} knows {spelling} but not" if spelling else "only Ollama knows"
         remove = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
-        values = {"would": "would", "who": who, "and_remove": remove, "variables": None}
-    elif appeared and release.build < (appeared.oldest_with or appeared.newest_without + 1):
-        would, does = ("would", "does") if release.build <= appeared.newest_without else ("may", "may")
-        newer = f"build {appeared.oldest_with} or newer" if appeared.oldest_with else "a newer build that knows it"
+        values = {"would": "would", "who": subject, "and_remove": remove, "variables": None}
+    elif appearance and release.build < (appearance.oldest_build_with or appearance.newest_build_without + 1):
+        modal, verb = ("would", "does") if release.build <= appearance.newest_build_without else ("may", "may")
+        newer = (
+            f"build {appearance.oldest_build_with} or newer"
+            if appearance.oldest_build_with
+            else "a newer build that knows it"
+        )
         variables = remedies.join_names(context.variables_of(release.id))
-        values = {"would": would, "who": f"build {release.build} {does} not know", "and_remove": None}
+        values = {"would": modal, "who": f"build {release.build} {verb} not know", "and_remove": None}
         values.update(newer=newer, variables=variables)
     else:
         return []
@@ -106,7 +110,11 @@ def unread_model(context: AdvisoryContext) -> Cases:
         f"tensors of {kind}" for kind in kinds
     ]
     release = context.release
-    values = {"what": remedies.join_names(parts), "build": release.build, "newest": capabilities.NEWEST[release.fork]}
+    values = {
+        "what": remedies.join_names(parts),
+        "build": release.build,
+        "newest": capabilities.NEWEST_BUILDS[release.fork],
+    }
     return [(context.plan.head.host, values)] if parts else []
 
 
@@ -115,34 +123,36 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
     kinds = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
     for name, backend in dict.fromkeys((device.host, device.backend) for device in context.holders):
-        missing = sorted(kinds & backends.RECORDS[backend].no_kernels)
+        types = sorted(kinds & backends.BY_NAME[backend].no_kernels)
         host = context.cluster.hosts.get(name)
-        if missing and context.release.mainline:
-            present = {device.backend for device in host.facts.accelerators} if host else set()
-            computing = sorted(name for name in present if not backends.RECORDS[name].no_kernels.intersection(missing))
-            if host and not computing and not backends.UNIVERSAL.no_kernels.intersection(missing):
-                computing = [*filter(None, [toolchains.by_vulkan(host.facts)])]
-            instead = (*computing, "cpu")[0] if host else None
-            cases.append((name, {"backend": backend, "types": remedies.join_names(missing), "instead": instead}))
+        if types and context.release.mainline:
+            host_backends = {device.backend for device in host.facts.accelerators} if host else set()
+            choices = sorted(
+                name for name in host_backends if not backends.BY_NAME[name].no_kernels.intersection(types)
+            )
+            if host and not choices and not backends.UNIVERSAL.no_kernels.intersection(types):
+                choices = [*filter(None, [toolchains.vulkan_choice(host.facts)])]
+            choice = (*choices, "cpu")[0] if host else None
+            cases.append((name, {"backend": backend, "types": remedies.join_names(types), "instead": choice}))
     return cases
 
 
-def _is_misspelt(name: str, known: str) -> bool:
+def _is_misspelt(name: str, known_name: str) -> bool:
     """Return whether two letters, added, removed or changed, make one name the other."""
-    row = list(range(len(known) + 1))
+    row = list(range(len(known_name) + 1))
     for number, letter in enumerate(name, 1):
-        row_above, row = row, [number]
-        for place, known_letter in enumerate(known):
-            row.append(min(row[-1] + 1, row_above[place + 1] + 1, row_above[place] + (letter != known_letter)))
+        previous_row, row = row, [number]
+        for place, known_letter in enumerate(known_name):
+            row.append(min(row[-1] + 1, previous_row[place + 1] + 1, previous_row[place] + (letter != known_letter)))
     return row[-1] <= 2
 
 
 def unknown_variables(context: AdvisoryContext, misspelt: bool = False) -> Cases:
     return [
-        (name, {"variable": variable, "meant": meant or "none", "similar": meant or None})
-        for variable, meant in sorted(
+        (name, {"variable": variable, "meant": similar_name or "none", "similar": similar_name or None})
+        for variable, similar_name in sorted(
             {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
         )
         for name, host in context.cluster.hosts.items()
-        if host.unknown_variables.get(variable) == meant and _is_misspelt(variable, meant) == misspelt
+        if host.unknown_variables.get(variable) == similar_name and _is_misspelt(variable, similar_name) == misspelt
     ]

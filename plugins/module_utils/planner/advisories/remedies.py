@@ -22,10 +22,10 @@ MIN_CONTEXT = 1024
 """Smallest number of tokens per slot that a remedy suggests."""
 
 
-def join_names(words: Iterable[str], last: str = "and") -> str:
+def join_names(words: Iterable[str], last_separator: str = "and") -> str:
     """Return ``a, b and c``."""
     *start, end = [*words] or [""]
-    return f"{', '.join(start)} {last} {end}" if start else end
+    return f"{', '.join(start)} {last_separator} {end}" if start else end
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -78,37 +78,37 @@ def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
 
 def largest_fitting(count: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number up to ``count`` that fits, if all smaller numbers fit too; 0 if none fits."""
-    low = 0
-    while low < count:
-        middle = (low + count + 1) // 2
-        low, count = (middle, count) if fits(middle) else (low, middle - 1)
-    return low
+    lower_bound = 0
+    while lower_bound < count:
+        midpoint = (lower_bound + count + 1) // 2
+        lower_bound, count = (midpoint, count) if fits(midpoint) else (lower_bound, midpoint - 1)
+    return lower_bound
 
 
 def _most_layers(trial: Trial) -> int | None:
     """Return the largest number of offloaded layers that devices can hold, if necessary without the upper bound of the compute buffer.
     None if the model fits with no number, because the head has to hold the rest."""
 
-    def fits_on_device(bounded: bool, number: int) -> bool:
+    def fits_on_device(is_bounded: bool, number: int) -> bool:
         plan = trial.attempt(_set_server(gpu_layers=number)(trial.cluster))
         return plan is not None and all(
-            entry.total_mib - (0 if bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
+            entry.total_mib - (0 if is_bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
         )
 
-    numbers = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bounded)) for bounded in (True, False))
+    numbers = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bound)) for bound in (True, False))
     return next((number for number in numbers if trial.fits(_set_server(gpu_layers=number))), None)
 
 
 def memory_remedies(trial: Trial) -> list[str]:
     """Return changes to variables that make the model fit: each was tried."""
     server, clauses = trial.cluster.server, []
-    shorter = [*_shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)]
-    tokens = next((tokens for tokens in shorter if trial.fits(_set_server(context=tokens))), None)
+    shorter_contexts = [*_shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)]
+    tokens = next((tokens for tokens in shorter_contexts if trial.fits(_set_server(context=tokens))), None)
     if tokens:
         clauses.append(f"set llama_server_context to {tokens}")
     if server.parallel > 1 and trial.fits(_set_server(parallel=1)):
         clauses.append("set llama_server_parallel to 1")
-    unset: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "tensor_split": (),
         "override_tensor": (),
         "gpu_layers": None,
@@ -116,12 +116,14 @@ def memory_remedies(trial: Trial) -> list[str]:
         "reserve_mib": None,
         "prompt_cache_mib": None,
     }
-    changed = [name for name, default in unset.items() if getattr(server, name) != default]
-    clauses += [f"remove llama_server_{name}" for name in changed if trial.fits(_set_server(**{name: unset[name]}))]
+    changed_names = [name for name, default in defaults.items() if getattr(server, name) != default]
+    clauses += [
+        f"remove llama_server_{name}" for name in changed_names if trial.fits(_set_server(**{name: defaults[name]}))
+    ]
     layers = _most_layers(trial)
     if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
-    return clauses or _context_with_layers(trial, shorter[::-1])
+    return clauses or _context_with_layers(trial, shorter_contexts[::-1])
 
 
 def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
@@ -137,20 +139,20 @@ def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
     )
 
 
-def smaller_quantisation(trial: Trial, offered: Sequence[Quantisation]) -> list[str]:
+def smaller_quantisation(trial: Trial, offers: Sequence[Quantisation]) -> list[str]:
     """Return a remedy with the largest quantisation of the model's repository that fits, if any. Its layers are counted in proportion to its size.
 
-    :param offered: quantisations of the repository, the smallest first.
+    :param offers: quantisations of the repository, the smallest first.
     """
     source = trial.cluster.model.source
     size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == host_types.MODEL)
-    smaller = [quantisation for quantisation in offered if quantisation.bytes < size] if source else []
-    count = largest_fitting(len(smaller), lambda number: trial.fits(_set_model_size(smaller[number - 1].bytes)))
+    choices = [quantisation for quantisation in offers if quantisation.bytes < size] if source else []
+    count = largest_fitting(len(choices), lambda number: trial.fits(_set_model_size(choices[number - 1].bytes)))
     if not source or not count:
         return []
-    largest = smaller[count - 1]
+    largest_quantisation = choices[count - 1]
     remove = " and remove files from it" if source.huggingface and source.huggingface.files else ""
     return [
-        f"set quantisation in {source.variable} to {largest.name}{remove}, the largest of its repository that fits "
-        f"({largest.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion)"
+        f"set quantisation in {source.variable} to {largest_quantisation.name}{remove}, the largest of its repository that fits "
+        f"({largest_quantisation.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion)"
     ]

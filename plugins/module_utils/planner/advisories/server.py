@@ -38,8 +38,8 @@ def server_for_everybody(context: AdvisoryContext) -> Cases:
 def unlimited_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     host = context.plan.hosts[head.host]
-    closes = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
-    if not head.allowed or names.is_loopback(head.address) or closes:
+    is_restricted = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
+    if not head.allowed or names.is_loopback(head.address) or is_restricted:
         return []
     reason = unfiltered_reason(context, head.host)
     if host.host_settings:
@@ -50,29 +50,31 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """Return the host that is faster for all users, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
-    best_host, together = estimate.best_single_host, estimate.users
+    best_host, cluster_speed = estimate.best_single_host, estimate.users
     is_intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
-    if is_intended or not together or not estimate.links or not best_host.faster:
+    if is_intended or not cluster_speed or not estimate.links or not best_host.faster:
         return []
-    alone = next(shape.users for shape in estimate.shapes if shape.kind == "host" and best_host.host in shape.hosts)
+    host_speed = next(
+        shape.users for shape in estimate.shapes if shape.kind == "host" and best_host.host in shape.hosts
+    )
     host, head = best_host.host, context.cluster.head
     steps = [f"put {host} with the model's files into llama_head instead of {head}"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     sizes = () if host == head else ("memory_mib", "reserve_mib")
-    stale = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
+    removals = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
     if best_host.override_tensor:
         steps.append(f"set llama_server_override_tensor to ['{best_host.override_tensor}']")
-        stale = [name for name in stale if name != "llama_server_override_tensor"]
+        removals = [name for name in removals if name != "llama_server_override_tensor"]
     if best_host.gpu_layers is not None:
         steps.append(f"set llama_server_gpu_layers to {best_host.gpu_layers}")
     elif server.gpu_layers is not None:
-        stale.append("llama_server_gpu_layers")
-    stale += ["llama_external_workers"] if context.cluster.external else []
-    steps += [f"remove {name}" for name in stale]
-    pair = {"together": together, "alone": alone}
+        removals.append("llama_server_gpu_layers")
+    removals += ["llama_external_workers"] if context.cluster.external else []
+    steps += [f"remove {name}" for name in removals]
+    pair = {"together": cluster_speed, "alone": host_speed}
     speeds = {name: str(value.generation_range or value.prompt_range) for name, value in pair.items() if value}
-    users = f" for {together.users} users" if together.users > 1 else ""
+    users = f" for {cluster_speed.users} users" if cluster_speed.users > 1 else ""
     return [(host, {**speeds, "users": users, "steps": remedies.join_names(steps)})]
 
 
@@ -80,24 +82,26 @@ def slow_load(context: AdvisoryContext) -> Cases:
     """Return a case if hashing and copying in llama.cpp limits the load, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
     patch = fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED
-    slow = estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
-    if not slow or not patch or release.loads_fast:
+    is_slow = (
+        estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
+    )
+    if not is_slow or not patch or release.loads_fast:
         return []
     return [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
 
 
 def without_fallback(context: AdvisoryContext) -> Cases:
     """Return the workers without which the model cannot be served, if the operator asks for fallbacks."""
-    missing = context.plan.no_fallback if context.server.fallback else ()
-    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in missing]
+    missing_fallbacks = context.plan.no_fallback if context.server.fallback else ()
+    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in missing_fallbacks]
 
 
 def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing = [options.by_name(name) for name in workload.PLACE_OPTIONS[auxiliary.role]]
-        words = [word for word in context.server.extra_args if options.by_word(word) in placing]
+        placing_options = [options.by_name(name) for name in workload.PLACE_OPTIONS[auxiliary.role]]
+        words = [word for word in context.server.extra_args if options.by_word(word) in placing_options]
         word = " and ".join(words) or None
         values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}
         cases.append((context.cluster.head, values))
@@ -118,8 +122,8 @@ def cut_context(context: AdvisoryContext) -> Cases:
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
-    trained = workload.trained_context(server, context.summary)
-    values = {"requested": server.context, "context": head.context, "model": context.summary.name, "trained": trained}
+    limit = workload.trained_context(server, context.summary)
+    values = {"requested": server.context, "context": head.context, "model": context.summary.name, "trained": limit}
     return [(head.host, {**values, "parallel": server.parallel})]
 
 
@@ -131,10 +135,10 @@ def lost_conversations(context: AdvisoryContext) -> Cases:
 
 def slow_conversations(context: AdvisoryContext) -> Cases:
     """Return the head if restoring a conversation takes longer than computing it."""
-    kept = context.plan.head.conversations
-    if not kept or kept.move_s < kept.computing_s:
+    disk_plan = context.plan.head.conversations
+    if not disk_plan or disk_plan.move_s < disk_plan.computing_s:
         return []
-    return [(context.plan.head.host, {"move": f"{kept.move_s:g}", "computing": f"{kept.computing_s:g}"})]
+    return [(context.plan.head.host, {"move": f"{disk_plan.move_s:g}", "computing": f"{disk_plan.computing_s:g}"})]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:

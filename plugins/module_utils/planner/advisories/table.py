@@ -47,7 +47,7 @@ ADVISORIES = (
         "RPC has no authentication, and nothing restricts {where} to the head: this run sets up no firewall there. {reason}.",
         (
             "enable {managers} on {hosts}",
-            "set llama_host_scope of {hosts} to {scope}, which needs root",
+            "set llama_host_scope to {scope} for {hosts} (needs root)",
             "restrict the port with your own firewall, then accept this advisory",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
@@ -56,7 +56,7 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "The plan does not use {where}, and nothing would restrict its port to the head, so this run does not start it.",
+        "This run does not start {where}: the plan does not use it, and nothing would restrict its port to the head.",
         ("leave it out of the inventory", "accept unprotected-worker to start it anyway"),
         "docs/security.md",
     ),
@@ -67,7 +67,7 @@ ADVISORIES = (
         "The collection does not manage the external workers {where}, so it cannot verify that only {head} reaches them. RPC has no authentication.",
         (
             "restrict these ports to {head} with a firewall on {hosts}, then accept this advisory",
-            "use a tunnel: let the worker listen on 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's end at 127.0.0.1 on {head}",
+            "use a tunnel: bind the worker to 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's address on {head}, in 127.0.0.0/8",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
@@ -105,7 +105,7 @@ ADVISORIES = (
         "hip-mmap-hang",
         "error",
         memory.mmap_hangs,
-        "HIP copies weights from mapped pages: {where}. Copying about {limit} MiB or more has hung or aborted.",
+        "HIP copies weights from memory-mapped files: {where}. Copying about {limit} MiB or more this way has hung or crashed.",
         ("remove llama_server_load_mode", "set llama_server_load_mode to {mode}"),
         THREAD.format(19745),
     ),
@@ -114,10 +114,10 @@ ADVISORIES = (
         "error",
         memory.vulkan_memory,
         "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "
-        "Using more has failed with out-of-memory errors during loading.",
+        "Loading more than that has failed with out-of-memory errors.",
         (
-            "set llama_backend of {hosts} to {hip}, and llama_server_backend too if the head is affected",
-            f"add {backends.UNIFIED_HEAP}: 'true' to environment in llama_worker_endpoints of {{hosts}}, and to llama_server_environment for the head",
+            "set llama_backend to {hip} for {hosts}, and llama_server_backend too if the head is affected",
+            f"add {backends.UNIFIED_HEAP}: 'true' under environment in llama_worker_endpoints for {{hosts}}, and in llama_server_environment for the head",
         ),
         THREAD.format(28571),
     ),
@@ -125,7 +125,7 @@ ADVISORIES = (
         "vulkan-prompt-cache",
         "error",
         memory.torn_cache,
-        "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers on {where}.",
+        "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers: {where}.",
         ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
         THREAD.format(25584),
     ),
@@ -133,8 +133,8 @@ ADVISORIES = (
         "prompt-cache-memory",
         "warning",
         memory.displacing_cache,
-        "llama_server_prompt_cache_mib is {size}, which moves {moved} layers from {host} to slower devices. "
-        "Predicted: {now} tokens/s, {without} without it.",
+        "llama_server_prompt_cache_mib: {size} moves {moved} layers from {host} to slower devices. "
+        "Predicted: {now} tokens/s with it, {without} without.",
         ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if that is intended"),
         "docs/plan.md",
     ),
@@ -143,11 +143,11 @@ ADVISORIES = (
         "error",
         releases.cache_kernels,
         "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. Programs on {hosts} may lack kernels for these "
-        "types; a worker without them aborts at the first token.",
+        "types; a worker that lacks them crashes at the first token.",
         (
             "set both to q8_0 or both to q4_0",
             "set {variables} to a release that the hosts compile (source: git, pypi or archive)",
-            "remove {option} from llama_build_cmake_options of {hosts}",
+            "remove {option} from llama_build_cmake_options for {hosts}",
         ),
         THREAD.format(27905),
     ),
@@ -166,9 +166,9 @@ ADVISORIES = (
         "tensor-kernels",
         "error",
         releases.missing_kernels,
-        "Backend {backend} of {hosts} has no known kernels for the model's {types} tensors. A worker crashes at the first token; the head falls back "
+        "Backend {backend} on {hosts} has no known kernels for the model's {types} tensors. A worker crashes at the first token; the head falls back "
         "to its CPU.",
-        ("set llama_backend of {hosts} to {instead}", "use a model file with other tensor types, like Q4_K"),
+        ("set llama_backend to {instead} for {hosts}", "use a model file with other tensor types, like Q4_K"),
         "docs/models.md",
     ),
     Advisory(
@@ -176,7 +176,7 @@ ADVISORIES = (
         "warning",
         releases.unread_model,
         "The model has {what}. Builds up to {newest} do not support this, and build {build} has not been checked.",
-        ("check that build's release notes before a long download, then accept this advisory",),
+        ("check the release notes of build {build} before a long download, then accept this advisory",),
         "docs/models.md",
     ),
     Advisory(
@@ -185,7 +185,7 @@ ADVISORIES = (
         links.rpc_in_clear,
         "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
-            "set llama_transport of {hosts} to {transport}",
+            "set llama_transport to {transport} for {hosts}",
             "name the other end of a cable as peer in llama_links",
             "accept this advisory if you trust that network",
         ),
@@ -194,10 +194,10 @@ ADVISORIES = (
     Advisory(
         "graphics-memory-limit",
         "warning",
-        memory.untuned,
-        "The model does not fit, and the kernel gives only {mib} of {memory} MiB to {where}.",
+        memory.untuned_graphics,
+        "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
         (
-            "set llama_host_tuning and llama_host_reboot of {hosts} to {tuning}",
+            "set llama_host_tuning and llama_host_reboot to {tuning} for {hosts}",
             "boot {hosts} with the kernel parameters {parameters}",
         ),
         "docs/hardware.md",
@@ -206,7 +206,7 @@ ADVISORIES = (
         "strix-halo-kernel",
         "warning",
         hardware.old_kernel,
-        "gfx1151 needs kernel {first} or newer to compute reliably; older: {where}.",
+        "gfx1151 needs kernel {first} or newer to compute reliably. Hosts with an older kernel: {where}.",
         ("install kernel {first} or newer on {hosts}",),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
     ),
@@ -214,8 +214,8 @@ ADVISORIES = (
         "nvidia-driver",
         "warning",
         hardware.broken_drivers,
-        "The plan uses no NVIDIA card of {where}, because nvidia-smi fails there: {failure}",
-        ("fix the NVIDIA driver of {hosts}", "set llama_backend of {hosts} to the backend to use instead"),
+        "The plan uses no NVIDIA card on {where}, because nvidia-smi fails there: {failure}",
+        ("fix the NVIDIA driver on {hosts}", "set llama_backend to another backend for {hosts}"),
         "docs/hardware.md",
     ),
     Advisory(
@@ -225,7 +225,7 @@ ADVISORIES = (
         "ROCm 6.4 and newer have no rocBLAS kernels for gfx906: {where}.",
         (
             "install ROCm 6.3 on {hosts}",
-            "set llama_backend of {hosts} to {vulkan}",
+            "set llama_backend to {vulkan} for {hosts}",
             "install rocBLAS kernels for gfx906, then accept this advisory",
         ),
         "ROCm/legacy-rocm-build#4625",
@@ -236,8 +236,8 @@ ADVISORIES = (
         hardware.rocblas_without_kernels,
         "ROCm has no rocBLAS kernels for these graphics: {where}.",
         (
-            "set llama_backend of {hosts} to {vulkan}",
-            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 in environment of llama_worker_endpoints (llama_server_environment for the head){targets}",
+            "set llama_backend to {vulkan} for {hosts}",
+            "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 under environment in llama_worker_endpoints (llama_server_environment for the head){targets}",
             "install rocBLAS kernels for these graphics, then accept this advisory",
         ),
         THREAD.format(26610),
@@ -248,7 +248,7 @@ ADVISORIES = (
         hardware.sycl_workers,
         "Workers with SYCL have crashed at the first graph: {where}.",
         (
-            "set llama_backend of {hosts} to {vulkan}",
+            "set llama_backend to {vulkan} for {hosts}",
             "set llama_server_backend to {sycl}",
             "accept this advisory if these devices work for you",
         ),
@@ -287,9 +287,9 @@ ADVISORIES = (
         hardware.unused_accelerators,
         "llama_backend: auto picks a single backend that the host can build. It leaves these accelerators unused: {where}.",
         (
-            "set llama_backend of {hosts} to {backend}",
+            "set llama_backend to {backend} for {hosts}",
             "install {toolkit} on {hosts}",
-            "set llama_backend of {hosts} to {built} to accept this",
+            "set llama_backend to {built} for {hosts} to accept this",
         ),
         "docs/variables.md",
     ),
@@ -314,7 +314,7 @@ ADVISORIES = (
         "warning",
         memory.over_capacity,
         "Weights, KV cache and compute buffers may exceed the memory of devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
-        "MiB; if actual use approaches it, llama-server runs out of memory on start-up.",
+        "MiB. If actual use approaches this bound, llama-server runs out of memory on start-up.",
         ("set llama_server_flash_attention to '{flash}'", "reduce llama_server_micro_batch or llama_server_context"),
         "docs/plan.md",
     ),
@@ -322,9 +322,9 @@ ADVISORIES = (
         "auxiliary-not-counted",
         "warning",
         server.uncounted_models,
-        "The memory of {variable} is not counted: {why}. llama-server chooses its devices, possibly workers.",
+        "The plan does not count the memory for {variable}: {why}. llama-server places this model itself, possibly on workers.",
         (
-            "remove {word}, so that the plan chooses",
+            "remove {word}, so that the plan places the model",
             "reserve memory with llama_server_reserve_mib and memory_mib in llama_worker_endpoints, then accept this advisory",
         ),
         "docs/models.md",
@@ -333,7 +333,7 @@ ADVISORIES = (
         "chat-template-missing",
         "warning",
         server.missing_chat_template,
-        "The file of {model} has no chat template, so llama-server formats chats with one that the model was not trained on.",
+        "The file of {model} has no chat template, so llama-server uses a template on which the model was not trained.",
         (
             "use an instruct model for chats",
             "add --chat-template to llama_server_extra_args",
@@ -345,8 +345,8 @@ ADVISORIES = (
         "context-cut",
         "warning",
         server.cut_context,
-        "llama_server_context is {requested}, but {model} was trained for {trained} tokens per request. llama_server_parallel is {parallel}, "
-        "so llama-server gets {context}.",
+        "llama_server_context is {requested}, but {model} was trained for {trained} tokens per request. With llama_server_parallel: "
+        "{parallel}, llama-server is started with a context of {context} tokens.",
         (
             "set llama_server_context to {context} or less",
             "add --rope-scaling and --override-kv (the header's context length) to llama_server_extra_args, then accept this advisory",
@@ -357,7 +357,7 @@ ADVISORIES = (
         "context-shared",
         "warning",
         server.shared_context,
-        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens of llama_server_context.",
+        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens in llama_server_context.",
         (
             "set llama_server_parallel to 1",
             "add --kv-unified to llama_server_extra_args, so that requests share the tokens",
@@ -377,7 +377,7 @@ ADVISORIES = (
         "conversations-slow",
         "warning",
         server.slow_conversations,
-        "Restoring a conversation with a full context takes {move} s, and computing it again {computing} s.",
+        "Restoring a conversation with a full context takes {move} s; computing it again takes {computing} s.",
         ("remove llama_server_keep_conversations", "accept this advisory if the links are faster than planned"),
         "docs/operating.md",
     ),
@@ -385,7 +385,7 @@ ADVISORIES = (
         "variable-misspelt",
         "error",
         functools.partial(releases.unknown_variables, misspelt=True),
-        "{variable} is set for {where} but has no effect. The variable is {meant}.",
+        "{variable} is set for {where} but has no effect. Correct name: {meant}.",
         ("rename {variable} to {similar}", "accept this advisory if the variable is your own"),
         "docs/variables.md",
     ),
@@ -401,8 +401,8 @@ ADVISORIES = (
         "no-fallback",
         "warning",
         server.without_fallback,
-        "llama_server_fallback is true, but the model cannot be served without each of these workers: {where}.",
-        ("add a worker with as much memory", "set llama_server_fallback to false"),
+        "llama_server_fallback is true, but there is no fallback for these workers: {where}.",
+        ("add a worker with the same memory", "set llama_server_fallback to false"),
         "docs/operating.md",
     ),
 )
@@ -425,9 +425,9 @@ def as_plan(finding: Finding) -> AdvisoryPlan:
 
 def _clauses(finding: Finding) -> list[str]:
     """Return the remedies whose values all exist."""
-    absent = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
-    possible = [text for text in finding.advisory.remedies if not any(name in text for name in absent)]
-    return [text.format(**finding.values) for text in possible]
+    missing_placeholders = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
+    clauses = [text for text in finding.advisory.remedies if not any(name in text for name in missing_placeholders)]
+    return [text.format(**finding.values) for text in clauses]
 
 
 def evaluate(context: AdvisoryContext) -> list[Finding]:
@@ -436,8 +436,8 @@ def evaluate(context: AdvisoryContext) -> list[Finding]:
     for advisory in ADVISORIES:
         grouped_cases: dict[str, Cases] = {}
         for host, values in advisory.condition(context):
-            shared = {key: value for key, value in values.items() if key != "where"}
-            key = repr({**shared, "host": host} if "{host}" in advisory.message else shared)
+            shared_values = {key: value for key, value in values.items() if key != "where"}
+            key = repr({**shared_values, "host": host} if "{host}" in advisory.message else shared_values)
             grouped_cases.setdefault(key, []).append((host, values))
         for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))

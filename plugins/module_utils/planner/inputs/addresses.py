@@ -9,17 +9,17 @@ import ipaddress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
-UNUSABLE = ipaddress.IPv4Network("0.0.0.0/8")
+UNUSABLE_NETWORKS = ipaddress.IPv4Network("0.0.0.0/8")
 """Addresses that no host has."""
 
 
 def _bits_in_common(first_address: str, second_address: str) -> int:
     """With how many bits both addresses begin; -1 where one is the name of a host."""
     try:
-        first, second = (ipaddress.IPv4Interface(text).ip for text in (first_address, second_address))
+        first_ip, second_ip = (ipaddress.IPv4Interface(text).ip for text in (first_address, second_address))
     except ValueError:
         return -1
-    return 32 - (int(first) ^ int(second)).bit_length()
+    return 32 - (int(first_ip) ^ int(second_ip)).bit_length()
 
 
 def address_of(host: Host, peer: str, target: str | None = None) -> str:
@@ -36,23 +36,23 @@ def address_of(host: Host, peer: str, target: str | None = None) -> str:
     if target and not peer_links:
         variable, address = max(places, key=lambda place: _bits_in_common(place[1], target))
     try:
-        parsed = ipaddress.IPv4Interface(address).ip
+        parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}: set its numeric IPv4 address towards {peer} in ansible_host or llama_links "
+            f"{variable} for {host.name} is {address!r}: set its numeric IPv4 address towards {peer} in ansible_host or llama_links "
             "(not needed for hosts reached over SSH)"
         ) from None
-    if parsed.is_loopback:
+    if parsed_address.is_loopback:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which only {host.name} can reach: set its address in the network that joins it "
+            f"{variable} for {host.name} is {address!r}, which only {host.name} can reach: set its address in the network that joins it "
             f"with {peer}, in ansible_host or llama_links"
         )
-    if parsed.is_multicast or parsed.is_reserved:
+    if parsed_address.is_multicast or parsed_address.is_reserved:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, a multicast or reserved address: use {host.name}'s own address"
+            f"{variable} for {host.name} is {address!r}, a multicast or reserved address: use {host.name}'s own address"
         )
-    if parsed in UNUSABLE:
+    if parsed_address in UNUSABLE_NETWORKS:
         raise Refusal(
-            f"{variable} of {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
+            f"{variable} for {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
         )
-    return str(parsed)
+    return str(parsed_address)

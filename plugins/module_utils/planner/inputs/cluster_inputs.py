@@ -91,7 +91,7 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
     """
     for host, entry in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
-        check(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
+        check_variables(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
         misspelt = limits.problem("a variable", entry["unknown_variables"])
         if misspelt:
             raise Refusal(f"{misspelt.place} {misspelt.text} (host {host})")
@@ -99,7 +99,7 @@ def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[
     return {name: {**entry, "facts": _facts(cluster, name, entry)} for name, entry in hosts.items()}
 
 
-def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
+def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
     """The cluster of an inventory.
 
     :param hosts: what checked_hosts returns.
@@ -110,8 +110,8 @@ def read(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest 
     if len(heads) != 1:
         names_of_heads = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one, or each is a replica behind "
-            "a host of the cluster in the group llama_balancer"
+            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one, unless each head is a replica behind a "
+            "llama_balancer host of the same cluster"
         )
     variables = hosts[heads[0]]["variables"]
     entries = () if model else tuple(map(_turn, turns.overlays(variables)))
@@ -140,7 +140,7 @@ def _turn(entry: turns.Overlay) -> Turn:
         raise Refusal(turns.sentence(entry.name, str(refusal))) from None
 
 
-def check(host: str, values: Mapping[str, Any]) -> None:
+def check_variables(host: str, values: Mapping[str, Any]) -> None:
     """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
 
     :param values: variable → what the operator gave for this host.
@@ -156,7 +156,7 @@ def _check_name(subject: str, name: str) -> None:
     problem = _problem_of_name(name)
     if problem:
         raise Refusal(
-            f"{subject} has the name {validation.show(name)} in the inventory: {problem}; an address like ::1 goes into ansible_host"
+            f"{subject} has the name {validation.show(name)} in the inventory: {problem}; put an address like ::1 into ansible_host"
         )
 
 
@@ -164,7 +164,7 @@ def _problem_of_name(name: str) -> str | None:
     """Return the remedy for an impossible name of a host; None for a possible one."""
     if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.MAX_NAME:
         return None
-    return f"use letters, digits, and . : @ + - _ between them, at most {validation.MAX_NAME}"
+    return f"use at most {validation.MAX_NAME} letters, digits, and . : @ + - _ between them"
 
 
 def catalogue(packages: Mapping[str, Any]) -> Catalogue:
@@ -179,7 +179,7 @@ def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] 
         owner = entry["facts"].get("cluster")
         if owner not in (None, cluster):
             raise Refusal(
-                f"{name} belongs to the cluster {owner}, and a host can belong to only one: remove it from {cluster}, or tear down that cluster first"
+                f"{name} belongs to the cluster {owner}, and a host can belong to only one cluster: remove it from {cluster}, or tear down {owner} first"
             )
     facts = merge_hardware(name, entry["facts"], variables["llama_hardware"], variables["llama_host_scope"])
     if facts and is_numeric(str(entry["ansible_host"])):
@@ -188,7 +188,7 @@ def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] 
         if facts:
             facts_of(facts)
     except typed_json.Mismatch as error:
-        raise Refusal(f"llama_hardware{error.path} of {name} {error.reason}: correct it, or leave it out") from None
+        raise Refusal(f"llama_hardware{error.path} for {name} {error.reason}: correct it, or leave it out") from None
     return facts
 
 
@@ -197,7 +197,7 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
     facts = entry["facts"]
     if facts is None:
         raise Refusal(
-            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare it"
+            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare its hardware"
         )
     host_facts = facts_of(facts)
     return Host(
@@ -212,7 +212,7 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
             _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
         ),
         worker_requests=tuple(
-            _worker_request(f"llama_worker_endpoints[{index}] of {name}", endpoint)
+            _worker_request(f"llama_worker_endpoints[{index}] for {name}", endpoint)
             for index, endpoint in enumerate(variables["llama_worker_endpoints"] or ())
         ),
         cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
@@ -240,7 +240,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
     if not re.fullmatch(FOLDER_PATH, folder):
         raise Refusal(
-            f"llama_metrics_folder of {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
+            f"llama_metrics_folder for {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
         )
     return folder if variables["llama_metrics"] == "textfile" else None
 
@@ -263,19 +263,18 @@ def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
 
 
 def _backends(name: str, value: Any) -> tuple[str, ...]:
-    requested = value if isinstance(value, list) else [value]
-    if not requested or len(set(map(str, requested))) < len(requested) or (len(requested) > 1 and "auto" in requested):
+    choices = value if isinstance(value, list) else [value]
+    if not choices or len(set(map(str, choices))) < len(choices) or (len(choices) > 1 and "auto" in choices):
         raise Refusal(
-            f"llama_backend of {name} is {value!r}: use auto, a backend, or a list that names each backend once"
+            f"llama_backend for {name} is {value!r}: use auto, a backend, or a list that names each backend once"
         )
-    return tuple(requested)
+    return tuple(choices)
 
 
 def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
     if builder and builder not in hosts:
         raise Refusal(
-            f"llama_build_host of {name} is {builder!r}, which is not a host of this cluster: use a host of llama_head or "
-            "llama_workers, or remove it"
+            f"llama_build_host for {name} is {builder!r}, which is not in this cluster: use a host in llama_head or llama_workers, or remove the variable"
         )
     return builder or None
 
@@ -283,18 +282,18 @@ def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str |
 def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
     limit = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
     if limit:
-        raise Refusal(f"{place}.mtu of {host} is {values['mtu']}: {limit}, or leave it out")
+        raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {limit}, or leave it out")
     address = str(values.get("address"))
     try:
         ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
-            f"{place}.address of {host} is {address!r}: use the numeric IPv4 address of {host} in that network, with its prefix length "
-            "if managed, like 10.99.0.12/24"
+            f"{place}.address for {host} is {address!r}: use the numeric IPv4 address that {host} has in that network, with its prefix length if managed, "
+            "like 10.99.0.12/24"
         ) from None
     if values.get("kind") == names.WIREGUARD and values.get("manage"):
         raise Refusal(
-            f"{place} of {host} is a WireGuard link with manage: true: set up the VPN yourself, and set manage: false"
+            f"{place} for {host} is a WireGuard link with manage: true: set up the VPN yourself, and set manage: false"
         )
     fields: dict[str, Any] = {field: values.get(field) for field in LinkPlan._fields}
     return LinkPlan(**{**fields, "address": address, "manage": bool(fields["manage"])})
@@ -323,9 +322,9 @@ def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, st
 def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
         networks = [ipaddress.IPv4Network(value) for value in values or ()]
-        impossible = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
-        if impossible:
-            raise ValueError(f"{impossible[0]} contains no client; 0.0.0.0/0 contains all clients")
+        faults = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if faults:
+            raise ValueError(f"{faults[0]} contains no client; 0.0.0.0/0 contains all clients")
         return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
@@ -362,8 +361,8 @@ def _place(place: str, endpoint: Any) -> tuple[str, int]:
         address, port = rpc.place_of(str(endpoint))
     except ValueError:
         address, port = names.ANY_ADDRESS, 0
-    parsed = ipaddress.IPv4Address(address)
-    if parsed.is_unspecified or parsed.is_multicast or parsed.is_reserved:  # 255.255.255.255 is reserved
+    ip = ipaddress.IPv4Address(address)
+    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # 255.255.255.255 is reserved
         raise Refusal(
             f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )
@@ -385,27 +384,27 @@ def _check_external(place: str, worker: External, hosts: Collection[str], earlie
         raise Refusal(f"{place} has the host {validation.show(worker.host)}: {problem}")
     if worker.host in hosts:
         raise Refusal(
-            f"{place} has the host {worker.host}, which belongs to this cluster: declare the worker in llama_worker_endpoints of {worker.host}, or "
-            "use another name"
+            f"{place} has the host {worker.host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {worker.host}, or use "
+            "another name"
         )
-    if any((worker.address, worker.port) == (earlier.address, earlier.port) for earlier in earlier_workers):
+    if any((worker.address, worker.port) == (entry.address, entry.port) for entry in earlier_workers):
         raise Refusal(
-            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove one of them"
+            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove one of the two entries"
         )
 
 
 def _check_not_secret(place: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
-        raise Refusal(f"{place} has {name}, a secret, which would be visible to every account on the host: remove it")
+        raise Refusal(f"{place} has the secret {name}, which would be visible to every account on the host: remove it")
 
 
 def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, str]:
-    place = f"llama_build_cmake_options of {name}"
+    place = f"llama_build_cmake_options for {name}"
     values = {}
     for option, value in (options or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option, and a text value")
+            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option and a text value")
         values[str(option)] = str(value)
     return values
 
@@ -446,8 +445,8 @@ def merge_hardware(
     """
     if hardware is None:
         return dict(facts) if facts else None
-    declared = {key: value for key, value in hardware.items() if value is not None}
-    system, distribution = declared.get("system", "Linux"), declared.get("distribution")
+    declared_values = {key: value for key, value in hardware.items() if value is not None}
+    system, distribution = declared_values.get("system", "Linux"), declared_values.get("distribution")
     windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
     if windows or system not in ("Linux", "Darwin"):
         problem = (
@@ -456,35 +455,35 @@ def merge_hardware(
             else f"system {validation.show(system)}: use Linux or Darwin"
         )
         raise Refusal(
-            f"llama_hardware of {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
+            f"llama_hardware for {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
             f"llama_workers, and declare its workers in {EXTERNAL_WORKERS} of a Linux or macOS head"
         )
-    for tool, version in (declared.get("toolchain") or {}).items():
+    for tool, version in (declared_values.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(
-                f"llama_hardware of {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
+                f"llama_hardware for {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
             )
-    for accelerator in declared.get("accelerators") or []:
-        if accelerator["backend"] not in backends.PREFERRED:
+    for accelerator in declared_values.get("accelerators") or []:
+        if accelerator["backend"] not in backends.PREFERRED_ORDER:
             raise Refusal(
-                f"llama_hardware of {name} has a device of the backend {accelerator['backend']!r}: use {', '.join(BACKENDS[1:])}"
+                f"llama_hardware for {name} has a device with the backend {accelerator['backend']!r}: use {', '.join(BACKENDS[1:])}"
             )
     if not facts:
-        facts = _declared_facts(name, declared, "user" if scope == "user" else "system")
-    elif "toolchain" in declared:
+        facts = _declared_facts(name, declared_values, "user" if scope == "user" else "system")
+    elif "toolchain" in declared_values:
         facts = {**facts, "toolchains": None}
-    return {**facts, **{key: value for key, value in declared.items() if key not in SUBSTITUTE_FACTS}}
+    return {**facts, **{key: value for key, value in declared_values.items() if key not in SUBSTITUTE_FACTS}}
 
 
 def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
     """Facts of a host of which nothing but ``llama_hardware`` is known."""
     system = hardware.get("system", "Linux")
-    possible = service_managers.usable(system, scope)
-    manager = hardware.get("service_manager", possible[0])
-    if manager not in possible:
+    possible_managers = service_managers.usable_managers(system, scope)
+    manager = hardware.get("service_manager", possible_managers[0])
+    if manager not in possible_managers:
         raise Refusal(
-            f"llama_hardware of {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
-            f"have: use {' or '.join(possible)}, or leave it out"
+            f"llama_hardware for {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
+            f"have: use {' or '.join(possible_managers)}, or leave it out"
         )
     facts = {
         **DEFAULT_FACTS,

@@ -33,7 +33,7 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
         if owner:
             raise Refusal(
                 f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
-                f"counts: remove it, and put {owner} into llama_workers"
+                f"counts: remove the entry, and put {owner} into llama_workers"
             )
 
 
@@ -66,10 +66,10 @@ def workers_of(externals: Sequence[External]) -> list[Worker]:
 def _device(externals: Sequence[External], index: int) -> str:
     """Return the name for the device of an external worker, as llama.cpp would name it on its host."""
     worker = externals[index]
-    similar = [
-        earlier for earlier in externals[:index] if (earlier.host, earlier.backend) == (worker.host, worker.backend)
+    similar_workers = [
+        entry for entry in externals[:index] if (entry.host, entry.backend) == (worker.host, worker.backend)
     ]
-    return backends.device_name(worker.backend, len(similar))
+    return backends.device_name(worker.backend, len(similar_workers))
 
 
 def hosts_of(externals: Sequence[External]) -> dict[str, Host]:

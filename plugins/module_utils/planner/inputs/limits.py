@@ -53,8 +53,8 @@ def _problem_of_value(value: Any) -> str:
             return f"is {validation.show(value)}, which has a line break or another control character: remove it"
         if redaction.has_secret(value):
             return (
-                "has a password or a token in its URL or address, which plans and logs would show: remove it. Store it in git's credential store on "
-                "the controller; download any other file yourself, and set its path"
+                "has a password or token in a URL, which plans and logs would show: remove it. For git, use the credential store on the controller; "
+                "download any other file yourself, and set its path"
             )
         return ""
     if isinstance(value, (int, float)):

@@ -50,7 +50,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     sources += [KNOWN_ANSWER] * (size is not None)
     if len(sources) != 1:
         raise Refusal(
-            f"{' and '.join(sources)} are set: keep only the model that is served"
+            f"{' and '.join(sources)} are all set: keep only the one for the model to serve"
             if sources
             else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} and {KNOWN_ANSWER}, "
             "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
@@ -92,7 +92,7 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
     checksum = variables["llama_model_checksum"] or ()
     if checksum and kind not in ("url", "copy"):
         raise Refusal(
-            "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove it"
+            "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove llama_model_checksum"
         )
     return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
 
@@ -136,23 +136,25 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
     return ModelSource(role, variable, path=str(value))
 
 
-def _huggingface(variable: str, given: Mapping[str, Any]) -> HuggingFace:
-    repo, files = str(given["repo"]), tuple(given.get("files") or ())
+def _huggingface(variable: str, given_value: Mapping[str, Any]) -> HuggingFace:
+    repo, files = str(given_value["repo"]), tuple(given_value.get("files") or ())
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
-    if given.get("quantisation") and files:
+    if given_value.get("quantisation") and files:
         raise Refusal(f"{variable} has quantisation and files: remove one of them")
-    revision = given.get("revision") or "main"
+    revision = given_value.get("revision") or "main"
     for key, value, form in (
-        ("quantisation", given.get("quantisation"), QUANTISATION),
+        ("quantisation", given_value.get("quantisation"), QUANTISATION),
         ("revision", revision, REVISION),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
-            raise Refusal(f"{variable} has the {key} {validation.show(value)}: use the name that the repository has")
+            raise Refusal(
+                f"{variable} has the {key} {validation.show(value)}: use the name that the repository gives it"
+            )
     for name in files:
         if download_record.problem_of_name(name):
             raise Refusal(f"{variable} has {validation.show(name)} in files: use names of files in the repository")
-    return HuggingFace(repo, given.get("quantisation") or None, _file_names(variable, files), revision)
+    return HuggingFace(repo, given_value.get("quantisation") or None, _file_names(variable, files), revision)
 
 
 def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     parts = split_files.siblings(names[0]) if names else []
     if not set(names) <= set(parts):
         raise Refusal(
-            f"{variable} has {' and '.join(names[:3])}, which are not parts of one model: name one file of the model"
+            f"{variable} has {' and '.join(names[:3])}, which are not parts of the same model: name one file of the model"
         )
     return tuple(parts)
 
@@ -179,10 +181,10 @@ def _url(variable: str, url: str) -> str:
     return url
 
 
-def _checksums(given: Sequence[str]) -> tuple[str, ...]:
+def _checksums(given_checksums: Sequence[str]) -> tuple[str, ...]:
     """Digits of each checksum, one for each part."""
     values = []
-    for checksum in given:
+    for checksum in given_checksums:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
         if not match:
             raise Refusal(
@@ -192,16 +194,16 @@ def _checksums(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _ollama(variable: str, given: str) -> str:
+def _ollama(variable: str, given_name: str) -> str:
     """The whole name of a model, as Ollama itself completes it."""
-    match = OLLAMA_NAME.fullmatch(given)
+    match = OLLAMA_NAME.fullmatch(given_name)
     if not match:
         raise Refusal(
-            f"{variable} is {validation.show(given)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
+            f"{variable} is {validation.show(given_name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
     host = match["host"] or OLLAMA_REGISTRY
     if host in OLLAMA_OF_HUGGING_FACE:
         raise Refusal(
-            f"{variable} is {given!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
+            f"{variable} is {given_name!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
         )
     return f"{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

@@ -86,7 +86,7 @@ class ModelReport(NamedTuple):
     problem: str = ""
     """Why the report is impossible; then nothing else is set."""
     summary: ModelSummary | None = None
-    closed: str | None = None
+    unreadable_path: str | None = None
     """File or folder that the service cannot read."""
     refused: str | None = None
     files: tuple[ModelFilePlan, ...] = ()
@@ -99,7 +99,7 @@ class RawReport(NamedTuple):
     """The raw report of the module model_info."""
 
     files: tuple[ModelFilePlan, ...] = ()
-    refused: Annotated[str | None, Text(longest=8192)] = None
+    refused: Annotated[str | None, Text(max_length=8192)] = None
     offered: tuple[Quantisation, ...] = ()
     auxiliary: Mapping[str, Any] = {}
     summary: Any = None
@@ -109,18 +109,18 @@ class RawReport(NamedTuple):
 def report_of(data: Any) -> ModelReport:
     """:param data: what the module reports; empty where nothing was looked for."""
     try:
-        raw = typed_json.parse(RawReport, data)
-        draft, projector = (raw.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
-        file_names = [file.name for file in raw.files]
+        raw_report = typed_json.parse(RawReport, data)
+        draft, projector = (raw_report.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
+        file_names = [file.name for file in raw_report.files]
         return ModelReport(
             problem=next(
                 (f"{name!r} {problem}" for name in file_names if (problem := download_record.problem_of_name(name))), ""
             ),
-            summary=header_summary.parse(raw.summary) if raw.summary else None,
-            closed=raw.closed,
-            refused=raw.refused,
-            files=raw.files,
-            offered=raw.offered,
+            summary=header_summary.parse(raw_report.summary) if raw_report.summary else None,
+            unreadable_path=raw_report.closed,
+            refused=raw_report.refused,
+            files=raw_report.files,
+            offered=raw_report.offered,
             draft=None if draft is None else header_summary.parse(draft),
             projector=None if projector is None else typed_json.parse(Projector, projector),
         )
@@ -170,13 +170,13 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     def part(number: int) -> int:
         return int(number * ratio)
 
-    largest, tensors = summary.largest_tensor_bytes, summary.tensors
+    largest_bytes, tensors = summary.largest_tensor_bytes, summary.tensors
     return summary._replace(
         input_bytes=part(summary.input_bytes),
         output_bytes=part(summary.output_bytes),
         layer_bytes=tuple(map(part, summary.layer_bytes)),
         bytes=size,
-        largest_tensor_bytes=None if largest is None else part(largest),
+        largest_tensor_bytes=None if largest_bytes is None else part(largest_bytes),
         expert_bytes=tuple(map(part, summary.expert_bytes)),
         tensors=None if tensors is None else tuple(row._replace(bytes=part(row.bytes)) for row in tensors),
     )
@@ -220,8 +220,8 @@ def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[M
         file_names = [name for name, _size in files]
     if not file_names:
         raise Refusal(
-            f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove "
-            f"llama_model_gguf_summary, or set a path, an address or files"
+            f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove llama_model_gguf_summary, "
+            "or set a path, a URL or files"
         )
     return [ModelFilePlan(name, source.role) for name in file_names]
 
@@ -249,16 +249,16 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         summary = scale_summary(summary, request.instead_bytes)
     model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
     path = str(model.path_of(host_types.MODEL))
-    if facts.scope == "system" and report.closed:
+    if facts.scope == "system" and report.unreadable_path:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the service account {account} cannot read {report.closed}: run "
-            f"chmod o+rX {shlex.quote(report.closed)}, or move the model to /srv"
+            f"{source.variable} is {path!r}, but the service account {account} cannot read {report.unreadable_path}: run "
+            f"chmod o+rX {shlex.quote(report.unreadable_path)}, or move the model to /srv"
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
             variable = source.variable if file.role == source.role else VARIABLES[file.role]
             raise Refusal(
-                f"{variable} names {file.path!r}, but services cannot see /{file.path.split('/')[1]} of the host: move the model to /srv"
+                f"{variable} names {file.path!r}, but services cannot see the host's /{file.path.split('/')[1]}: move the model to /srv"
             )
     return model._replace(path=path)
 
@@ -284,6 +284,6 @@ def _declared_summary(source: ModelSource, summary: ModelSummary | None) -> Mode
     """``llama_model_gguf_summary``, where the file itself was not read."""
     if summary is None:
         raise Refusal(
-            f"{_subject(source)}, but that file was not read: make the head reachable, or set llama_model_gguf_summary"
+            f"{_subject(source)}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
         )
     return summary

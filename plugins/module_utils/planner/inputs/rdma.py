@@ -25,30 +25,30 @@ def with_rdma(cluster: Cluster) -> Cluster:
         if not host.is_worker or host.is_head or host.transport != names.RDMA:
             continue
         address = addresses.address_of(host, head)
-        _check(name, host, address)
-        _check(name, hosts[head], addresses.address_of(hosts[head], name, address))
+        _check_rdma(name, host, address)
+        _check_rdma(name, hosts[head], addresses.address_of(hosts[head], name, address))
         for end in (name, head):
             options = {**hosts[end].cmake_options, backends.RDMA: "ON"}
             hosts[end] = hosts[end]._replace(rdma=True, cmake_options=options)
     return cluster._replace(hosts=hosts)
 
 
-def _check(worker: str, host: Host, address: str) -> None:
+def _check_rdma(worker: str, host: Host, address: str) -> None:
     """:param address: of the host, on the network that it shares with the other end."""
-    refused, facts = f"llama_transport of {worker} is {names.RDMA}, but", host.facts
-    if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].closes_ports_by:
+    refusal_start, facts = f"llama_transport for {worker} is {names.RDMA}, but", host.facts
+    if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].port_filter:
         raise Refusal(
-            f"{refused} {host.name} has no root systemd units, which RDMA needs to lock memory: set "
-            f"llama_host_scope of {host.name} to system, or llama_transport to {names.PLAIN}"
+            f"{refusal_start} {host.name} has no system units of systemd, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
+            f"llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:
         known_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
-            f"{refused} no RDMA device of {host.name} has its address {address} ({known_text}): set the device's interface in llama_links, "
+            f"{refusal_start} no RDMA device on {host.name} has the host's address {address} ({known_text}): set the device's interface in llama_links, "
             f"or set llama_transport to {names.PLAIN}"
         )
-    tunnelled = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
-    if tunnelled:
+    tunnels = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
+    if tunnels:
         raise Refusal(
-            f"{refused} llama_worker_endpoints of {host.name} has a tunnel, which RDMA cannot use: remove one of them"
+            f"{refusal_start} llama_worker_endpoints for {host.name} has a tunnel, which RDMA cannot use: remove one of the two"
         )

@@ -48,27 +48,26 @@ def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 KEY_FORMS = {
     "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
     "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _key_form(r"[0-9a-f]{7,64}", "7 or more of its digits, in quotes"),
-    "git commit": _key_form(WHOLE_COMMIT, "all its 40 digits, in quotes"),
+    "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits, in quotes"),
+    "git commit": _key_form(WHOLE_COMMIT, "all 40 digits, in quotes"),
     "repository": _key_form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
     "ref": _key_form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "archive path": _key_form(
-        r".+(?<!\.zip)", "the path of a tar archive on the controller (unpack a .zip, and pack it with tar)"
-    ),
+    "archive path": _key_form(r".+(?<!\.zip)", "the path of a tar archive on the controller (repack a .zip as tar)"),
     "archive url": _key_form(
         r"https?://\S+(?<!\.zip)",
-        "the http:// or https:// address of a tar archive (unpack a .zip, pack it with tar, and set path)",
+        "the http:// or https:// address of a tar archive (repack a .zip as tar, and set path instead)",
     ),
     "path": _key_form(r".+", "the path of an archive on the controller"),
     "url": _key_form(r"https?://\S+", "the http:// or https:// address of an archive"),
     "prebuilt url": _key_form(
-        r"https?://\S+", f"the address of a folder with folders like b{prebuilt.TESTED}, for example {prebuilt.URL}"
+        r"https?://\S+",
+        f"the address of a folder that contains folders like b{prebuilt.TESTED}, for example {prebuilt.URL}",
     ),
     "fork": _key_form(
         "|".join(map(re.escape, capabilities.FORKS)),
-        f"one of {', '.join(capabilities.FORKS)}; other forks run as llama.cpp if they kept its options",
+        f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks that kept its options",
     ),
 }
 """Words of ``llama_release``, of one source or of all → its form, and what to use."""
@@ -137,8 +136,8 @@ def _check_forms(fields: Mapping[str, Any]) -> None:
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
         if not re.fullmatch(names, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
-                f"llama_release has the checksums {checksums!r}: map names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and the "
-                "64 hexadecimal digits of that archive"
+                f"llama_release has the checksums {checksums!r}: map archive names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and 64 hexadecimal "
+                "digits"
             )
 
 

@@ -35,14 +35,14 @@ def canonical_device_names(facts: Facts) -> Mapping[str, str]:
 @functools.lru_cache(maxsize=64)
 def _canonical(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
     pairs = _with_names(accelerators)
-    unmatched = {name: device for name, device in pairs if not backends.RECORDS[device.backend].any_vendor}
+    choices = {name: device for name, device in pairs if not backends.BY_NAME[device.backend].any_vendor}
     canonical = {name: name for name, _device in pairs}
     for name, device in pairs:
-        if backends.RECORDS[device.backend].any_vendor:
-            best = max(unmatched, key=lambda candidate: _match_score(unmatched[candidate], device), default=None)
-            if best and _match_score(unmatched[best], device):
-                canonical[name] = best
-                del unmatched[best]
+        if backends.BY_NAME[device.backend].any_vendor:
+            best_match = max(choices, key=lambda candidate: _match_score(choices[candidate], device), default=None)
+            if best_match and _match_score(choices[best_match], device):
+                canonical[name] = best_match
+                del choices[best_match]
     return canonical
 
 
@@ -52,9 +52,9 @@ def devices(facts: Facts) -> list[Accelerator]:
     return [accelerator for name, accelerator in _with_names(facts.accelerators) if canonical[name] == name]
 
 
-def _match_score(first: Accelerator, second: Accelerator) -> int:
+def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
-    same_name = first.name == second.name != cluster_inputs.UNNAMED_DEVICE
-    same_size = (first.memory_mib, first.unified) == (second.memory_mib, second.unified)
-    return 4 * same_name + 2 * same_size + (first.unified and second.unified)
+    same_name = first_device.name == second_device.name != cluster_inputs.UNNAMED_DEVICE
+    same_size = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
+    return 4 * same_name + 2 * same_size + (first_device.unified and second_device.unified)

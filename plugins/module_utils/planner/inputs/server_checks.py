@@ -42,22 +42,22 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
         option = options.by_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
         words = [word for word in server.extra_args if option and options.by_word(word) == option]
         if words:
-            raise Refusal(f"{source.variable} is set, and {words[0]} is given to llama-server too: remove one of them")
+            raise Refusal(f"{source.variable} is set, but llama-server also gets {words[0]}: remove one of the two")
 
 
-def check(name: str, server: Server, workers: Sequence[Worker], release: ReleasePlan) -> None:
+def check_server(name: str, server: Server, workers: Sequence[Worker], release: ReleasePlan) -> None:
     """Refuse what no llama-server of this release accepts.
 
     :param workers: workers of the head, which has this name.
     """
-    for field, (low, high) in FIELD_LIMITS.items():
-        limit = validation.limit(getattr(server, field), low, high)
+    for field, (minimum, maximum) in FIELD_LIMITS.items():
+        limit = validation.limit(getattr(server, field), minimum, maximum)
         if limit:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
     if server.batch and (server.micro_batch or 0) > server.batch:
         raise Refusal(
-            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server computes "
-            f"{server.batch} tokens together: use {server.batch} or less, or a larger llama_server_batch"
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
+            f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
         )
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
@@ -92,11 +92,11 @@ def _check_files(server: Server) -> None:
             "/"
         ):  # ~ and relative paths mean other places to Ansible's account and to the service's
             raise Refusal(f"llama_server_{field} is {path!r}: use the absolute path on the head")
-    present = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
-    if len(present) == 1:
-        missing = "key" if present == ["certificate"] else "certificate"
+    present_files = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(present_files) == 1:
+        missing_file = "key" if present_files == ["certificate"] else "certificate"
         raise Refusal(
-            f"llama_server_tls_{present[0]}_file is set and llama_server_tls_{missing}_file is not: TLS needs both, so set or remove both"
+            f"llama_server_tls_{present_files[0]}_file is set, but llama_server_tls_{missing_file}_file is not: set both for TLS, or remove both"
         )
 
 
@@ -108,10 +108,10 @@ def _check_ports(name: str, server: Server, workers: Sequence[Worker]) -> None:
         if not 0 < number < 65536:
             raise Refusal(f"{variable} is {number}: use 1 to 65535")
         if number in worker_ports:
-            raise Refusal(f"{variable} is {number}, which a worker of {name} uses too: give one of them another port")
-        first = next(name for name in ports if ports[name] == number)
-        if first != variable:
-            raise Refusal(f"{variable} is {number}, which is {first} too: give one of them another port")
+            raise Refusal(f"{variable} is {number}, which a worker on {name} also uses: change one of the two ports")
+        first_name = next(name for name in ports if ports[name] == number)
+        if first_name != variable:
+            raise Refusal(f"{variable} is {number}, the same port as {first_name}: change one of the two")
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
@@ -119,13 +119,13 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     lines = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
     words = [part for word in arguments for part in (word.split() if word in lines else [word])]
     known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
-    decided: dict[str, list[str]] = {}
+    refusals: dict[str, list[str]] = {}
     for word, option in known_options.items():
         if option.owned or option.secret:
-            decided.setdefault(option.instead(), []).append(word)
-    problems = [f"{', '.join(group)}, which the plan decides: {instead}" for instead, group in decided.items()]
+            refusals.setdefault(option.instead(), []).append(word)
+    problems = [f"{', '.join(group)}, which the plan sets: {remedy_text}" for remedy_text, group in refusals.items()]
     if lines and not any(option.secret for option in known_options.values()):
-        text = "as one argument: use a list, with option and value as separate entries"
+        text = "as one argument: use a list with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, lines))} {text}")
     foreign_words = [
         word for word, option in known_options.items() if not option.owned and not option.has(word, release.fork)
@@ -137,7 +137,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
             f"{', '.join(foreign_words)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
         )
     if problems:
-        raise Refusal(f"llama_server_extra_args has {'. It has '.join(problems)}")
+        raise Refusal(f"llama_server_extra_args has {'. It also has '.join(problems)}")
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
@@ -145,8 +145,8 @@ def _check_environment(environment: Mapping[str, str]) -> None:
     names_found = [name for name in environment if options.is_variable(name)]
     if names_found:
         raise Refusal(
-            f"llama_server_environment has {', '.join(names_found)}, which sets an option: set the variable of that option, or put the option into "
-            "llama_server_extra_args"
+            f"llama_server_environment has {', '.join(names_found)}, which sets an option: set the collection's variable for that option, or put the option "
+            "into llama_server_extra_args"
         )
 
 
@@ -165,17 +165,17 @@ def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePl
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
         raise Refusal(
-            f"{subject} is {summary.name}, whose tensors have types that only {owner} has ({', '.join(foreign_words)}), but {release.ref} is a "
-            f"release of {release.fork}: {remedy}use a file of the model without these types"
+            f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_words)}), but {release.ref} is a "
+            f"release of {release.fork}: {remedy}use a model file without these types"
         )
-    untested = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST[release.fork] + 1)
-    newer = {
+    untested_types = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST_BUILDS[release.fork] + 1)
+    newer_types = {
         kind: build
-        for kind, build in {**tensor_types.FIRST_BUILDS, **untested}.items()
+        for kind, build in {**tensor_types.FIRST_BUILDS, **untested_types}.items()
         if kind in kinds and release.build < build
     }
-    if newer:
+    if newer_types:
         raise Refusal(
-            f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to have ({', '.join(newer)}): set {variable} to build "
-            f"{max(newer.values())} or newer, or use a file of the model without these types"
+            f"{subject} is {summary.name}, whose tensors have types that {release.ref} is not known to support ({', '.join(newer_types)}): set {variable} "
+            f"to build {max(newer_types.values())} or newer, or use a model file without these types"
         )

@@ -24,7 +24,7 @@ PREFIX = re.compile(rf"\b(?!(?:{'|'.join(SHARED_VARIABLES)})\b)(?:{MODEL}|{SERVE
 """How a variable begins that an entry has as a key without this."""
 ALIAS_VARIABLE = f"{MODEL}alias"
 """Variable with the name of a single model."""
-RESERVED = "default"
+RESERVED_NAMES = "default"
 """Name of llama-server for the options of all models."""
 
 
@@ -45,17 +45,19 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
     """
     entries: Sequence[Mapping[str, Any]] | None = variables[VARIABLE]
     model_variables = [name for name in variables if name.startswith(MODEL) and name not in SHARED_VARIABLES]
-    present = [name for name in model_variables if variables[name] not in (None, [])]
+    conflicts = [name for name in model_variables if variables[name] not in (None, [])]
     if not entries:
         return ()
-    if present:
+    if conflicts:
         raise Refusal(
-            f"{VARIABLE} and {present[0]} are both set: add an entry for each model, and set {entry_keys(present[0])} there"
+            f"{VARIABLE} and {conflicts[0]} are both set: add an entry for each model, and set {entry_keys(conflicts[0])} in it"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, but models of {VARIABLE} have no fallbacks: remove one of them")
+        raise Refusal(f"{SERVER}fallback is true, but models in {VARIABLE} have no fallbacks: remove one of the two")
     if variables[f"{SERVER}keep_conversations"]:
-        raise Refusal(f"{SERVER}keep_conversations is true, but models of {VARIABLE} keep none: remove one of them")
+        raise Refusal(
+            f"{SERVER}keep_conversations is true, but conversations with models in {VARIABLE} are not kept: remove one of the two variables"
+        )
     _check_names(entries)
     return tuple(
         Overlay(
@@ -80,9 +82,9 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
         for key, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
             for name in names:
                 place = f"{VARIABLE}[{index}] has {validation.show(name)} in {key}"
-                if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED:
+                if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED_NAMES:
                     raise Refusal(
-                        f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED!r}"
+                        f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED_NAMES!r}"
                     )
                 if name in all_names:
                     raise Refusal(f"{place}, which is not unique: give each model its own names")

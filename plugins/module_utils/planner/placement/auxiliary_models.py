@@ -40,20 +40,20 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
 
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
-    model, excluded = workload.model, workload.uncounted_models
-    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded]
+    model, excluded_models = workload.model, workload.uncounted_models
+    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded_models]
     places = [*head_devices[:1], None]
     return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
 
 
 def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> AuxiliaryModel:
-    backend = backends.RECORDS[device.backend] if device else backends.CPU
+    backend = backends.BY_NAME[device.backend] if device else backends.CPU
     if role == host_types.MMPROJ:
         header = cast(Projector, workload.model.projector)
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     summary = cast(ModelSummary, workload.model.draft)
-    loaded = summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
-    load = device_load.load_of(loaded, _cache_settings(workload), workload.release.build)
+    loaded_summary = summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
+    load = device_load.load_of(loaded_summary, _cache_settings(workload), workload.release.build)
     units, kv = list(range(load.units)), _cache_bytes(load, summary)
     if not device:
         return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)
@@ -99,13 +99,13 @@ def without_buffers(models: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, .
 
 def remaining_capacity(all_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> list[Device] | None:
     """Return the devices with the capacity that the models leave; None if one of them holds less."""
-    remaining = []
+    remaining_devices = []
     for device in all_devices:
         size = bytes_on(models, device)
         if size > device.capacity_mib * MIB:
             return None
-        remaining.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-size // MIB))))
-    return remaining
+        remaining_devices.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-size // MIB))))
+    return remaining_devices
 
 
 def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
@@ -118,12 +118,12 @@ def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryM
 def host_memory_devices(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
     """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""
-    sharing = [device for device in all_devices if device.host == head and devices.shares_memory(device, facts)]
-    largest = max(sharing, key=lambda device: device.capacity_mib, default=None)
-    free = workers.usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing)
-    missing = max(0, -(-size // MIB) - max(0, free))
+    sharing_devices = [device for device in all_devices if device.host == head and devices.shares_memory(device, facts)]
+    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
+    free_mib = workers.usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
+    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
     return [
-        device._replace(capacity_mib=max(0, device.capacity_mib - missing)) if device is largest else device
+        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
         for device in all_devices
     ]
 
@@ -151,7 +151,7 @@ def sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
     """Return the least memory of each model, for a plan that does not fit."""
     return [
         f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
-        f"{model.device.name if model.device else 'the memory'} of {head}, which leaves too little for the model"
+        f"{model.device.name if model.device else 'the memory'} on {head}, which leaves too little for the model"
         for model in models
     ]
 

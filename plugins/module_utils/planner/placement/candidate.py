@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     parts: Sequence[cost_model.Work]
     """Parts of the model with their costs, in the order of a token; empty unless the model fits."""
 
-    idle: tuple[Worker, ...] = ()
+    idle_workers: tuple[Worker, ...] = ()
     """Workers that are not started: unused, and open to others."""
 
     @property
@@ -65,8 +65,8 @@ class Candidate(NamedTuple):
 
     def load_mode(self) -> str | None:
         """Return how llama-server reads the model; None is its default."""
-        requested = self.workload.server.load_mode
-        return requested or devices.load_mode_of(self.release, self.holders(), self.site.head)
+        requested_mode = self.workload.server.load_mode
+        return requested_mode or devices.load_mode_of(self.release, self.holders(), self.site.head)
 
     def placement(self) -> tuple[DevicePlacement, ...]:
         """Return the plan's entry for each device."""
@@ -75,9 +75,9 @@ class Candidate(NamedTuple):
         for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
             auxiliary = auxiliary_models.bytes_on(self.layout.auxiliary, device)
             compute = self.layout.compute_on(device)
-            maps = backends.RECORDS[device.backend].maps_weights and load_mode not in ("none", "mlock")
-            is_exact_size = not (device.worker.external if device.worker else maps)
-            exact = {"weights_mib": load.weights_exact and is_exact_size, "kv_mib": load.kv_exact}
+            maps_file = backends.BY_NAME[device.backend].maps_weights and load_mode not in ("none", "mlock")
+            is_exact_size = not (device.worker.external if device.worker else maps_file)
+            exact_sizes = {"weights_mib": load.weights_exact and is_exact_size, "kv_mib": load.kv_exact}
             entries.append(
                 DevicePlacement(
                     device=device.buffer,
@@ -93,14 +93,16 @@ class Candidate(NamedTuple):
                     total_mib=round((share.weights + share.kv + compute + auxiliary) / MIB, 2),
                     capacity_mib=device.capacity_mib,
                     reason=reason,
-                    exact=tuple(size for size, sure in exact.items() if sure and workload.is_exact and not auxiliary),
+                    exact=tuple(
+                        size for size, is_sure in exact_sizes.items() if is_sure and workload.is_exact and not auxiliary
+                    ),
                     without=workload.uncounted,
                 )
             )
         return tuple(entries)
 
 
-def attempt(workload: Workload, site: Site) -> Candidate:
+def attempt_placement(workload: Workload, site: Site) -> Candidate:
     """Place a workload on a site.
 
     :raises Refusal: the restrictions of an operator are impossible there.
@@ -112,7 +114,7 @@ def attempt(workload: Workload, site: Site) -> Candidate:
 class _Share(NamedTuple):
     """A device's share of the model, in the numbers of cost_model.Work."""
 
-    read: float = 0
+    read_bytes: float = 0
     weights: int = 0
     multiplied: float = 0
     expert_read: float = 0
@@ -128,7 +130,7 @@ def _shares(
 ) -> dict[int | None, _Share]:
     """Return index of a used device → its share; None is the head's processor."""
     indices = {buffer: index for index, buffer in enumerate(buffers)}
-    owners = device_load.assign(load.layers, gpu_layers, split if buffers else ())
+    owners = device_load.assign_units(load.layers, gpu_layers, split if buffers else ())
     shares = {index: _Share() for index in (None, *indices.values())}
     overridden: list[list[int | None]] = [[] for _unit in range(load.units)]
     for part, cost in zip(load.parts, cost_model.part_costs(load)):
@@ -153,15 +155,15 @@ def _with_visits(
     nodes: float,
 ) -> dict[int | None, _Share]:
     """Return the shares with nodes and visits: follow a token through the units, on their devices and those of overrides."""
-    last: object = ""
+    last_owner: object = ""
     for unit, unit_owner in enumerate(owners):
-        visited = list(dict.fromkeys([unit_owner, *overridden[unit]]))
-        for owner in visited:
+        visited_owners = list(dict.fromkeys([unit_owner, *overridden[unit]]))
+        for owner in visited_owners:
             share = shares[owner]
-            visits = share.visits + (owner != last)
-            unit_nodes = nodes / len(visited) if unit < len(owners) - 1 else 0
+            visits = share.visits + (owner != last_owner)
+            unit_nodes = nodes / len(visited_owners) if unit < len(owners) - 1 else 0
             shares[owner] = share._replace(visits=visits, nodes=share.nodes + unit_nodes)
-            last = owner
+            last_owner = owner
     return shares
 
 
@@ -173,7 +175,7 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
     holders = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
     summary, parts = workload.summary, []
     for index, device in holders:
-        link, last = site.link_to(device), index == holders[-1][0]
+        link, is_last = site.link_to(device), index == holders[-1][0]
         visits = shares[index].visits
         part = cost_model.Work(
             host=device.host,
@@ -182,8 +184,8 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
             link=link,
             active=cost_model.active_share(summary),
             # Only the last token's result comes back from the device with the output.
-            wire=4.0 * summary.width * (2 * visits - last) if link else 0.0,
-            output=4.0 * summary.vocabulary if link and last else 0.0,
+            wire=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
+            output=4.0 * summary.vocabulary if link and is_last else 0.0,
             **shares[index]._asdict(),
         )
         parts.append(part)

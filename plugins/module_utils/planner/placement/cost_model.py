@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
-TABLE, ASSUMED = "table", "assumed"
+TABLE, ASSUMED_SOURCE = "table", "assumed"
 """Sources of a rate, the surest first."""
 
 
@@ -51,7 +51,7 @@ def rate_of_row(
     """Return the rate that llama.cpp reaches with a row's figures."""
     family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
     prompt_rate = 1000 * row.tflops * family.prompt_share
-    factor = max(UNKNOWN_FACTOR if source == ASSUMED else family.factor, row.spread)
+    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.spread)
     gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
     return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
 
@@ -62,7 +62,7 @@ def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
     if not accelerator:
         return processor_rate(facts)
     row = device_rates.accelerator_row(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
-    source = TABLE if row else ASSUMED
+    source = TABLE if row else ASSUMED_SOURCE
     if not row and accelerator.unified:
         row = device_rates.ASSUMED_RATES["unified"]
     row = row or device_rates.assumed_card(accelerator.architecture)
@@ -77,13 +77,13 @@ def processor_rate(facts: Facts) -> Rate:
     rate = (
         rate_of_row(row, TABLE)
         if row
-        else rate_of_row(device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"], ASSUMED)
+        else rate_of_row(device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"], ASSUMED_SOURCE)
     )
     cores_rate = cores * device_rates.CORE_GB_PER_S
     if not (row and row.family in ("apple-processor", "board")):
         rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores_gflops(facts)))
         if cores_rate < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED, factor=max(rate.factor, UNKNOWN_FACTOR))
+            rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED_SOURCE, factor=max(rate.factor, UNKNOWN_FACTOR))
     return rate
 
 
@@ -103,8 +103,8 @@ EXPERTS = re.compile(r"_(?:ch)?exps\b")
 
 def active_share(summary: ModelSummary) -> float:
     """Return the part of the experts' tensors that a token reads."""
-    count, used = summary.number("expert_count") or 0, summary.number("expert_used_count") or 0
-    return min(1.0, used / count) if count and used else 1.0
+    count, used_count = summary.number("expert_count") or 0, summary.number("expert_used_count") or 0
+    return min(1.0, used_count / count) if count and used_count else 1.0
 
 
 ASSUMED_BITS = 4.85
@@ -123,12 +123,12 @@ EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
 class PartCost(NamedTuple):
     """The cost of a tensor for a token."""
 
-    read: float
+    read_bytes: float
     """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
     multiplied: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
     expert_read: float
-    """Part of ``read`` that is of experts."""
+    """Part of ``read_bytes`` that is of experts."""
     dense: float
     """Weights that each token is multiplied with, without those of experts."""
     experts: float
@@ -138,7 +138,7 @@ class PartCost(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
-    active = active_share(summary)
+    active_fraction = active_share(summary)
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
     weights = sum(part.bytes for part in load.parts)
     average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
@@ -150,26 +150,26 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
         row = rows.get((LAYER.sub("blk.*.", part.name), part.bytes))
-        costs.append(_part_cost(part.bytes, experts, active, row, average))
+        costs.append(_part_cost(part.bytes, experts, active_fraction, row, average))
     return tuple(costs)
 
 
-def _part_cost(size: int, experts: int, active: float, row: TensorGroup | None, average: float) -> PartCost:
+def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup | None, average: float) -> PartCost:
     """
     :param size: bytes, of which ``experts`` are those of experts.
     :param average: bits of a weight, where nothing is known of the tensor.
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active))
+    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active_fraction))
     prompt_weights = 8 * cost.prompt_factor / bits
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
-        read=(size - experts * (1 - active)) * cost.generation_factor * latent,
-        multiplied=(size - experts + experts * active * experts_cost) * prompt_weights,
-        expert_read=experts * active * cost.generation_factor,
+        read_bytes=(size - experts * (1 - active_fraction)) * cost.generation_factor * latent,
+        multiplied=(size - experts + experts * active_fraction * experts_cost) * prompt_weights,
+        expert_read=experts * active_fraction * cost.generation_factor,
         dense=(size - experts) * prompt_weights,
-        experts=experts * active * prompt_weights,
+        experts=experts * active_fraction * prompt_weights,
     )
 
 
@@ -178,7 +178,7 @@ def read_units(load: device_load.Load) -> list[float]:
     unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
         if part.unit is not None:
-            unit_bytes[part.unit] += cost.read
+            unit_bytes[part.unit] += cost.read_bytes
     return unit_bytes
 
 
@@ -270,7 +270,7 @@ class Work(NamedTuple):
     device: str
     """For people."""
     rate: Rate
-    read: float
+    read_bytes: float
     """Bytes that a token reads of its weights."""
     weights: float
     """Bytes of all of them."""
@@ -286,7 +286,7 @@ class Work(NamedTuple):
     cache: float = 0.0
     """Bytes of weights that take as long to read as the KV cache and states of one conversation."""
     expert_read: float = 0.0
-    """Part of ``read`` that is of experts."""
+    """Part of ``read_bytes`` that is of experts."""
     dense: float = 0.0
     """Weights that each token is multiplied with, without those of experts."""
     experts: float = 0.0
@@ -312,15 +312,15 @@ def further_tokens(tokens: float) -> float:
 def device_ms(work: Work, users: int = 1) -> float:
     """Return the milliseconds of a step with a token of each user. Weights are read once, but as many experts as all tokens use together, and the KV cache
     of each user. So many steps with one token take no less."""
-    rate, single_read = work.rate, work.read + work.cache
+    rate, single_read = work.rate, work.read_bytes + work.cache
     single_ms = generation_ms(rate, single_read, work.nodes, work.dense + work.experts)
     if users == 1:
         return single_ms
-    used = (1 - (1 - work.active) ** users) / work.active
-    read = single_read + (used - 1) * work.expert_read + (users - 1) * work.cache
-    further = work.dense * further_tokens(users) + used * work.experts * further_tokens(max(1.0, users / used))
-    computing_ms = 2 * further / rate.prompt_gflops / 1e6
-    return min(users * single_ms, generation_ms(rate, read, work.nodes, work.dense + work.experts) + computing_ms)
+    count = (1 - (1 - work.active) ** users) / work.active
+    read_bytes = single_read + (count - 1) * work.expert_read + (users - 1) * work.cache
+    further_cost = work.dense * further_tokens(users) + count * work.experts * further_tokens(max(1.0, users / count))
+    computing_ms = 2 * further_cost / rate.prompt_gflops / 1e6
+    return min(users * single_ms, generation_ms(rate, read_bytes, work.nodes, work.dense + work.experts) + computing_ms)
 
 
 def link_ms(work: Work, users: int = 1) -> float:
@@ -330,9 +330,9 @@ def link_ms(work: Work, users: int = 1) -> float:
     return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.wire + work.output))
 
 
-def token_ms(works: Sequence[Work], users: int = 1) -> float:
+def token_ms(parts: Sequence[Work], users: int = 1) -> float:
     """Return the milliseconds for a token of each user: one device computes after the other."""
-    return sum(device_ms(work, users) + link_ms(work, users) for work in works)
+    return sum(device_ms(work, users) + link_ms(work, users) for work in parts)
 
 
 CACHE_SHARE = 0.45
@@ -419,11 +419,11 @@ def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
     costs = []
     for work in works:
         device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, tokens)
-        attended = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
+        attention_ms = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
         costs += [
             (ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()
         ]
-        costs += [(-attended, device_factor), (attended, device_factor * ATTENTION_FACTOR)]
+        costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 
 

@@ -36,7 +36,7 @@ LAYER = "blk."
 """In the names of a layer's tensors."""
 CPU = "CPU"
 """The head's memory, as overrides name it."""
-FLOAT_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
+UNQUANTISED_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
 class Part(NamedTuple):
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 def _short_name(row: TensorGroup) -> int:
     """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
-    if row.type in FLOAT_TYPES or not row.shape:
+    if row.type in UNQUANTISED_TYPES or not row.shape:
         return 0
     elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
     return row.bytes * elements // math.prod(row.shape)
@@ -63,20 +63,20 @@ def _short_name(row: TensorGroup) -> int:
 @functools.lru_cache(maxsize=4)
 def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
-    layers, last = summary.layers, summary.layers - kv_cache.next_layers(summary)
+    layers, next_layer_start = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
-        short = _short_name(row)
+        short_name = _short_name(row)
         if row.layers is not None:
-            names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < last)
-            parts += [Part(name, row.bytes, layer, short) for layer, name in names]
+            names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < next_layer_start)
+            parts += [Part(name, row.bytes, layer, short_name) for layer, name in names]
             continue
-        beginning = row.name.split(".", 1)[0]
-        if beginning in REPLICATED_TENSORS:
+        name_start = row.name.split(".", 1)[0]
+        if name_start in REPLICATED_TENSORS:
             copies.append(Part(row.name, row.bytes, None))
             continue
-        unit = None if beginning in HEAD_TENSORS else 0 if beginning in FIRST_LAYER_TENSORS else layers
-        parts.append(Part(row.name, row.bytes, unit, short))
+        unit = None if name_start in HEAD_TENSORS else 0 if name_start in FIRST_LAYER_TENSORS else layers
+        parts.append(Part(row.name, row.bytes, unit, short_name))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
     return parts, copies
@@ -90,11 +90,13 @@ def _parts_without_names(summary: ModelSummary) -> tuple[list[Part], list[Part]]
 def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
     """The tensors with those that an override names on its device. The first one that names a tensor counts."""
     expressions = [(re.compile(pattern), device) for pattern, device in overrides]
-    moved = []
+    parts_moved = []
     for part in parts:
         device = next((device for expression, device in expressions if expression.search(part.name)), None)
-        moved.append(part if device is None else part._replace(unit=None, device=None if device == CPU else device))
-    return moved
+        parts_moved.append(
+            part if device is None else part._replace(unit=None, device=None if device == CPU else device)
+        )
+    return parts_moved
 
 
 def _padded_size(part: Part, record: backends.Backend) -> int:
@@ -110,7 +112,7 @@ class Share(NamedTuple):
     kv: int
 
 
-def _unique(parts: Iterable[Part]) -> list[Part]:
+def _unique_parts(parts: Iterable[Part]) -> list[Part]:
     """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
 
@@ -132,7 +134,7 @@ class Load:
         self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
-        self.compute = compute_buffers.bound(summary, settings)
+        self.compute = compute_buffers.compute_bound(summary, settings)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
         has_names = summary.tensors is not None
@@ -140,14 +142,16 @@ class Load:
         self.weights_exact = has_names and is_known and kv_cache.is_known_architecture(summary)
         parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
-        windows = kv_cache.windowed(summary)
+        windows = kv_cache.windowed_layers(summary)
         self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
             if part.unit is not None:
                 self.weights[part.unit] += part.bytes
-        moved = _unique(part for part in self.parts if part.device)
-        self.by_device = {device: [part for part in moved if part.device == device] for _name, device in overrides}
+        placed_parts = _unique_parts(part for part in self.parts if part.device)
+        self.by_device = {
+            device: [part for part in placed_parts if part.device == device] for _name, device in overrides
+        }
         """Tensors that overrides put on a device."""
         self.moved: dict[int, set[str]] = {}
         for part, moved_part in zip(parts, self.parts):
@@ -158,28 +162,28 @@ class Load:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
         return _on_head(self, tuple(units))
 
-    def kv_on_head(self, first: int) -> int:
-        """Bytes of the cache in the head's memory, with the layers from ``first`` on on devices."""
-        return sum(self.kv) - sum(self.device_kv[first : self.layers])
+    def kv_on_head(self, first_offloaded: int) -> int:
+        """Bytes of the cache in the head's memory, with the layers from ``first_offloaded`` on on devices."""
+        return sum(self.kv) - sum(self.device_kv[first_offloaded : self.layers])
 
     def fixed(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
-        return sum(_padded_size(part, backends.RECORDS[backend]) for part in self.by_device.get(device, ()))
+        return sum(_padded_size(part, backends.BY_NAME[backend]) for part in self.by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
         return _sizes(self, backend)
 
-    def compute_on(self, device: Device, first: int) -> int:
-        """Upper bound of the compute buffer of a device, with the layers before ``first`` on the head's processor. What is in the head's memory, its own
-        devices get a copy of to compute prompts: a tensor at a time, and the cache of a layer."""
+    def compute_on(self, device: Device, first_offloaded: int) -> int:
+        """Upper bound of the compute buffer of a device, with the layers before ``first_offloaded`` on the head's processor. The head's
+        own devices copy from its memory to compute prompts: a tensor at a time, and the cache of a layer."""
         if device.worker:
             return self.compute
-        units = {None, *range(min(first, self.layers))}
+        units = {None, *range(min(first_offloaded, self.layers))}
         head_sizes = (
             part.bytes for part in self.parts if part.device is None and part.unit in units and LAYER in part.name
         )
-        return self.compute + max(head_sizes, default=0) + max(self.kv[:first], default=0)
+        return self.compute + max(head_sizes, default=0) + max(self.kv[:first_offloaded], default=0)
 
     def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
         """Return the share of a device with these units, to the byte.
@@ -189,11 +193,11 @@ class Load:
         """
         weights, copies = _weights(self, backend)
         layers = [unit for unit in units if unit < self.layers]
-        held = sum(weights[unit] for unit in units) + (self.fixed(device, backend) if device else 0)
+        held_bytes = sum(weights[unit] for unit in units) + (self.fixed(device, backend) if device else 0)
         return Share(
             layers=len(layers),
             output=self.layers in units,
-            weights=held + (copies if any(self.copied[unit] for unit in layers) else 0),
+            weights=held_bytes + (copies if any(self.copied[unit] for unit in layers) else 0),
             kv=sum(self.device_kv[unit] for unit in layers),
         )
 
@@ -201,18 +205,18 @@ class Load:
 @functools.lru_cache(maxsize=128)
 def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
     """Bytes of the weights of each unit, and of what every device has a copy of, laid out as a backend needs it."""
-    record, held = backends.RECORDS[backend], [0] * load.units
+    record, unit_bytes = backends.BY_NAME[backend], [0] * load.units
     for part in load.parts:
         if part.unit is not None:
-            held[part.unit] += _padded_size(part, record)
-    return tuple(held), sum(_padded_size(part, record) for part in load.copies)
+            unit_bytes[part.unit] += _padded_size(part, record)
+    return tuple(unit_bytes), sum(_padded_size(part, record) for part in load.copies)
 
 
 @functools.lru_cache(maxsize=128)
 def _sizes(load: Load, backend: str) -> solver.Sizes:
     weights, copies = _weights(load, backend)
-    held = [size + kv for size, kv in zip(weights, [*load.device_kv[: load.layers], 0])]
-    return solver.Sizes(solver.prefix_sums(held), solver.prefix_sums([*load.copied, False]), copies)
+    unit_bytes = [size + kv for size, kv in zip(weights, [*load.device_kv[: load.layers], 0])]
+    return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.copied, False]), copies)
 
 
 @functools.lru_cache(maxsize=128)
@@ -220,7 +224,7 @@ def _on_head(load: Load, units: tuple[int, ...]) -> int:
     head_units = {None, *units}
     head_parts = [part for part in load.parts if part.device is None and part.unit in head_units]
     head_parts += load.copies if any(unit < load.layers and load.copied[unit] for unit in units) else []
-    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique(head_parts))
+    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique_parts(head_parts))
 
 
 @functools.lru_cache(maxsize=32)
@@ -235,20 +239,22 @@ def _float32(value: float) -> float:
 
 
 @functools.lru_cache(maxsize=256)  # a plan asks for each of its devices, and again for its size and cost
-def assign(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
+def assign_units(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
     """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
 
     :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
     :param split: ``-ts``, a share for each device.
     """
-    first, offloaded = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
-    total, ends = 0.0, []
+    first_offloaded, offloaded_units = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
+    total, share_ends = 0.0, []
     for share in split:
         total = _float32(total + _float32(share))
-        ends.append(total)
-    ends = [_float32(end / total) for end in ends] if total else []
+        share_ends.append(total)
+    share_ends = [_float32(end / total) for end in share_ends] if total else []
     return tuple(
-        bisect.bisect_right(ends, _float32(_float32(unit - first) / offloaded)) if ends and unit >= first else None
+        bisect.bisect_right(share_ends, _float32(_float32(unit - first_offloaded) / offloaded_units))
+        if share_ends and unit >= first_offloaded
+        else None
         for unit in range(layers + 1)
     )
 
@@ -279,11 +285,15 @@ class Layout(NamedTuple):
     def units_of(self, device: int | None) -> list[int]:
         """The units of one of the devices, or of the head's processor."""
         shares = self.split if self.devices else ()
-        return [unit for unit, owner in enumerate(assign(self.load.layers, self.gpu_layers, shares)) if owner == device]
+        return [
+            unit
+            for unit, owner in enumerate(assign_units(self.load.layers, self.gpu_layers, shares))
+            if owner == device
+        ]
 
     def buffer_of_layers(self) -> list[str]:
         """The device of each layer, and of the output; CPU is the head's processor."""
-        owners = assign(self.load.layers, self.gpu_layers, self.split if self.devices else ())
+        owners = assign_units(self.load.layers, self.gpu_layers, self.split if self.devices else ())
         return [CPU if owner is None else self.devices[owner].buffer for owner in owners]
 
     def shares(self) -> list[Share]:
@@ -301,34 +311,34 @@ class Layout(NamedTuple):
         """Upper bound of the compute buffer of one of the devices."""
         return self.load.compute_on(device, self.load.units - self.gpu_layers)
 
-    def overloaded(self) -> list[tuple[Device, int]]:
+    def overloaded_devices(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
-        missing = [
+        missing_sizes = [
             -(-(share.weights + share.kv) // MIB) - device.capacity_mib
             for device, share in zip(self.devices, self.shares())
         ]
-        return [(device, mib) for device, mib in zip(self.devices, missing) if mib > 0]
+        return [(device, mib) for device, mib in zip(self.devices, missing_sizes) if mib > 0]
 
 
-def check(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
+def check_split(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
     """Computes as llama.cpp does where these shares put the units.
 
     :param units: of each device, as ``-ts`` gives them.
     :raises ValueError: llama.cpp would put some elsewhere.
     """
-    expected = [index for index, count in enumerate(units) for _unit in range(count)]
-    assigned = [device for device in assign(load.layers, gpu_layers, tuple(units)) if device is not None]
-    if assigned != expected:
+    expected_devices = [index for index, count in enumerate(units) for _unit in range(count)]
+    assigned_devices = [device for device in assign_units(load.layers, gpu_layers, tuple(units)) if device is not None]
+    if assigned_devices != expected_devices:
         raise ValueError(
-            f"llama.cpp would split {len(assigned)} units differently with -ts {','.join(map(str, units))}"
+            f"llama.cpp would split {len(assigned_devices)} units differently with -ts {','.join(map(str, units))}"
         )
 
 
-def proportional(units: int, capacities: Sequence[int]) -> list[int]:
+def proportional_shares(units: int, capacities: Sequence[int]) -> list[int]:
     """Units per device in proportion to the capacities: what a plan shows where the model does not fit."""
     shares: list[int] = []
     for index, capacity in enumerate(capacities):
-        remaining, later = units - sum(shares), len(capacities) - index - 1
-        count = round(remaining * capacity / max(1, sum(capacities[index:])))
-        shares.append(min(max(count, 1), max(remaining - later, 0)) if later else remaining)
+        remaining_units, later_devices = units - sum(shares), len(capacities) - index - 1
+        count = round(remaining_units * capacity / max(1, sum(capacities[index:])))
+        shares.append(min(max(count, 1), max(remaining_units - later_devices, 0)) if later_devices else remaining_units)
     return shares

@@ -54,8 +54,8 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     total_mib = accelerator.memory_mib
     if not total_mib:
         return math.inf
-    split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
-    if not split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
+    is_split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
+    if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
         return total_mib
     return total_mib * 2 // 3
 
@@ -78,8 +78,8 @@ def _with_visible_memory(device: Device, facts: Facts) -> Device:
     accelerator = accelerator_of(facts, device.name)
     if not accelerator:
         return device
-    visible = visible_mib(device.backend, accelerator, device.environment)
-    return device._replace(capacity_mib=int(min(device.capacity_mib, visible)))
+    visible_size = visible_mib(device.backend, accelerator, device.environment)
+    return device._replace(capacity_mib=int(min(device.capacity_mib, visible_size)))
 
 
 def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
@@ -104,22 +104,22 @@ def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_sh
     ]
 
 
-def _visible(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
+def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
     canonical = same_device.canonical_device_names(facts)
-    hidden = {canonical[name] for name in lent_names if name in canonical}
+    hidden_names = {canonical[name] for name in lent_names if name in canonical}
     pairs = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
-    free = [(name, device) for name, device in pairs if canonical[name] not in hidden]
+    free_devices = [(name, device) for name, device in pairs if canonical[name] not in hidden_names]
     if backends.visibility(backend):
-        return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden, pairs)]
-    return free
+        return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden_names, pairs)]
+    return free_devices
 
 
 def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
     llama.cpp does it. One whose memory is not known is left out."""
-    with_size = [entry for entry in _visible(facts, lent_names, backend) if entry[1].memory_mib]
+    with_size = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
     discrete = [entry for entry in with_size if not entry[1].unified]
     has_better = any(
         name in lent_names and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
@@ -135,12 +135,12 @@ def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) ->
             remedy = (
                 f"use one of {', '.join(accelerators)}"
                 if accelerators
-                else "it drives none; set memory_mib in llama_worker_endpoints"
+                else "it drives no device itself; set memory_mib in llama_worker_endpoints"
             )
             raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {remedy}")
         if not 1 <= mib <= accelerators[name].memory_mib:
             raise Refusal(
-                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {accelerators[name].memory_mib}, the memory of that device"
+                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {accelerators[name].memory_mib}, the size of that device's memory"
             )
     reserve = server.reserve_mib
     if reserve is None:
@@ -198,17 +198,17 @@ def environment_of_head(
 
     :param driven: names of the devices that it drives.
     """
-    accelerators, hiding = facts.accelerators_of(backend), backends.visibility(backend)
-    bus_order = backends.RECORDS[backend].bus_order
+    accelerators, visibility = facts.accelerators_of(backend), backends.visibility(backend)
+    bus_order = backends.BY_NAME[backend].bus_order
     environment: dict[str, str] = {}
     if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    names = [name for name, _accelerator in _visible(facts, lent_names, backend)]
+    names = [name for name, _accelerator in _visible_devices(facts, lent_names, backend)]
     visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
-    if hiding and driven and visible_count < len(accelerators):
-        environment[hiding.variable] = hiding.devices.format(",".join(map(str, range(visible_count))))
-    elif hiding and hiding.no_device is not None and accelerators and uses_workers and not driven:
-        environment[hiding.variable] = hiding.no_device
+    if visibility and driven and visible_count < len(accelerators):
+        environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
+    elif visibility and visibility.no_device is not None and accelerators and uses_workers and not driven:
+        environment[visibility.variable] = visibility.no_device
     return environment
 
 
@@ -230,7 +230,7 @@ class Holder(NamedTuple):
     endpoint: str | None
     backend: str
     architecture: str
-    unified: bool
+    is_unified: bool
     weights_mib: float
     held_mib: float
     visible_mib: float
@@ -240,7 +240,7 @@ class Holder(NamedTuple):
     def is_gb10(self) -> bool:
         """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
         Spark (#27742, comment of 26 August 2026)."""
-        return self.backend == "cuda" and self.unified and self.architecture == GB10
+        return self.backend == "cuda" and self.is_unified and self.architecture == GB10
 
 
 def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
@@ -253,7 +253,7 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         endpoint=device.endpoint,
         backend=backend,
         architecture=accelerator.architecture if accelerator else "",
-        unified=bool(accelerator and accelerator.unified),
+        is_unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
         visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and is_limited else math.inf,
@@ -266,7 +266,7 @@ def hip_uploads(head_holders: Iterable[Holder]) -> list[list[Holder]]:
     only if it shares the memory of these pages."""
     programs: dict[str | None, list[Holder]] = {}
     for item in head_holders:
-        if item.backend == backends.HIP.name and (item.unified or not item.endpoint):
+        if item.backend == backends.HIP.name and (item.is_unified or not item.endpoint):
             programs.setdefault(item.endpoint, []).append(item)
     return list(programs.values())
 
@@ -282,7 +282,7 @@ def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> 
     head_holders = [holder for holder in holders if holder.host == head]
     has_workers = any(holder.endpoint for holder in holders)
     driven = [holder for holder in head_holders if not holder.endpoint]
-    if has_workers and any(backends.RECORDS[holder.backend].maps_weights for holder in driven):
+    if has_workers and any(backends.BY_NAME[holder.backend].maps_weights for holder in driven):
         return "none"
     if any(holder.is_gb10 for holder in head_holders):
         return "none"

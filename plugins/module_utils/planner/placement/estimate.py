@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 
 
-def rounded(number: float) -> float:
+def round_figure(number: float) -> float:
     """Return the number with three digits: no more of it is known."""
     return float(f"{number:.3g}")
 
@@ -43,7 +43,7 @@ def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
 
 
 def _limit_of_generation(parts: Sequence[cost_model.Work]) -> str:
-    costs = [("memory of {}", part.host, part.read / part.rate.gb_per_s / 1e6) for part in parts]
+    costs = [("memory of {}", part.host, part.read_bytes / part.rate.gb_per_s / 1e6) for part in parts]
     costs += [("steps of the graph on {}", part.host, part.nodes * part.rate.node_us / 1e3) for part in parts]
     return _largest_cause(
         [*costs, *(("link to {}", part.host, cost_model.link_ms(part)) for part in parts if part.link)]
@@ -99,7 +99,7 @@ def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
     too, of a longer prompt (server-context.cpp of build 11063)."""
     summary, cache, parts = candidate.summary, candidate.workload.cache, candidate.parts
-    in_checkpoints = kv_cache.checkpointed(summary, cache)
+    in_checkpoints = kv_cache.checkpointed_layers(summary, cache)
     if not candidate.release.mainline or not any(in_checkpoints):
         return 0.0
     cells = min(tokens, kv_cache.window_size(summary) or 1)
@@ -120,8 +120,8 @@ def speeds_of(candidate: Candidate) -> Speeds:
     )
     prompt = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
     return Speeds(
-        rounded(generation),
-        rounded(prompt),
+        round_figure(generation),
+        round_figure(prompt),
         range_of(generation, cost_model.token_factor(parts)),
         range_of(prompt, cost_model.prompt_factor(parts, _short_prompt(candidate))),
     )
@@ -135,18 +135,18 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
     """Return the speeds of users who ask at the same time, all together. Each has read the planned prompt; who finds no free slot waits."""
     workload = candidate.workload
     count = max(1, min(users, workload.cache.parallel))
-    filled = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
+    variant = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
     sampling_ms = count * workload.summary.vocabulary * SAMPLING_NS / 1e6 if count > 1 else 0.0
-    speed = 1000 * count / (cost_model.token_ms(filled.parts, count) + sampling_ms) if workload.generates else None
+    speed = 1000 * count / (cost_model.token_ms(variant.parts, count) + sampling_ms) if workload.generates else None
     tokens = count * cost_model.PROMPT_TOKENS
     prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
     prompt = tokens / (prompt_s or math.inf)
     return UsersEstimate(
         users=users,
         at_once=count,
-        generation_tokens_per_s=speed and rounded(speed),
-        generation_range=range_of(speed, cost_model.token_factor(filled.parts, count)) if speed else None,
-        prompt_tokens_per_s=rounded(prompt),
+        generation_tokens_per_s=speed and round_figure(speed),
+        generation_range=range_of(speed, cost_model.token_factor(variant.parts, count)) if speed else None,
+        prompt_tokens_per_s=round_figure(prompt),
         prompt_range=range_of(prompt, cost_model.prompt_factor(candidate.parts, _short_prompt(candidate))),
     )
 
@@ -170,39 +170,41 @@ def prompt_estimate(candidate: Candidate) -> PromptEstimate:
     """Return the estimate for a prompt in the planned micro-batches."""
     workload, cache, tokens = candidate.workload, candidate.workload.cache, candidate.workload.prompt_tokens
     seconds = prompts.seconds_of(candidate, tokens, tokens // 2) + checkpoint_ms(candidate, tokens) / 1000
-    speed = rounded(tokens / (seconds or math.inf))
+    speed = round_figure(tokens / (seconds or math.inf))
     factor = cost_model.prompt_factor(prompts.at_depth(candidate, tokens // 2).parts, workload.micro_batch)
-    pipelined = prompts.is_pipelined(candidate)
-    return PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, pipelined)
+    is_pipelined = prompts.is_pipelined(candidate)
+    return PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, is_pipelined)
 
 
 def _full_context(candidate: Candidate) -> tuple[ContextSpeed, ...]:
     """Return the speeds of one request with all of its context filled."""
-    whole = candidate.workload.context_per_request
-    speeds = speeds_of(prompts.at_depth(candidate, whole))
-    return (ContextSpeed(whole, speeds.generation, speeds.prompt),)
+    whole_context = candidate.workload.context_per_request
+    speeds = speeds_of(prompts.at_depth(candidate, whole_context))
+    return (ContextSpeed(whole_context, speeds.generation, speeds.prompt),)
 
 
 def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[ShapeEstimate, ...]) -> Estimate:
     """Return the plan's ``estimate``."""
     parts, generates = candidate.parts, candidate.workload.generates
     sources = [part.rate.source for part in parts]
-    part_of = {part.device: part for part in parts}
+    part_by_device = {part.device: part for part in parts}
     worker_parts = [
-        part_of[device.buffer] for device in candidate.layout.devices if device.worker and device.buffer in part_of
+        part_by_device[device.buffer]
+        for device in candidate.layout.devices
+        if device.worker and device.buffer in part_by_device
     ]
     return Estimate(
         **generation_figures(candidate),
         **prompt_figures(candidate),
-        load_s=rounded(cost_model.load_s(candidate.release, parts)) if parts else None,
+        load_s=round_figure(cost_model.load_s(candidate.release, parts)) if parts else None,
         limited_by=_limit_of_generation(parts) if parts and generates else None,
         prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
         load_limited_by=_limit_of_load(candidate) if parts else None,
-        rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED).index, default=None),
+        rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED_SOURCE).index, default=None),
         devices=tuple(_device(part) for part in parts),
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),
-        links=tuple(_links(candidate, part_of)),
+        links=tuple(_links(candidate, part_by_device)),
         at_context=_full_context(candidate) if parts and generates else (),
         prompt=prompt_estimate(candidate) if parts else None,
         users=users_estimate(candidate, candidate.workload.users) if parts else None,
@@ -217,17 +219,17 @@ def _device(part: cost_model.Work) -> DeviceEstimate:
         gb_per_s=part.rate.gb_per_s,
         prompt_gflops=part.rate.prompt_gflops,
         source=part.rate.source,
-        ms_per_token=rounded(cost_model.device_ms(part)),
+        ms_per_token=round_figure(cost_model.device_ms(part)),
     )
 
 
-def _links(candidate: Candidate, part_of: Mapping[str, cost_model.Work]) -> Iterator[LinkEstimate]:
+def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.Work]) -> Iterator[LinkEstimate]:
     """Yield the cost of each worker besides computing.
 
-    :param part_of: buffer → part of the model.
+    :param parts_by_device: buffer → part of the model.
     """
     for device in candidate.layout.devices:
-        link, part = candidate.site.link_to(device), part_of.get(device.buffer)
+        link, part = candidate.site.link_to(device), parts_by_device.get(device.buffer)
         if link and device.endpoint:
             yield LinkEstimate(
                 host=device.host,
@@ -236,5 +238,5 @@ def _links(candidate: Candidate, part_of: Mapping[str, cost_model.Work]) -> Iter
                 one_way_ms=round(link.round_trip_ms / 2, 4),
                 gbit_per_s=link.gbit,
                 measured=link.measured,
-                ms_per_token=rounded(cost_model.link_ms(part)) if part else 0.0,
+                ms_per_token=round_figure(cost_model.link_ms(part)) if part else 0.0,
             )

@@ -41,18 +41,20 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
     prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
-    for place, reserved in [*zip(places, places), *without_buffers]:
-        devices = auxiliary_models.remaining_capacity(site.devices, reserved)
+    for place, reserve in [*zip(places, places), *without_buffers]:
+        devices = auxiliary_models.remaining_capacity(site.devices, reserve)
         if devices is None:
             continue
-        head_bytes = auxiliary_models.memory_bytes(reserved) + prompt_cache
+        head_bytes = auxiliary_models.memory_bytes(reserve) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
-        layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserved), auxiliary=place)
+        layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserve), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
-    best = min(failures, key=lambda layout: layout.missing_mib)
-    return best._replace(reasons=(*best.reasons, *auxiliary_models.sentences(best.auxiliary, site.head)))
+    closest_layout = min(failures, key=lambda layout: layout.missing_mib)
+    return closest_layout._replace(
+        reasons=(*closest_layout.reasons, *auxiliary_models.sentences(closest_layout.auxiliary, site.head))
+    )
 
 
 def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
@@ -64,18 +66,18 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     overrides = _overrides(server, [device_load.CPU, *(device.buffer for device in devices)])
     if overrides and workload.summary.tensors is None:
         raise Refusal(
-            "llama_server_override_tensor is set, but the summary of the model has no tensor names: create it again with model_info"
+            "llama_server_override_tensor is set, but the model's summary has no tensor names: create the summary again with model_info"
         )
     load = device_load.load_of(workload.summary, workload.cache, workload.release.build, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
-        missing = _missing_on_head(site.facts, load, load.units, head_bytes)
-        text = f"the model does not fit into the memory of {site.head}: {missing} MiB are missing; add a worker"
-        return Layout((), (), load, 0, (text,) if missing else (), missing_mib=missing)
-    first = load.units - gpu_layers
+        missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
+        text = f"the model does not fit into the memory of {site.head}: {missing_mib} MiB are missing; add a worker"
+        return Layout((), (), load, 0, (text,) if missing_mib else (), missing_mib=missing_mib)
+    start = load.units - gpu_layers
     reserved_bytes = workers.reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
-    layers_on_processor = load.kv_on_head(first) - load.kv_on_head(0)
-    tables = max(0, load.on_head(range(first)) - reserved_bytes)
+    layers_on_processor = load.kv_on_head(start) - load.kv_on_head(0)
+    tables = max(0, load.on_head(range(start)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
     devices = tuple(
         auxiliary_models.host_memory_devices(
@@ -86,20 +88,20 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
     else:
-        options = _ordered(_options(workload, site._replace(devices=devices), load, first), load)
-        layout, fits = _fastest(options, load, first, uses_all)
+        options = _order_options(_options(workload, site._replace(devices=devices), load, start), load)
+        layout, fits = _fastest_layout(options, load, start, uses_all)
     _check_number(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
     mode = server.load_mode or _default_load_mode(workload, site, layout)
-    mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
-    missing = _missing_on_head(site.facts, load, first, head_bytes, mapped)
-    overfull, stays = layout.overloaded(), bool(first or overrides)
+    is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
+    missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
+    overfull, has_rest = layout.overloaded_devices(), bool(start or overrides)
     cache = server.prompt_cache_mib or 0
-    reasons = [*_head_excess(site.head, load, first, missing, stays, cache), *_device_excess(overfull, fits)]
+    reasons = [*_head_excess(site.head, load, start, missing_mib, has_rest, cache), *_device_excess(overfull, fits)]
     return layout._replace(
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
-        missing_mib=missing + sum(mib for _device, mib in overfull),
+        missing_mib=missing_mib + sum(mib for _device, mib in overfull),
     )
 
 
@@ -119,7 +121,7 @@ def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:
         pattern, _equals, device = entry.partition("=")
         if not pattern or device not in devices or "," in pattern:
             raise Refusal(
-                f"llama_server_override_tensor has {entry!r}: use an expression for tensor names without , and =, then = and one of "
+                f"llama_server_override_tensor has {entry!r}: use an expression for tensor names (without , and =), then = and one of "
                 + ", ".join(devices)
             )
         try:
@@ -132,14 +134,14 @@ def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:
     return overrides
 
 
-def _with_split(split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
+def _with_split(weights: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
     """Return the operator's split between the devices that have a share or tensors of overrides."""
-    if len(split) != len(devices) or min(split) < 0 or not any(split):
+    if len(weights) != len(devices) or min(weights) < 0 or not any(weights):
         raise Refusal(
-            f"llama_server_tensor_split is {list(split)}: give a share, 0 or more, for each of the {len(devices)} devices in their order: "
+            f"llama_server_tensor_split is {list(weights)}: give a share of 0 or more for each of the {len(devices)} devices, in this order: "
             + ", ".join(device.label for device in devices)
         )
-    pairs = [pair for pair in zip(devices, split) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
+    pairs = [pair for pair in zip(devices, weights) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
     return Layout(
         tuple(device for device, _share in pairs),
         tuple(share for _device, share in pairs),
@@ -159,10 +161,10 @@ class DeviceOption(NamedTuple):
     @property
     def is_needed(self) -> bool:
         """Return whether llama-server uses it even without units."""
-        return bool(self.place.fixed)
+        return bool(self.place.fixed_bytes)
 
 
-def _options(workload: Workload, site: Site, load: device_load.Load, first: int) -> list[DeviceOption]:
+def _options(workload: Workload, site: Site, load: device_load.Load, start: int) -> list[DeviceOption]:
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
     architecture = workload.summary.architecture
@@ -176,9 +178,9 @@ def _options(workload: Workload, site: Site, load: device_load.Load, first: int)
     groups = solver.groups_of([1 / ms for ms in token_ms])
     unit_costs: dict[int, list[int]] = {}
     for group in set(groups):
-        fastest = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
+        fastest_index = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
         ms = [
-            cost_model.generation_ms(rates[fastest], size, nodes * (unit < load.layers), weights * size)
+            cost_model.generation_ms(rates[fastest_index], size, nodes * (unit < load.layers), weights * size)
             for unit, size in enumerate(unit_bytes)
         ]
         unit_costs[group] = [solver.cost_of(time) for time in ms]
@@ -189,32 +191,32 @@ def _options(workload: Workload, site: Site, load: device_load.Load, first: int)
         for link in (links[device.buffer],)
     }
     least_gain = cost_model.HOP_GAIN * min(token_ms)
-    moves = {buffer: solver.cost_of(twice - once) for buffer, (once, twice) in visits.items()}
+    move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
-        fixed, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
+        fixed_bytes, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
         if link := links[buffer]:
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.moved.items():
             for target in buffers - {buffer}:
                 move = solver.MOVE if target != device_load.CPU else 0
-                costs[unit] += moves[buffer] + moves.get(target, 0) + move
+                costs[unit] += move_costs[buffer] + move_costs.get(target, 0) + move
         hop = least_gain if device.host != site.head else 0.0
         base = solver.cost_of(visits[buffer][0] + hop) + solver.DEVICE + (solver.WORKER if device.worker else 0)
         place = solver.Place(
             capacity=device.capacity_mib * MIB,
-            fixed=fixed,
-            compute=load.compute_on(device, first),
+            fixed_bytes=fixed_bytes,
+            compute=load.compute_on(device, start),
             sizes=load.sizes(device.backend),
             cost=solver.prefix_sums(costs),
-            base=0 if fixed else base,
+            base=0 if fixed_bytes else base,
             group=group,
         )
         options.append(DeviceOption(device, rate, place))
     return options
 
 
-def _ordered(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
+def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
     """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. It gets
     the output, whose result then need not cross the network. With overrides the order is that of the layers on the devices."""
     by_speed = sorted(options, key=lambda option: (option.device.worker is None, -option.place.group))
@@ -222,18 +224,18 @@ def _ordered(options: Sequence[DeviceOption], load: device_load.Load) -> list[De
     for unit, devices in load.moved.items():
         for buffer in devices:
             layers.setdefault(buffer, []).append(unit)
-    middle = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
-    return sorted(by_speed, key=lambda option: middle.get(option.device.buffer, load.units))
+    middle_units = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
+    return sorted(by_speed, key=lambda option: middle_units.get(option.device.buffer, load.units))
 
 
 def _solve(
-    options: Sequence[DeviceOption], first: int, uses_all: bool
+    options: Sequence[DeviceOption], start: int, uses_all: bool
 ) -> tuple[Sequence[DeviceOption], Sequence[int] | None]:
     """Return the devices and the units of each; of more devices than llama.cpp supports, those with the most memory."""
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
         reward = solver.REQUIRED * uses_all
-        return solver.solve(tuple(item.place._replace(base=item.place.base - reward) for item in subset), first)
+        return solver.solve(tuple(item.place._replace(base=item.place.base - reward) for item in subset), start)
 
     units = units_of(options)
     count = sum(bool(own_units or item.is_needed) for item, own_units in zip(options, units or ()))
@@ -243,27 +245,27 @@ def _solve(
     def priority(item: DeviceOption) -> tuple[bool, bool, int, int]:
         return item.is_needed, item.device.worker is None, item.place.capacity, -item.place.group
 
-    largest = sorted(options, key=priority)[-capabilities.MAX_DEVICES :]
-    subset = [item for item in options if item in largest]
+    largest_options = sorted(options, key=priority)[-capabilities.MAX_DEVICES :]
+    subset = [item for item in options if item in largest_options]
     return subset, units_of(subset)
 
 
-def _fastest(
-    options: Sequence[DeviceOption], load: device_load.Load, first: int, uses_all: bool
+def _fastest_layout(
+    options: Sequence[DeviceOption], load: device_load.Load, start: int, uses_all: bool
 ) -> tuple[Layout, bool]:
     """Return the layout with the fewest seconds, and whether the model fits; unless it does, shares follow the capacities.
 
     :param uses_all: whether every device gets layers, as far as there are enough.
     """
-    options, units = _solve(options, first, uses_all)
-    places, gpu_layers = [option.place for option in options], load.units - first
+    options, units = _solve(options, start, uses_all)
+    places, gpu_layers = [option.place for option in options], load.units - start
     devices = [option.device for option in options]
     if units is None:
-        capacities = [max(0, place.capacity - place.fixed) for place in places]
-        shares = device_load.proportional(gpu_layers, capacities)
+        capacities = [max(0, place.capacity - place.fixed_bytes) for place in places]
+        shares = device_load.proportional_shares(gpu_layers, capacities)
         texts = ("the model does not fit",) * len(shares)
         return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=texts), False
-    device_load.check(load, gpu_layers, units)
+    device_load.check_split(load, gpu_layers, units)
     sentences = _reasons(options, units, uses_all)
     entries = [entry for entry in zip(options, devices, units, sentences) if entry[2] or entry[0].is_needed]
     _options, used_devices, split, texts = zip(*entries)
@@ -287,7 +289,7 @@ def _words(
     place: solver.Place, count: int, places: Sequence[solver.Place], units: Sequence[int], uses_all: bool
 ) -> str:
     if not count:
-        return "tensors from llama_server_override_tensor" if place.fixed else "nothing"
+        return "tensors from llama_server_override_tensor" if place.fixed_bytes else "nothing"
     pairs = [*zip(places, units)]
     if any(number for peer, number in pairs if peer.group < place.group):
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
@@ -295,10 +297,10 @@ def _words(
     if slower:
         nearly_all = uses_all and slower == 1
         return "the most: faster than the rest" if nearly_all else "filled first: faster than the rest"
-    unused = [peer for peer in places if peer.group < place.group]
-    if any(peer.holds_a_unit() for peer in unused):
+    unused_faster_peers = [peer for peer in places if peer.group < place.group]
+    if any(peer.holds_a_unit() for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
-    if unused:
+    if unused_faster_peers:
         return "the fastest memory with enough space"
     return "the fastest memory" if len(places) > 1 else "the only device"
 
@@ -311,45 +313,47 @@ def _check_number(devices: Sequence[Device], has_split: bool) -> None:
     if len(devices) <= capabilities.MAX_DEVICES:
         return
     number = sum(device.worker is not None for device in devices)
-    remedy = "name fewer of them in llama_server_override_tensor"
+    remedy = "name fewer devices in llama_server_override_tensor"
     if has_split:
-        remedy = "give 0 in llama_server_tensor_split to those that can be left out"
+        remedy = "set the share of dispensable devices to 0 in llama_server_tensor_split"
     raise Refusal(
-        f"the plan needs {len(devices)} devices ({number} of workers, {len(devices) - number} of the head), but llama.cpp uses "
-        f"{capabilities.MAX_DEVICES} at most beside the head's processor: {remedy}"
+        f"the plan needs {len(devices)} devices ({number} on workers, {len(devices) - number} on the head), but llama.cpp uses at most "
+        f"{capabilities.MAX_DEVICES} in addition to the head's processor: {remedy}"
     )
 
 
-def _missing_on_head(facts: Facts, load: device_load.Load, first: int, head_bytes: int, mapped: bool = False) -> int:
-    """Return the MiB that are missing in the head's memory for the layers before ``first`` and so many further bytes.
+def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_bytes: int, is_mapped: bool = False) -> int:
+    """Return the MiB that are missing in the head's memory for the layers before ``start`` and so many further bytes.
 
-    :param mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
+    :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """
-    size = load.on_head(range(first)) + load.kv_on_head(first) + head_bytes
+    size = load.on_head(range(start)) + load.kv_on_head(start) + head_bytes
     reserve = workers.reserve_mib(facts.memory_mib, shared=True)
-    reserve = max(workers.reserve_mib(0, shared=True), reserve // 2) if mapped else reserve
+    reserve = max(workers.reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
     return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))
 
 
 def _head_excess(
-    name: str, load: device_load.Load, first: int, missing: int, stays: bool, cache: int
+    name: str, load: device_load.Load, start: int, missing_mib: int, has_rest: bool, cache: int
 ) -> tuple[str, ...]:
-    """Return a sentence if the layers before ``first`` do not fit into the head's memory.
+    """Return a sentence if the layers before ``start`` do not fit into the head's memory.
 
-    :param stays: whether the operator leaves any of the model there.
+    :param has_rest: whether the operator leaves any of the model there.
     :param cache: MiB that the operator gives to conversations there.
     """
-    if not missing:
+    if not missing_mib:
         return ()
-    if not stays:
-        tables = f", which keeps {load.on_head() // MIB} MiB of the model's tables"
-        cached = sum(load.kv) - sum(load.device_kv)
-        tables += f", {cached // MIB} MiB of KV cache by --no-kv-offload" if cached else ""
-        smaller = f" and {cache} MiB of llama_server_prompt_cache_mib: make that smaller, or" if cache else ":"
-        return (f"{missing} MiB are missing in the memory of {name}{tables}{smaller} choose a head with more memory",)
+    if not has_rest:
+        tables_note = f", which holds {load.on_head() // MIB} MiB of embedding tables"
+        cached_bytes = sum(load.kv) - sum(load.device_kv)
+        tables_note += f", {cached_bytes // MIB} MiB of KV cache because of --no-kv-offload" if cached_bytes else ""
+        cache_note = f" and {cache} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache else ":"
+        return (
+            f"{missing_mib} MiB are missing in the memory of {name}{tables_note}{cache_note} choose a head with more memory",
+        )
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {first} layers and {load.on_head(range(first)) // MIB} MiB of weights on "
-        f"the head, but {missing} MiB are missing in the memory of {name}: keep less there",
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {start} layers and {load.on_head(range(start)) // MIB} MiB of weights on "
+        f"the head, but {missing_mib} MiB are missing in the memory of {name}: leave less on the head",
     )
 
 
@@ -370,17 +374,17 @@ def _device_excess(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[s
     """
     if fits:
         return [
-            f"llama_server_tensor_split or llama_server_override_tensor is too much for {device.label}: {missing} MiB are missing, "
-            f"and it holds {device.capacity_mib} MiB; give it a smaller share"
-            for device, missing in overfull
+            f"llama_server_tensor_split or llama_server_override_tensor assigns too much to {device.label}: it holds {device.capacity_mib} MiB, and "
+            f"{mib} MiB are missing; reduce its share"
+            for device, mib in overfull
         ]
     full_hosts = list(
-        dict.fromkeys(device.host for device, _missing in overfull if device.endpoint and not device.capacity_mib)
+        dict.fromkeys(device.host for device, _mib in overfull if device.endpoint and not device.capacity_mib)
     )
-    note = f"; all memory of {', '.join(full_hosts)} is kept for the system: memory_mib in llama_worker_endpoints sets what a worker there may hold"
+    note = f"; all memory of {', '.join(full_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
     return [
-        f"the model does not fit: {sum(missing for _device, missing in overfull)} MiB are missing, "
-        + ", ".join(f"{missing} on {device.label}, which holds {device.capacity_mib}" for device, missing in overfull)
+        f"the model does not fit: {sum(mib for _device, mib in overfull)} MiB are missing, "
+        + ", ".join(f"{mib} on {device.label}, which holds {device.capacity_mib}" for device, mib in overfull)
         + ": add a worker, or choose a smaller model"
         + (note if full_hosts else "")
     ]

@@ -49,20 +49,20 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     takes less time than computing it again, each up to llama-server's own limit."""
     workload = candidate.workload
     server, release, cache = workload.server, workload.release, workload.cache
-    available = {
+    available_backends = {
         name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
     free_mib = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
     size = _checkpoint_bytes(candidate)
     checkpoints, checkpoints_mib = None, 0
-    if size and "context-checkpoints" in available:
+    if size and "context-checkpoints" in available_backends:
         count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
         checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     used_backends = {device.backend for device in candidate.layout.devices}
     is_worthwhile = (
         workload.generates
-        and "prompt-cache" in available
+        and "prompt-cache" in available_backends
         and candidate.parts
         and not any(kv_cache.is_torn(candidate.summary, cache, backend) for backend in used_backends)
         and _move_s(candidate) < prompts.seconds_of(candidate, workload.context_per_request)
@@ -79,10 +79,10 @@ def why_not_on_disk(candidate: Candidate) -> str:
     if not workload.generates:
         return "the model generates no text"
     if not release.mainline:
-        return f"this was never tried with {release.fork}"
+        return f"this has not been tested with {release.fork}"
     if workload.speculation.startswith("draft") or any(drafts):
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
-    if any(kv_cache.checkpointed(candidate.summary, cache)) and release.build < CHECKPOINTS_IN_FILES:
+    if any(kv_cache.checkpointed_layers(candidate.summary, cache)) and release.build < CHECKPOINTS_IN_FILES:
         return f"{candidate.summary.name} has sliding windows or recurrent layers, which need build {CHECKPOINTS_IN_FILES} or newer"
     if any(kv_cache.is_torn(candidate.summary, cache, device.backend) for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
@@ -108,7 +108,7 @@ def conversations_on_disk(candidate: Candidate) -> ConversationsPlan | None:
 
 def _checkpoint_bytes(candidate: Candidate) -> int:
     """Return the bytes of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
-    in_checkpoints = kv_cache.checkpointed(candidate.summary, candidate.workload.cache)
+    in_checkpoints = kv_cache.checkpointed_layers(candidate.summary, candidate.workload.cache)
     return sum(size for size, counts in zip(candidate.layout.load.kv, in_checkpoints) if counts)
 
 

@@ -22,7 +22,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     cost_model,
     device_load,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
+    Candidate,
+    attempt_placement,
+)
 
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """Sizes that are compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
@@ -36,15 +39,15 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     """Return the candidate with the costs of a token that has so many tokens before it."""
     workload, buffers = candidate.workload, candidate.layout.buffer_of_layers()
     cache_bytes: dict[str, float] = {}
-    attended: dict[str, float] = {}
+    attended_rates: dict[str, float] = {}
     layers = _attention(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
     for buffer, size, multiplications in zip(buffers, *layers):
         cache_bytes[buffer] = cache_bytes.get(buffer, 0.0) + size
-        attended[buffer] = attended.get(buffer, 0.0) + multiplications
+        attended_rates[buffer] = attended_rates.get(buffer, 0.0) + multiplications
     parts = [
         part._replace(
             cache=cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
-            attended=attended.get(part.device, 0.0) * cost_model.ATTENTION_COST,
+            attended=attended_rates.get(part.device, 0.0) * cost_model.ATTENTION_COST,
         )
         for part in candidate.parts
     ]
@@ -56,19 +59,19 @@ def _attention(
     summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
     """Return for each layer the bytes of cache that a token reads, and of states that it writes too, and the multiplications of its attention."""
-    filled = settings._replace(context=depth, parallel=1)
-    full, short = kv_cache.cells(summary, filled)
+    filled_settings = settings._replace(context=depth, parallel=1)
+    full_cells, window_cells = kv_cache.cells(summary, filled_settings)
     heads = summary.by_layer("attention.head_count", summary.heads)
     head_size = summary.key_dimension + summary.value_dimension
     layers = kv_cache.layers_of(summary, True)
-    sizes, states = kv_cache.sizes(summary, filled, build)[0], kv_cache.recurrent_layers(summary)
+    sizes, states = kv_cache.sizes(summary, filled_settings, build)[0], kv_cache.recurrent_layers(summary)
     return [size * (1 + state) for size, state in zip(sizes, states)], [
-        float(head * head_size * (short if layer.windowed else full)) if layer.key else 0.0
+        float(head * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.key else 0.0
         for head, layer in zip(heads, layers)
     ]
 
 
-def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, overlapped: bool) -> float:
+def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, is_overlapped: bool) -> float:
     """Return the seconds for a prompt in micro-batches.
 
     :param parts: parts of the model, at the depth that the prompt has in the middle.
@@ -76,12 +79,14 @@ def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, ov
     size = min(micro_batch, tokens)
     costs = [cost_model.prompt_costs(part, size) for part in parts]
     stages, count = [sum(cost.values()) for cost in costs], tokens / size
-    if not overlapped:
+    if not is_overlapped:
         return count * sum(stages) / 1000
-    waits = [bool(part.link or following.link) for part, following in zip(parts, parts[1:])] + [False]
-    serial = sum(stage for stage, waiting in zip(stages, waits) if waiting) + costs[-1].get(cost_model.LINK_KIND, 0.0)
-    parallel = max(stage for stage, waiting in zip(stages, waits) if not waiting)
-    return (sum(stages) + (count - 1) * max(serial, parallel)) / 1000
+    waits_for_link = [bool(part.link or next_part.link) for part, next_part in zip(parts, parts[1:])] + [False]
+    serial_ms = sum(stage for stage, waits_here in zip(stages, waits_for_link) if waits_here) + costs[-1].get(
+        cost_model.LINK_KIND, 0.0
+    )
+    parallel_ms = max(stage for stage, waits_here in zip(stages, waits_for_link) if not waits_here)
+    return (sum(stages) + (count - 1) * max(serial_ms, parallel_ms)) / 1000
 
 
 def best_batches(candidate: Candidate) -> Candidate:
@@ -90,9 +95,9 @@ def best_batches(candidate: Candidate) -> Candidate:
     if not candidate.fits or candidate.workload.model.known_answer is not None:
         return candidate
     sizes = candidate.workload.cache.batch, _best_micro_batch(candidate)
-    better = attempt(candidate.workload.with_batches(*sizes), candidate.site)
+    variant = attempt_placement(candidate.workload.with_batches(*sizes), candidate.site)
     # The sizes were chosen for the first layout: on other devices they may be wrong.
-    return better if better.fits and better.layout.devices == candidate.layout.devices else candidate
+    return variant if variant.fits and variant.layout.devices == candidate.layout.devices else candidate
 
 
 def _best_micro_batch(candidate: Candidate) -> int:
@@ -100,22 +105,22 @@ def _best_micro_batch(candidate: Candidate) -> int:
     workload, default = candidate.workload, candidate.workload.micro_batch
     if not candidate.layout.devices or workload.server.override_tensor or workload.server.micro_batch:
         return default
-    middle = at_depth(candidate, workload.prompt_tokens // 2)
+    middle_candidate = at_depth(candidate, workload.prompt_tokens // 2)
     lengths = cost_model.PROMPT_TOKENS, workload.prompt_tokens
     seconds = {
-        size: math.prod(_seconds(middle, tokens, size) for tokens in lengths)
+        size: math.prod(_seconds(middle_candidate, tokens, size) for tokens in lengths)
         for size in {*MICRO_BATCHES, default}
         if size == default
-        or (size <= workload.cache.batch and _fits(candidate, workload.cache._replace(micro_batch=size)))
+        or (size <= workload.cache.batch and _fits_beside_layers(candidate, workload.cache._replace(micro_batch=size)))
     }
-    shortest = min(seconds.values())
-    if shortest > MAX_SHARE * seconds[default]:
+    shortest_time = min(seconds.values())
+    if shortest_time > MAX_SHARE * seconds[default]:
         return default
-    alternatives = [size for size, time in seconds.items() if time <= NOISE * shortest]
+    alternatives = [size for size, time in seconds.items() if time <= NOISE * shortest_time]
     return min(alternatives, key=lambda size: abs(size - default))
 
 
-def _fits(candidate: Candidate, cache: kv_cache.CacheSettings) -> bool:
+def _fits_beside_layers(candidate: Candidate, cache: kv_cache.CacheSettings) -> bool:
     """Return whether each device holds its layers with the compute buffer and windows of these settings."""
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
@@ -150,5 +155,5 @@ def seconds_of(candidate: Candidate, tokens: int, depth: int = 0) -> float:
 
     :param depth: tokens that are in the context in the middle of the prompt; 0 ignores the attention to them.
     """
-    filled = at_depth(candidate, depth) if depth else candidate
-    return _seconds(filled, tokens, candidate.workload.micro_batch)
+    filled_candidate = at_depth(candidate, depth) if depth else candidate
+    return _seconds(filled_candidate, tokens, candidate.workload.micro_batch)

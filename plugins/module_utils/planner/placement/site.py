@@ -55,17 +55,17 @@ class Site(NamedTuple):
             kind = "tunnel"
         measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
         round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
-        assumed = cost_model.ASSUMED_LINKS[kind]
-        declared = host.facts.link_gbit_per_s if kind != "loopback" else None
-        gbit = mbit / 1000 if mbit else declared or assumed.gbit
-        encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
+        assumed_link = cost_model.ASSUMED_LINKS[kind]
+        declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
+        gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
+        is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
         return cost_model.Link(
             kind,
-            (round_trip or assumed.round_trip_ms) + encrypted * cost_model.STUNNEL_MS,
-            min(gbit, cost_model.STUNNEL_GBIT) if encrypted else gbit,
+            (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
+            min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
             bool(round_trip),
             cost_model.is_board(host.facts),
-            bool(mbit or declared or kind == "loopback"),
+            bool(mbit or declared_gbit or kind == "loopback"),
         )
 
 
@@ -74,9 +74,9 @@ def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Inter
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):
         return "loopback"
-    matching = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
-    names = {link.interface for link in matching}
-    kinds = [link.kind for link in matching if link.kind]
+    matching_links = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
+    names = {link.interface for link in matching_links}
+    kinds = [link.kind for link in matching_links if link.kind]
     kinds += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
-    kinds += [KINDS[prefix] for link in matching for prefix in KINDS if (link.interface or "").startswith(prefix)]
+    kinds += [KINDS[prefix] for link in matching_links for prefix in KINDS if (link.interface or "").startswith(prefix)]
     return next(iter(kinds), "ethernet")

@@ -36,7 +36,7 @@ INFINITY = 1 << 160
 class Sizes(NamedTuple):
     """Bytes that a device needs for units."""
 
-    before: tuple[int, ...]
+    bytes_before: tuple[int, ...]
     """Bytes of all units before each one, and of all."""
     copied_before: tuple[int, ...]
     """How many of them need the tensors of which a device has one copy."""
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
     def of(self, start: int, end: int) -> int:
         copies = self.copies if self.copied_before[end] > self.copied_before[start] else 0
-        return self.before[end] - self.before[start] + copies
+        return self.bytes_before[end] - self.bytes_before[start] + copies
 
 
 class Place(NamedTuple):
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
     capacity: int
     """Bytes, of which ``fixed`` are taken whatever it gets."""
-    fixed: int
+    fixed_bytes: int
     compute: int
     """Upper bound of its compute buffer in bytes."""
     sizes: Sizes
@@ -65,15 +65,15 @@ class Place(NamedTuple):
     """Number of the devices that are alike; 0 are the fastest."""
 
     def holds_a_unit(self) -> bool:
-        smallest = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
-        return self.fixed + smallest <= self.capacity
+        smallest_unit = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
+        return self.fixed_bytes + smallest_unit <= self.capacity
 
 
 class Limits(NamedTuple):
     """Bytes of units that a device may get at most, and has to get at least if it gets any."""
 
-    most: int
-    least: int = 0
+    most_units: int
+    fewest_units: int = 0
 
 
 class Placement(NamedTuple):
@@ -101,68 +101,68 @@ def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def cheapest(
-    places: Sequence[Place], limits: Sequence[Limits], reach: Sequence[Sequence[int]], last: int
+    places: Sequence[Place], limits: Sequence[Limits], positions: Sequence[Sequence[int]], last_unit: int
 ) -> Placement | None:
     """The cheapest placement, or None where the units do not fit.
 
-    :param reach: before the first device and after each one, how many units may be placed by then.
-    :param last: the first unit of each device is before this one.
+    :param positions: before the first device and after each one, how many units may be placed by then.
+    :param last_unit: the first unit of each device is before this one.
     """
-    units = reach[-1][-1]
-    best = _no_units_placed(places, reach[0][0])
+    units = positions[-1][-1]
+    costs = _no_units_placed(places, positions[0][0])
     starts = []
     for index, (place, limit) in enumerate(zip(places, limits)):
-        best, first_units = _with_device(place, limit, best, reach[index], reach[index + 1], last)
+        costs, first_units = _with_device(place, limit, costs, positions[index], positions[index + 1], last_unit)
         starts.append(first_units)
-    if best[units] >= INFINITY // 2:
+    if costs[units] >= INFINITY // 2:
         return None
     end, counts = units, []
     for first_units in reversed(starts):
         start = end if first_units[end] < 0 else first_units[end]
         counts.append(end - start)
         end = start
-    return Placement(best[units], counts[::-1])
+    return Placement(costs[units], counts[::-1])
 
 
-def _no_units_placed(places: Sequence[Place], first: int) -> list[int]:
-    best = [INFINITY] * len(places[0].cost)
-    best[first] = 0
-    return best
+def _no_units_placed(places: Sequence[Place], first_unit: int) -> list[int]:
+    costs = [INFINITY] * len(places[0].cost)
+    costs[first_unit] = 0
+    return costs
 
 
-def _all_positions(places: Sequence[Place], first: int) -> list[list[int]]:
+def _all_positions(places: Sequence[Place], first_unit: int) -> list[list[int]]:
     units = len(places[0].cost) - 1
-    return [[first], *([list(range(first, units + 1))] * len(places))]
+    return [[first_unit], *([list(range(first_unit, units + 1))] * len(places))]
 
 
 def _with_device(
-    place: Place, limit: Limits, best: Sequence[int], starts: Sequence[int], ends: Sequence[int], last: int
+    place: Place, limit: Limits, costs: Sequence[int], starts: Sequence[int], ends: Sequence[int], last_unit: int
 ) -> tuple[list[int], list[int]]:
     """The least costs of all units before each one with one device more, and the first of its units, -1 where it gets none.
 
-    :param best: the costs without the device, of which those of ``starts`` count.
+    :param costs: the costs without the device, of which those of ``starts`` count.
     :param ends: of which the costs are wanted.
     """
-    (bytes_before, copied, copies), cost, base, (largest, smallest) = place.sizes, place.cost, place.base, limit
-    result, first_units = [INFINITY] * len(best), [-1] * len(best)
+    (bytes_before, copies_before, copies), cost, base, (maximum, minimum) = (place.sizes, place.cost, place.base, limit)
+    result, first_units = [INFINITY] * len(costs), [-1] * len(costs)
     queue: deque[tuple[int, int]] = deque()
-    entering = leaving = 0
+    head = tail = 0
     count = len(starts)
     for end in ends:
-        held, with_copy, result[end] = bytes_before[end], copied[end], best[end]
-        bound = min(end, last)
-        while entering < count and (start := starts[entering]) < bound:
-            if smallest and held - bytes_before[start] + (copies if with_copy > copied[start] else 0) < smallest:
+        used, with_copy, result[end] = bytes_before[end], copies_before[end], costs[end]
+        bound = min(end, last_unit)
+        while head < count and (start := starts[head]) < bound:
+            if minimum and used - bytes_before[start] + (copies if with_copy > copies_before[start] else 0) < minimum:
                 break
-            value = best[start] - cost[start]
+            value = costs[start] - cost[start]
             while queue and queue[-1][0] > value:
                 queue.pop()
             queue.append((value, start))
-            entering += 1
-        while leaving < count and (start := starts[leaving]) < end:
-            if held - bytes_before[start] + (copies if with_copy > copied[start] else 0) <= largest:
+            head += 1
+        while tail < count and (start := starts[tail]) < end:
+            if used - bytes_before[start] + (copies if with_copy > copies_before[start] else 0) <= maximum:
                 break
-            leaving += 1
+            tail += 1
             if queue and queue[0][1] == start:
                 queue.popleft()
         if queue and (value := queue[0][0] + cost[end] + base) < result[end]:
@@ -171,55 +171,55 @@ def _with_device(
 
 
 @functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
-def solve(places: tuple[Place, ...], first: int) -> tuple[int, ...] | None:
+def solve(places: tuple[Place, ...], first_unit: int) -> tuple[int, ...] | None:
     """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
     units = len(places[0].cost) - 1
-    for last in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
-        limits = _limits_beside_compute(places, first, last)
-        placement = cheapest(places, limits, _all_positions(places, first), last) if limits else None
+    for last_unit in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
+        limits = _limits_beside_compute(places, first_unit, last_unit)
+        placement = cheapest(places, limits, _all_positions(places, first_unit), last_unit) if limits else None
         if limits and placement:
-            return tuple(_balanced(places, limits, first, last, placement))
+            return tuple(_balanced(places, limits, first_unit, last_unit, placement))
     return None
 
 
-def _limits_beside_compute(places: Sequence[Place], first: int, last: int) -> list[Limits] | None:
+def _limits_beside_compute(places: Sequence[Place], first_unit: int, last_unit: int) -> list[Limits] | None:
     """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
 
     def limits_of(steps: int) -> list[Limits]:
-        return [Limits(max(0, place.capacity - place.fixed - place.compute * steps // STEPS)) for place in places]
+        return [Limits(max(0, place.capacity - place.fixed_bytes - place.compute * steps // STEPS)) for place in places]
 
-    reach = _all_positions(places, first)
-    fitting = cheapest(places, limits_of(0), reach, last)
-    if not fitting:
+    positions = _all_positions(places, first_unit)
+    attempt = cheapest(places, limits_of(0), positions, last_unit)
+    if not attempt:
         return None
 
     def is_enough(steps: int) -> bool:
-        placement = cheapest(places, limits_of(steps), reach, last)
-        return placement is not None and placement.cost // REQUIRED <= fitting.cost // REQUIRED
+        placement = cheapest(places, limits_of(steps), positions, last_unit)
+        return placement is not None and placement.cost // REQUIRED <= attempt.cost // REQUIRED
 
-    low, high = 0, STEPS
+    lower_bound, upper_bound = 0, STEPS
     steps = STEPS  # most models have this room
-    while low < high:
-        low, high = (steps, high) if is_enough(steps) else (low, steps - 1)
-        steps = (low + high + 1) // 2
-    return limits_of(low)
+    while lower_bound < upper_bound:
+        lower_bound, upper_bound = (steps, upper_bound) if is_enough(steps) else (lower_bound, steps - 1)
+        steps = (lower_bound + upper_bound + 1) // 2
+    return limits_of(lower_bound)
 
 
 def _reachable_at_cost(
-    places: Sequence[Place], limits: Sequence[Limits], first: int, last: int, cost: int
+    places: Sequence[Place], limits: Sequence[Limits], first_unit: int, last_unit: int, cost: int
 ) -> list[list[int]]:
     """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
-    positions, units = _all_positions(places, first), len(places[0].cost) - 1
-    costs_before = [_no_units_placed(places, first)]
+    positions, units = _all_positions(places, first_unit), len(places[0].cost) - 1
+    costs_before = [_no_units_placed(places, first_unit)]
     for place, limit, starts, ends in zip(places, limits, positions, positions[1:]):
-        costs_before.append(_with_device(place, limit, costs_before[-1], starts, ends, last)[0])
+        costs_before.append(_with_device(place, limit, costs_before[-1], starts, ends, last_unit)[0])
     costs_after = [_no_units_placed(places, 0)]
-    whole = list(range(units + 1))
+    all_positions = list(range(units + 1))
     for place, limit in zip(reversed(places), reversed(limits)):
-        costs_after.append(_with_device(_mirror(place), limit, costs_after[-1], whole, whole, units)[0])
+        costs_after.append(_with_device(_mirror(place), limit, costs_after[-1], all_positions, all_positions, units)[0])
     return [
-        [end for end in ends if costs[end] + rest[units - end] <= cost]
-        for ends, costs, rest in zip(positions, costs_before, reversed(costs_after))
+        [end for end in ends if costs[end] + later_costs[units - end] <= cost]
+        for ends, costs, later_costs in zip(positions, costs_before, reversed(costs_after))
     ]
 
 
@@ -240,20 +240,20 @@ class _Group(NamedTuple):
     members: Sequence[int]
     first: int
     """The first unit that is on a device."""
-    alike: Callable[[list[Limits]], list[int] | None]
+    balanced_units: Callable[[list[Limits]], list[int] | None]
     """Units within limits that cost as little, if there are such."""
 
     def shares_full(self, units: Sequence[int]) -> list[int]:
         """How full the members are that have units, in parts of their capacity."""
         starts = [self.first + start for start in prefix_sums(units)]
-        held = {
-            index: self.places[index].sizes.of(starts[index], starts[index + 1]) + self.places[index].fixed
+        held_bytes = {
+            index: self.places[index].sizes.of(starts[index], starts[index + 1]) + self.places[index].fixed_bytes
             for index in self.members
             if units[index]
         }
-        return [-(-FILL_PARTS * size // self.places[index].capacity) for index, size in held.items()]
+        return [-(-FILL_PARTS * size // self.places[index].capacity) for index, size in held_bytes.items()]
 
-    def limited(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
+    def changed_limits(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
         return [
             change(place, limit) if index in self.members else limit
             for index, (place, limit) in enumerate(zip(self.places, limits))
@@ -262,63 +262,65 @@ class _Group(NamedTuple):
     def less_full(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
         """Limits and units with which the fullest member is least full."""
 
-        def below(part: int) -> list[Limits]:
-            return self.limited(
+        def limits_below(part: int) -> list[Limits]:
+            return self.changed_limits(
                 limits,
                 lambda place, limit: limit._replace(
-                    most=max(0, min(limit.most, part * place.capacity // FILL_PARTS - place.fixed))
+                    most_units=max(0, min(limit.most_units, part * place.capacity // FILL_PARTS - place.fixed_bytes))
                 ),
             )
 
-        low, high = 0, max(self.shares_full(units), default=0)
-        while high - low > high >> COMPARED_BITS:
-            part = (low + high) // 2
-            tried = self.alike(below(part))
-            if tried is None:
-                low = part + 1
+        lower_bound, upper_bound = 0, max(self.shares_full(units), default=0)
+        while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
+            part = (lower_bound + upper_bound) // 2
+            trial_units = self.balanced_units(limits_below(part))
+            if trial_units is None:
+                lower_bound = part + 1
             else:
-                units, high = tried, min(part, max(self.shares_full(tried), default=0))
-        return below(high), units
+                units, upper_bound = trial_units, min(part, max(self.shares_full(trial_units), default=0))
+        return limits_below(upper_bound), units
 
     def fuller(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
         """Limits and units with which the emptiest member that has units is fullest."""
 
-        def above(part: int) -> list[Limits]:
-            return self.limited(
+        def limits_above(part: int) -> list[Limits]:
+            return self.changed_limits(
                 limits,
                 lambda place, limit: limit._replace(
-                    least=max(0, (part - 1) * place.capacity // FILL_PARTS + 1 - place.fixed)
+                    fewest_units=max(0, (part - 1) * place.capacity // FILL_PARTS + 1 - place.fixed_bytes)
                 ),
             )
 
-        full = self.shares_full(units)
-        low, high = min(full, default=0), max(full, default=0)
-        while high - low > high >> COMPARED_BITS:
-            part = (low + high + 1) // 2
-            tried = self.alike(above(part))
-            if tried is None:
-                high = part - 1
+        shares = self.shares_full(units)
+        lower_bound, upper_bound = min(shares, default=0), max(shares, default=0)
+        while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
+            part = (lower_bound + upper_bound + 1) // 2
+            trial_units = self.balanced_units(limits_above(part))
+            if trial_units is None:
+                upper_bound = part - 1
             else:
-                units, low = tried, max(part, min(self.shares_full(tried)))
-        return above(low), units
+                units, lower_bound = trial_units, max(part, min(self.shares_full(trial_units)))
+        return limits_above(lower_bound), units
 
 
-def _balanced(places: Sequence[Place], limits: list[Limits], first: int, last: int, placement: Placement) -> list[int]:
+def _balanced(
+    places: Sequence[Place], limits: list[Limits], first_unit: int, last_unit: int, placement: Placement
+) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
     that where the emptiest one with units is fullest.
 
     :param placement: one of the least cost.
     """
     cost, units = placement
-    reach = _reachable_at_cost(places, limits, first, last, cost)
+    positions = _reachable_at_cost(places, limits, first_unit, last_unit, cost)
 
-    def alike(tried: list[Limits]) -> list[int] | None:
-        placement = cheapest(places, tried, reach, last)
+    def balanced_units(trial_limits: list[Limits]) -> list[int] | None:
+        placement = cheapest(places, trial_limits, positions, last_unit)
         return placement.units if placement and placement.cost == cost else None
 
     for group in sorted({place.group for place in places}):
         members = [index for index, place in enumerate(places) if place.group == group and place.capacity]
         if len(members) > 1:
-            peers = _Group(places, members, first, alike)
+            peers = _Group(places, members, first_unit, balanced_units)
             limits, units = peers.fuller(*peers.less_full(limits, units))
     return units

@@ -34,7 +34,7 @@ itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 
 
-class Lendable(NamedTuple):
+class LendableDevice(NamedTuple):
     """A device that the host's builds offer."""
 
     backend: str
@@ -62,10 +62,10 @@ def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
     return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))
 
 
-def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
+def lendable_devices(host: Host, built_backends: Collection[str]) -> list[LendableDevice]:
     """All devices that the host's builds offer, the CPU last."""
     devices = [
-        Lendable(
+        LendableDevice(
             backend,
             backend,
             backends.device_name(backend, index),
@@ -73,33 +73,35 @@ def lendable(host: Host, built: Collection[str]) -> list[Lendable]:
             accelerator.memory_mib,
             accelerator.unified,
         )
-        for backend in built
+        for backend in built_backends
         if backend != "cpu"
         for index, accelerator in enumerate(host.facts.accelerators_of(backend))
     ]
-    build = "cpu" if "cpu" in built else next(iter(built))
-    return [*devices, Lendable("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
+    build = "cpu" if "cpu" in built_backends else next(iter(built_backends))
+    return [*devices, LendableDevice("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
 
 
-def _device_of(place: str, request: WorkerRequest, offered: list[Lendable], used_devices: Collection[str]) -> Lendable:
+def _device_of(
+    place: str, request: WorkerRequest, devices: list[LendableDevice], used_devices: Collection[str]
+) -> LendableDevice:
     """The device that a worker lends: the one that its entry names, or else the first of its backend that is left."""
-    free = [
-        device for device in offered if device.device not in used_devices and request.backend in (None, device.backend)
+    free_devices = [
+        device for device in devices if device.device not in used_devices and request.backend in (None, device.backend)
     ]
-    if not free and not request.device and request.backend not in (None, "cpu"):
+    if not free_devices and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in offered)}. "
-            "Remove it, add the backend to llama_backend, or declare further devices in llama_hardware"
+            f"{place} has the backend {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in devices)}. "
+            "Remove this entry, add the backend to llama_backend, or declare more devices in llama_hardware"
         )
-    name = request.device or (free or offered[-1:])[0].device
-    device = next((device for device in offered if device.device == name), None)
+    name = request.device or (free_devices or devices[-1:])[0].device
+    device = next((device for device in devices if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in offered)}, or declare it in llama_hardware"
+            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in devices)}, or declare it in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, but its device {name} belongs to {device.backend}: leave one of the two out"
+            f"{place} has the backend {request.backend!r}, but the device {name} belongs to the backend {device.backend}: leave out one of the two"
         )
     if device.backend != "cpu" and name in used_devices:
         raise Refusal(f"{place} lends {name} a second time: two workers cannot share an accelerator")
@@ -112,18 +114,20 @@ def _device_of(place: str, request: WorkerRequest, offered: list[Lendable], used
 
 
 def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Collection[int]) -> None:
-    for variable, value, largest in (
+    for variable, value, maximum in (
         ("threads", request.threads, MAX_THREADS),
         ("memory_mib", request.memory_mib, MAX_MIB),
         ("cache_mib", request.cache_mib or None, MAX_MIB),
     ):
-        limit = validation.limit(value, 1, largest)
+        limit = validation.limit(value, 1, maximum)
         if limit:
             raise Refusal(f"{place} has the {variable} {value}: {limit}, or leave it out")
     if isinstance(port, bool) or not 0 < port < 65536:
         raise Refusal(f"{place} has the port {port}: use 1 to 65535")
     if port in used_ports:
-        raise Refusal(f"{place} has the port {port}, which another worker of this host uses too: give each its own")
+        raise Refusal(
+            f"{place} has the port {port}, which another worker on this host also uses: give each worker its own port"
+        )
 
 
 def _name_of(place: str, request: WorkerRequest, default: str, used_names: Collection[str]) -> str:
@@ -131,16 +135,16 @@ def _name_of(place: str, request: WorkerRequest, default: str, used_names: Colle
     if not re.fullmatch(WORKER_NAME, name):
         raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
     if name in used_names:
-        raise Refusal(f"{place} has the name {name!r}, which another worker of this host has too: use another name")
+        raise Refusal(f"{place} has the name {name!r}, which another worker on this host already has: use another name")
     return name
 
 
-class Declared(NamedTuple):
+class DeclaredWorker(NamedTuple):
     """A worker that is asked for, with its device and all that the inventory may leave out."""
 
     name: str
     request: WorkerRequest
-    device: Lendable
+    device: LendableDevice
     port: int
     tunnel: str | None
     """Where one of the operator's ends on the head."""
@@ -156,10 +160,12 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
         address, port = "", 0
     if not names.is_loopback(address):
         raise Refusal(
-            f"{place} has the tunnel {text!r}: use the address and port at which it ends on the head, like 127.0.0.1:60052"
+            f"{place} has the tunnel {text!r}: use the address and port at which the tunnel ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
-        raise Refusal(f"{place} has the tunnel {text!r}, but the head reaches its own workers itself: remove tunnel")
+        raise Refusal(
+            f"{place} has the tunnel {text!r}, but the head reaches its own workers without a tunnel: remove tunnel"
+        )
     return f"{address}:{port}"
 
 
@@ -169,38 +175,38 @@ def with_transport(cluster: Cluster) -> Cluster:
     :raises Refusal: its head cannot have them.
     """
     head = cluster.hosts[cluster.head]
-    tunnelled = [
+    tunnelled_hosts = [
         name
         for name, host in cluster.hosts.items()
         if host.is_worker and not host.is_head and host.transport == names.STUNNEL
     ]
-    if tunnelled and head.facts.system != service_managers.LINUX:
+    if tunnelled_hosts and head.facts.system != service_managers.LINUX:
         raise Refusal(
-            f"llama_transport of {', '.join(tunnelled)} is {names.STUNNEL}, and each tunnel ends on the head at an address of its own like 127.128.0.12, which "
-            f"{head.facts.system} does not have: use a head with Linux, or set llama_transport to {names.PLAIN}"
+            f"llama_transport for {', '.join(tunnelled_hosts)} is {names.STUNNEL}, but each tunnel needs its own loopback address on the head, like "
+            f"127.128.0.12, and {head.facts.system} has no such addresses: use a head with Linux, or set llama_transport to {names.PLAIN}"
         )
-    transport = names.STUNNEL if tunnelled else names.PLAIN
+    transport = names.STUNNEL if tunnelled_hosts else names.PLAIN
     return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
 
 
-def _endpoints(host: Host, entry: Declared, address: str) -> tuple[str, str, str | None]:
+def _endpoints(host: Host, entry: DeclaredWorker, address: str) -> tuple[str, str, str | None]:
     """Where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
     head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
 
     :param address: of the host on the network that joins it with the head.
     """
-    local, direct = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
+    loopback_endpoint, direct_endpoint = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
     if entry.tunnel:
-        return local, entry.tunnel, None
+        return loopback_endpoint, entry.tunnel, None
     if host.transport != names.STUNNEL or host.is_head:
-        return direct, direct, direct
+        return direct_endpoint, direct_endpoint, direct_endpoint
     octets = address.split(".")
-    return local, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct
+    return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct_endpoint
 
 
 def _default_workers(
-    host: Host, built: Collection[str], offered: Sequence[Lendable], serving_backend: str | None
-) -> list[Lendable]:
+    host: Host, builds: Collection[str], devices: Sequence[LendableDevice], serving_backend: str | None
+) -> list[LendableDevice]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
@@ -208,12 +214,12 @@ def _default_workers(
     :param serving_backend: on the head, the backend of its llama-server.
     """
     canonical = same_device.canonical_device_names(host.facts)
-    keeps = [device.device for device in offered if device.backend == serving_backend] if len(built) > 1 else []
-    used_devices = {canonical[name] for name in keeps if name in canonical}
+    kept_devices = [device.device for device in devices if device.backend == serving_backend] if len(builds) > 1 else []
+    used_devices = {canonical[name] for name in kept_devices if name in canonical}
     chosen_devices = []
-    for device in offered:
+    for device in devices:
         is_repeated = canonical.get(device.device) in used_devices
-        if not is_repeated and (device.device != "CPU" or "cpu" in built):
+        if not is_repeated and (device.device != "CPU" or "cpu" in builds):
             chosen_devices.append(device)
             used_devices |= (
                 {canonical[device.device]} if host.backends == ("auto",) and device.device in canonical else set()
@@ -221,40 +227,40 @@ def _default_workers(
     return chosen_devices
 
 
-def declare(host: Host, built: Collection[str], serving_backend: str | None) -> list[Declared]:
+def declare_workers(host: Host, builds: Collection[str], serving_backend: str | None) -> list[DeclaredWorker]:
     """The workers of a host, those that it asks for or those that it has by default.
 
     :param serving_backend: on the head, the backend of its llama-server; None elsewhere.
     """
-    offered = lendable(host, built)
-    defaults = _default_workers(host, built, offered, serving_backend)
+    devices = lendable_devices(host, builds)
+    defaults = _default_workers(host, builds, devices, serving_backend)
     requests: Sequence[WorkerRequest] = host.worker_requests or [
         WorkerRequest(device=device.device) for device in defaults
     ]
-    declared: list[Declared] = []
+    entries: list[DeclaredWorker] = []
     for index, request in enumerate(requests):
-        place = f"llama_worker_endpoints[{index}] of {host.name}"
-        device = _device_of(place, request, offered, {earlier.device.device for earlier in declared})
+        place = f"llama_worker_endpoints[{index}] for {host.name}"
+        device = _device_of(place, request, devices, {entry.device.device for entry in entries})
         port = FIRST_PORT + index if request.port is None else request.port
-        _check_numbers(place, request, port, {earlier.port for earlier in declared})
+        _check_numbers(place, request, port, {entry.port for entry in entries})
         number = str(index) if len(requests) > 1 and device.device == "CPU" else ""
-        name = _name_of(place, request, device.device.lower() + number, {earlier.name for earlier in declared})
-        declared.append(Declared(name, request, device, port, _tunnel(place, host, request.tunnel)))
-    return declared
+        name = _name_of(place, request, device.device.lower() + number, {entry.name for entry in entries})
+        entries.append(DeclaredWorker(name, request, device, port, _tunnel(place, host, request.tunnel)))
+    return entries
 
 
 def memory_shares(
     host: Host,
-    declared: Sequence[Declared],
-    driven: Collection[str],
-    reported: Mapping[str, int],
+    entries: Sequence[DeclaredWorker],
+    driven_names: Collection[str],
+    reported_mib: Mapping[str, int],
     limits: Mapping[str, int],
 ) -> dict[str, int]:
     """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
 
     It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
 
-    :param driven: names of the accelerators that llama-server itself drives.
+    :param driven_names: names of the accelerators that llama-server itself drives.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
     canonical, facts = same_device.canonical_device_names(host.facts), host.facts
@@ -264,14 +270,14 @@ def memory_shares(
         for name, accelerator in same_device.named_accelerators(facts)
         if accelerator.unified
     }
-    explicit = {entry.device.device: entry.request.memory_mib for entry in declared if entry.request.memory_mib}
-    explicit.update(limits)
-    for name in [*driven, *(entry.device.device for entry in declared)]:
+    limits_mib = {entry.device.device: entry.request.memory_mib for entry in entries if entry.request.memory_mib}
+    limits_mib.update(limits)
+    for name in [*driven_names, *(entry.device.device for entry in entries)]:
         if name in sizes:
-            largest = explicit.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
-            largest = min(largest, reported.get(name, largest))
-            sizes_by_device[canonical[name]] = max(sizes_by_device.get(canonical[name], 0), largest)
-    processors = [entry for entry in declared if entry.device.device == "CPU"]
+            largest_mib = limits_mib.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
+            largest_mib = min(largest_mib, reported_mib.get(name, largest_mib))
+            sizes_by_device[canonical[name]] = max(sizes_by_device.get(canonical[name], 0), largest_mib)
+    processors = [entry for entry in entries if entry.device.device == "CPU"]
     if len(sizes_by_device) + len(processors) < 2:
         return {**sizes_by_device, "CPU": usable_mib(facts.memory_mib)}
     sharers = sum(not entry.request.memory_mib for entry in processors)
@@ -288,10 +294,10 @@ def usable_mib(memory_mib: int) -> int:
     return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
 
 
-def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
+def _environment_of(host: Host, entry: DeclaredWorker) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
     environment = {**(SPIN if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
-    bus_order = backends.RECORDS[entry.device.backend].bus_order
+    bus_order = backends.BY_NAME[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
     if entry.request.cache:
@@ -300,30 +306,30 @@ def _environment_of(host: Host, entry: Declared) -> dict[str, str]:
         environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{cache_suffix}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
-                f"LLAMA_CACHE of the worker {entry.name} of {host.name} is {environment['LLAMA_CACHE']!r}: use the absolute path of a folder, "
+                f"LLAMA_CACHE for the worker {entry.name} on {host.name} is {environment['LLAMA_CACHE']!r}: use the absolute path of a folder, "
                 "or remove it"
             )
     return environment
 
 
-def workers_of(host: Host, declared: Sequence[Declared], head: str, shares: Mapping[str, int]) -> list[Worker]:
+def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, shares: Mapping[str, int]) -> list[Worker]:
     canonical = same_device.canonical_device_names(host.facts)
-    direct = any(entry.tunnel is None for entry in declared) and not host.is_head
-    address = addresses.address_of(host, head) if direct else LOOPBACK
-    cpu_workers = sum(entry.device.backend == "cpu" for entry in declared)
+    has_direct_endpoint = any(entry.tunnel is None for entry in entries) and not host.is_head
+    address = addresses.address_of(host, head) if has_direct_endpoint else LOOPBACK
+    cpu_workers = sum(entry.device.backend == "cpu" for entry in entries)
     workers = []
-    for entry in declared:
+    for entry in entries:
         request, device = entry.request, entry.device
         threads = request.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu.cores // cpu_workers)
         device_mib = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
-        listens, endpoint_address, open_address = _endpoints(host, entry, address)
+        listen_endpoint, endpoint_address, open_address = _endpoints(host, entry, address)
         workers.append(
             Worker(
                 name=entry.name,
                 host=host.name,
-                listens=listens,
+                listens=listen_endpoint,
                 endpoint=endpoint_address,
                 open=open_address,
                 backend=device.backend,
@@ -348,15 +354,15 @@ def head_options(
     order: Sequence[str],
     preferred_backends: Collection[str],
     canonical: Mapping[str, str],
-    driven: Collection[str],
+    driven_names: Collection[str],
 ) -> list[Worker]:
     """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
 
     :param order: backends, the preferred ones first.
     :param preferred_backends: backends whose release is of the head's source.
-    :param driven: names of the devices that llama-server itself drives there.
+    :param driven_names: names of the devices that llama-server itself drives there.
     """
-    used_devices = {canonical[name] for name in driven}
+    used_devices = {canonical[name] for name in driven_names}
     worker_names = set()
     for worker in sorted(
         (worker for worker in workers if worker.build in preferred_backends),

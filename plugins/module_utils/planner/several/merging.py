@@ -28,7 +28,7 @@ HUB_CACHE = "LLAMA_CACHE"
 """Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
 
 
-def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
+def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     """The plan of all.
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
@@ -38,14 +38,15 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
         {name for turn in cluster.turns for name in turn.given},
     )
     reasons = tuple(
-        _sentence(model, text) for text, model in _once(model_names, [plan.reasons for plan in plans], own_variables)
+        _sentence(model, text)
+        for text, model in _merge_texts(model_names, [plan.reasons for plan in plans], own_variables)
     )
     valid_plans = [plan for plan in plans if isinstance(plan, Plan)]
     if len(valid_plans) < len(plans):
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
-    first = valid_plans[0]
+    first_plan = valid_plans[0]
     try:
-        plan = first._replace(
+        plan = first_plan._replace(
             refused=any(item.refused for item in valid_plans),
             reasons=reasons,
             fits=all(item.fits for item in valid_plans),
@@ -53,9 +54,9 @@ def merged(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
             advisories=_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
                 worker._replace(used=any(item.external_workers[index].used for item in valid_plans))
-                for index, worker in enumerate(first.external_workers)
+                for index, worker in enumerate(first_plan.external_workers)
             ),
-            hosts={name: _host(name, valid_plans) for name in first.hosts},
+            hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
         )
     except Refusal as refusal:
         return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
@@ -80,7 +81,7 @@ def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
 Text = TypeVar("Text", str, AdvisoryPlan)
 
 
-def _once(
+def _merge_texts(
     model_names: Sequence[str], texts: Sequence[Sequence[Text]], own_variables: Collection[str]
 ) -> list[tuple[Text, str]]:
     """Return each text once with the names of its models, first the texts about all models, without names.
@@ -112,7 +113,7 @@ def _advisories(
             message=_sentence(model, advisory.message),
             remedy=turns.entry_keys(advisory.remedy) if model else advisory.remedy,
         )
-        for advisory, model in _once(model_names, [plan.advisories for plan in plans], own_variables)
+        for advisory, model in _merge_texts(model_names, [plan.advisories for plan in plans], own_variables)
     )
 
 
@@ -125,7 +126,7 @@ def _model(turn: Turn, plan: Plan) -> ServedModel:
 def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     """:raises Refusal: models cannot be served together."""
     head = plans[0].head
-    presets.check(plans[0].release)
+    presets.check_release(plans[0].release)
     presets.presets(models)
     known_endpoints = dict.fromkeys(
         endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker"
@@ -149,11 +150,12 @@ def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
 
     :raises Refusal: models need different values.
     """
-    merged: dict[str, str] = {}
+    merged_environment: dict[str, str] = {}
     for plan in [plan for plan in plans if plan.head.backends] or plans[:1]:
         for name, value in plan.head.environment.items():
-            if merged.setdefault(name, value) != value:
+            if merged_environment.setdefault(name, value) != value:
                 raise Refusal(
-                    f"models of {turns.VARIABLE} need {name}={merged[name]} and {name}={value}, but share one environment: move one of them to another cluster"
+                    f"models in {turns.VARIABLE} need both {name}={merged_environment[name]} and {name}={value}, but all models share one environment: move "
+                    "one of these models to another cluster"
                 )
-    return merged
+    return merged_environment

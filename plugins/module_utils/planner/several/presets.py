@@ -20,11 +20,11 @@ VALUE_END = re.compile(r"[;#\r\n]")
 KEY_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
-def check(release: ReleasePlan) -> None:
+def check_release(release: ReleasePlan) -> None:
     """:raises Refusal: this release has no router."""
     if not release.mainline:
         raise Refusal(
-            f"{turns.VARIABLE} needs the router of llama.cpp itself, but llama_release is {release.ref}: use a build of llama.cpp, or serve one model"
+            f"{turns.VARIABLE} needs llama.cpp's own router, but llama_release is {release.ref}: use an upstream build of llama.cpp, or serve one model"
         )
 
 
@@ -70,22 +70,23 @@ def _section(model: ServedModel) -> Iterator[str]:
     for word, *values in options.pairs(model.argv[1:]):
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
         option = options.identity(word)
-        twice = f"a second time, after {words[option]}" if option in words else ""
-        several = "with several values" if len(values) > 1 else ""
-        form = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
-        ended = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
+        repetition_problem = f"a second time, after {words[option]}" if option in words else ""
+        values_problem = "with several values" if len(values) > 1 else ""
+        form_problem = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
+        value_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
                 turns.sentence(
                     model.name,
-                    f"{word} is given to llama-server, and clients reach the router: remove it, and set its variable in llama_server_environment",
+                    f"llama-server gets {word}, but clients reach the router: remove the option, and set its variable in llama_server_environment",
                 )
             )
-        if problem := twice or several or form or ended:
+        if problem := repetition_problem or values_problem or form_problem or value_problem:
             text = " ".join([word, *values])
             raise Refusal(
                 turns.sentence(
-                    model.name, f"{text!r} is given {problem}, which presets of llama-server cannot express: change it"
+                    model.name,
+                    f"llama-server gets {text!r} {problem}, which its presets cannot express: change this argument",
                 )
             )
         preset[key], words[option] = value, word

@@ -28,11 +28,11 @@ def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> 
 
 
 def with_remedies(
-    plan: Plan, offered: Sequence[Quantisation], cluster: Cluster, attempt: Callable[[Cluster], Plan | Refused]
+    plan: Plan, choices: Sequence[Quantisation], cluster: Cluster, attempt: Callable[[Cluster], Plan | Refused]
 ) -> Plan:
     """Return the plan with the changes that make its model fit, each of which was tried.
 
-    :param offered: quantisations in the repository of the model.
+    :param choices: quantisations in the repository of the model.
     :param attempt: plans a changed cluster.
     """
 
@@ -43,14 +43,14 @@ def with_remedies(
     if plan.fits:
         return plan
     trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), try_variant)
-    clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, offered)]
-    fit_text = [f"It fits this way: {', or '.join(clauses)}"] if clauses else []
+    clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, choices)]
+    fit_text = [f"To make the model fit, {', or '.join(clauses)}"] if clauses else []
     return plan._replace(reasons=(*plan.reasons, *fit_text))
 
 
-def judge_plan(plan: Plan, accepted: frozenset[str]) -> Plan:
-    """Return the plan with ``accepted``, ``reasons`` and ``refused``, which follow from its advisories."""
-    advisories = tuple(advisory._replace(accepted=advisory.id in accepted) for advisory in plan.advisories)
+def judge_plan(plan: Plan, accepted_ids: frozenset[str]) -> Plan:
+    """Return the plan with ``accepted_ids``, ``reasons`` and ``refused``, which follow from its advisories."""
+    advisories = tuple(advisory._replace(accepted=advisory.id in accepted_ids) for advisory in plan.advisories)
     errors: dict[str, list[AdvisoryPlan]] = {}
     for advisory in advisories:
         if advisory.severity == "error" and not advisory.accepted:

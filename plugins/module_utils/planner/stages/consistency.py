@@ -18,39 +18,41 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-def check(cluster: Cluster, equipped: Mapping[str, Equipped], external: Sequence[Worker]) -> None:
+def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, Equipped], external: Sequence[Worker]) -> None:
     """:param external: workers that others run.
     :raises Refusal: something is there twice.
     """
-    declared = [*(worker for entry in equipped.values() for worker in entry.workers), *external]
-    _check_tunnels(declared, cluster.server)
-    _check_endpoints(declared)
+    declared_workers = [*(worker for entry in equipped_hosts.values() for worker in entry.workers), *external]
+    _check_tunnels(declared_workers, cluster.server)
+    _check_endpoints(declared_workers)
     external_workers.check_addresses(cluster.external, cluster.hosts)
-    _check_names_of_the_head(cluster.hosts[cluster.head], equipped)
+    _check_names_of_the_head(cluster.hosts[cluster.head], equipped_hosts)
 
 
-def _check_endpoints(declared: Sequence[Worker]) -> None:
+def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
     """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
-    for worker in declared:
+    for worker in declared_workers:
         open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
-        for place, kind in ((worker.endpoint, "worker"), *open_addresses):
-            owner = owners.setdefault(place, worker.host)
+        for address, kind in ((worker.endpoint, "worker"), *open_addresses):
+            owner = owners.setdefault(address, worker.host)
             if owner != worker.host:
-                hint = ", or name that machine once, with all its llama_worker_endpoints" if kind == "address" else ""
+                hint = (
+                    ", or list that machine once, with all of its llama_worker_endpoints" if kind == "address" else ""
+                )
                 raise Refusal(
-                    f"{worker.host} and {owner} both have the {kind} {place}: give each host its own address "
+                    f"{worker.host} and {owner} both have the {kind} {address}: give each host its own address "
                     f"in ansible_host, llama_links or llama_external_workers{hint}"
                 )
 
 
-def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
+def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
     users = {server.port: "llama_server_port"}
-    for worker in declared:
+    for worker in declared_workers:
         if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
             users[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
-    for worker in declared:
+    for worker in declared_workers:
         if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
             port = names.port_of(worker.endpoint)
             if port in users:
@@ -58,21 +60,21 @@ def _check_tunnels(declared: Sequence[Worker], server: Server) -> None:
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} of {worker.host} ends on port {port} of the head, which {users[port]} uses: end it on another "
-                    f"port, and set {variable} to that"
+                    f"the tunnel to the worker {worker.name} on {worker.host} ends at port {port} on the head, which {users[port]} already uses: end the "
+                    f"tunnel at another port, and set {variable} to it"
                 )
-            users[port] = f"the tunnel to {worker.name} of {worker.host}"
+            users[port] = f"the tunnel to {worker.name} on {worker.host}"
 
 
-def _check_names_of_the_head(head: Host, equipped: Mapping[str, Equipped]) -> None:
+def _check_names_of_the_head(head: Host, equipped_hosts: Mapping[str, Equipped]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
-    for name, entry in equipped.items():
-        direct = [names.address_of(worker.open) for worker in entry.workers if worker.open]
-        if name == head.name or not direct:
+    for name, entry in equipped_hosts.items():
+        direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]
+        if name == head.name or not direct_addresses:
             continue
-        address = addresses.address_of(head, name, direct[0])
-        if direct[0] == address:
+        address = addresses.address_of(head, name, direct_addresses[0])
+        if direct_addresses[0] == address:
             raise Refusal(
-                f"{name} has the address {address}, which is that of the head {head.name}: remove {name} from the inventory, and add "
-                f"{head.name} itself to llama_workers if it lends its devices"
+                f"{name} has the same address as the head {head.name} ({address}): remove {name} from the inventory, and add {head.name} to llama_workers "
+                "if it lends its devices"
             )

@@ -29,13 +29,13 @@ def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
 
     :raises Refusal: a host cannot have what is asked for.
     """
-    derived = cluster._replace(
+    derived_cluster = cluster._replace(
         hosts={name: kernel_parameters.after_reboot(host) for name, host in cluster.hosts.items()},
         external_hosts=external_workers.hosts_of(cluster.external),
         summary=model_source.summary_of(cluster.model, report),
         model=speculation.request_of(cluster.model, cluster.server),
     )
-    return workers.with_transport(rdma.with_rdma(derived))
+    return workers.with_transport(rdma.with_rdma(derived_cluster))
 
 
 def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: model_source.ModelReport) -> Workload:
@@ -48,19 +48,19 @@ def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: mo
     server_checks.check_kind(request, model.summary)
     server = workload.for_kind(cluster.server, model.summary)
     server_checks.check_auxiliary(server, request)
-    server_checks.check(cluster.head, server, head.workers, release)
-    speculation.check(server, model, release)
+    server_checks.check_server(cluster.head, server, head.workers, release)
+    speculation.check_speculation(server, model, release)
     model = speculation.with_predicting_layers(model, server)
-    variable = releases.variable_of(programs.serves, cluster.releases)
+    variable = releases.variable_of(programs.serving_backend, cluster.releases)
     server_checks.check_types(request, model.summary, release, variable)
-    return workload.work_out(server, cluster.placement, cluster.users, model, release)
+    return workload.plan_workload(server, cluster.placement, cluster.users, model, release)
 
 
 def variants(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
     """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them, and the report of it."""
-    report_of = {turn.name: turns.report_of(reports, turn.name) for turn in cluster.turns}
+    reports_by_model = {turn.name: turns.report_of(reports, turn.name) for turn in cluster.turns}
     summaries = {
-        turn.name: model_source.summary_of(turn.model, model_source.report_of(report_of[turn.name]))
+        turn.name: model_source.summary_of(turn.model, model_source.report_of(reports_by_model[turn.name]))
         for turn in cluster.turns
     }
     return [
@@ -72,7 +72,7 @@ def variants(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster
                 alternates=True,
                 other_summaries=tuple(summary for name, summary in summaries.items() if summary and name != turn.name),
             ),
-            report_of[turn.name],
+            reports_by_model[turn.name],
         )
         for turn in cluster.turns
     ]

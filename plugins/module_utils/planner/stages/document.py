@@ -17,8 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 def compose(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
-    predicted = estimate(candidate, *shapes.compare(candidate, cluster.hosts, installation.programs.servers))
-    head_plan = head.plan_of_head(installation, [candidate], predicted.load_s)
+    predicted_estimate = estimate(candidate, *shapes.compare(candidate, cluster.hosts, installation.programs.servers))
+    head_plan = head.plan_of_head(installation, [candidate], predicted_estimate.load_s)
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
@@ -35,7 +35,7 @@ def compose(installation: Installation, candidate: Candidate) -> Plan:
         hosts={
             name: hosts.plan_of_host(installation, entry, candidate) for name, entry in installation.equipped.items()
         },
-        head=head_plan._replace(proof=proof_plan.plan_proof(candidate, predicted, cluster.proof_seconds)),
+        head=head_plan._replace(proof=proof_plan.plan_proof(candidate, predicted_estimate, cluster.proof_seconds)),
         external_workers=hosts.external_workers_of(installation, candidate),
         placement=candidate.placement(),
         auxiliary_models=auxiliary_models.as_plan(candidate.layout.auxiliary, model, cluster.head),
@@ -47,6 +47,6 @@ def compose(installation: Installation, candidate: Candidate) -> Plan:
         ),
         fallbacks=(),
         no_fallback=(),
-        estimate=predicted,
+        estimate=predicted_estimate,
         advisories=(),
     )

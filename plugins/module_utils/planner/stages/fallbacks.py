@@ -14,7 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     NoFallback,
     Plan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
+    Candidate,
+    attempt_placement,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
@@ -39,7 +42,9 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
     workload = main.workload.with_batches(*main.workload.requested_batches)
-    harmless = installation.cluster.accepted | {item.advisory.id for item in advice.findings(installation, main, plan)}
+    ignored_ids = installation.cluster.accepted | {
+        item.advisory.id for item in advice.findings(installation, main, plan)
+    }
     candidates, fallbacks, failures = [main], [], []
     for absence in absences:
         endpoint = absence.workers[0].endpoint
@@ -49,14 +54,14 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
             variant = plan._replace(head=head, placement=candidate.placement())
             findings = advice.findings(installation, candidate, variant)
             errors = [item for item in findings if item.advisory.severity == "error"]
-            reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in harmless), "")
+            reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in ignored_ids), "")
         if candidate and not reason:
             candidates.append(candidate)
             fallbacks.append(_fallback_plan(absence, candidate, variant))
         else:
             failures.append(NoFallback(absence.name, endpoint, missing_mib, reason))
-    run = candidates if server.fallback else [main]
-    head = plan_of_head(installation, run, plan.estimate.load_s)._replace(proof=plan.head.proof)
+    candidates_to_try = candidates if server.fallback else [main]
+    head = plan_of_head(installation, candidates_to_try, plan.estimate.load_s)._replace(proof=plan.head.proof)
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
 
@@ -77,16 +82,16 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     """Return what the head serves meanwhile; otherwise the MiB that are missing, if they are the reason, and the reason."""
     if workload.server.tensor_split:
         return None, None, "llama_server_tensor_split fixes each device's share"
-    remaining = site.without_workers(absence.workers)
-    lost_buffers = [device.buffer for device in site.devices if device not in remaining.devices]
+    remaining_site = site.without_workers(absence.workers)
+    lost_buffers = [device.buffer for device in site.devices if device not in remaining_site.devices]
     if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost_buffers):
-        return None, None, "llama_server_override_tensor puts tensors there"
+        return None, None, "llama_server_override_tensor places tensors on this worker"
     try:
-        candidate = attempt(workload, remaining)
+        candidate = attempt_placement(workload, remaining_site)
     except Refusal as refusal:
         return None, None, str(refusal)
-    missing = candidate.layout.missing_mib
-    return (candidate, None, "") if candidate.fits else (None, missing, f"{missing} MiB are missing")
+    missing_mib = candidate.layout.missing_mib
+    return (candidate, None, "") if candidate.fits else (None, missing_mib, f"{missing_mib} MiB are missing")
 
 
 def _fallback_plan(absence: Absence, candidate: Candidate, plan: Plan) -> FallbackPlan:

@@ -37,7 +37,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
     server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
     scheme = "https" if server.tls else "http"
     own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
-    build = installation.builds[host.name][installation.programs.serves]
+    build = installation.builds[host.name][installation.programs.serving_backend]
     runtime = installation.runtime_folder(host.facts.prefix)
     return HeadPlan(
         host=host.name,
@@ -81,8 +81,8 @@ def _launcher_words(candidate: Candidate, host: Host, own_url: str) -> Iterator[
         yield from ("--worker", worker.endpoint)
     if server.fallback:
         yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
-    if kept := conversations_on_disk(candidate):
-        sizes = kept.limit_mib, kept.file_mib, kept.timeout_s, math.ceil(kept.computing_s)
+    if disk_plan := conversations_on_disk(candidate):
+        sizes = (disk_plan.limit_mib, disk_plan.file_mib, disk_plan.timeout_s, math.ceil(disk_plan.computing_s))
         yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None
     yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
@@ -97,7 +97,9 @@ def _environment(installation: Installation, candidates: Sequence[Candidate]) ->
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
     holders = [holder for candidate in candidates for holder in candidate.holders()]
     return {
-        **devices.environment_of_head(facts, lent_names, installation.programs.serves, driven_names, has_workers),
+        **devices.environment_of_head(
+            facts, lent_names, installation.programs.serving_backend, driven_names, has_workers
+        ),
         **next(filter(None, auxiliary), {}),
         **devices.heap_of_head(holders, facts, server.environment),
     }
@@ -111,8 +113,8 @@ def _driven_devices(candidate: Candidate) -> list[Device]:
 
 def _start_timeout(server: Server, load_s: float) -> int:
     """Return the seconds until llama-server has to be healthy."""
-    shortest, longest = START_LIMITS
-    return server.start_timeout or min(longest, max(shortest, math.ceil(LOAD_FACTOR * load_s)))
+    minimum, maximum = START_LIMITS
+    return server.start_timeout or min(maximum, max(minimum, math.ceil(LOAD_FACTOR * load_s)))
 
 
 def _address_for_clients(server: Server, host: Host) -> str:
@@ -120,9 +122,9 @@ def _address_for_clients(server: Server, host: Host) -> str:
     if server.host != names.ANY_ADDRESS:
         return server.host
     addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
-    reachable = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
+    candidates = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
     networks = [ipaddress.IPv4Network(network) for network in server.allowed]
-    return next((address for address in reachable if _is_within(address, networks)), [*reachable, host.name][0])
+    return next((address for address in candidates if _is_within(address, networks)), [*candidates, host.name][0])
 
 
 def _is_within(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:

@@ -43,7 +43,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
     needs_runtime = is_head or any(
         worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
-    built = installation.builds[host.name]
+    builds = installation.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else ()
     keys = _keys(installation, entry)
@@ -71,7 +71,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
         unused_accelerators=()
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
-        builds=tuple(build for build in built.values() if build.targets),
+        builds=tuple(build for build in builds.values() if build.targets),
         workers=tuple(_worker(installation, candidate, worker) for worker in entry.workers),
         firewall=_server_rules(installation.cluster.server)
         if is_head
@@ -111,14 +111,14 @@ def _worker(installation: Installation, candidate: Candidate, worker: Worker) ->
     )
 
 
-def _firewall(head: Host, host: Host, declared: Sequence[Worker]) -> tuple[FirewallRule, ...]:
+def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[FirewallRule, ...]:
     """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
-    opened = [worker.open for worker in declared if worker.open]
-    if not opened:
+    opened_endpoints = [worker.open for worker in declared_workers if worker.open]
+    if not opened_endpoints:
         return ()
-    address = names.address_of(opened[0])
+    address = names.address_of(opened_endpoints[0])
     source = addresses.address_of(head, host.name, address)
-    ports = [*map(names.port_of, opened), *([names.IPERF_PORT] if host.links else [])]
+    ports = [*map(names.port_of, opened_endpoints), *([names.IPERF_PORT] if host.links else [])]
     return tuple(FirewallRule(port, (source,), address) for port in ports)
 
 
@@ -132,8 +132,8 @@ def _server_rules(server: Server) -> tuple[FirewallRule, ...]:
 
 def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
-    ends = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
-    peer_addresses = {names.address_of(worker.tunnel) for end in ends for worker in end.workers if worker.tunnel}
+    hosts = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
+    peer_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
     return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
 
 
@@ -149,7 +149,7 @@ def is_exposed(facts: Facts, worker: Worker) -> bool:
 
 def _unit_closes(facts: Facts) -> bool:
     """Whether the definition of a service closes its port to those who are not planned to connect."""
-    return bool(service_managers.MANAGERS[facts.service_manager].closes_ports_by and facts.units_filter)
+    return bool(service_managers.MANAGERS[facts.service_manager].port_filter and facts.units_filter)
 
 
 def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]:
@@ -157,12 +157,12 @@ def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
-    others = [other for key, other in installation.equipped.items() if key != installation.cluster.head]
-    place = others.index(entry)
-    following = [*others[place + 1 :], *others[:place]][:PROBING_HOSTS]
-    closed = [other for other in following if _unit_closes(other.host.facts) or other.host.facts.firewall]
+    peers = [peer for key, peer in installation.equipped.items() if key != installation.cluster.head]
+    position = peers.index(entry)
+    next_peers = [*peers[position + 1 :], *peers[:position]][:PROBING_HOSTS]
+    probers = [peer for peer in next_peers if _unit_closes(peer.host.facts) or peer.host.facts.firewall]
     own_entry = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.open for other in [*own_entry, *closed] for worker in other.workers if worker.open)
+    return tuple(worker.open for peer in [*own_entry, *probers] for worker in peer.workers if worker.open)
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
@@ -177,21 +177,21 @@ def _tuning(host: Host) -> KernelTuning:
     if not host.tuning.enabled:
         return KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
-        raise Refusal(f"llama_host_tuning of {host.name} is set, which needs systemd and root: leave it out there")
+        raise Refusal(f"llama_host_tuning is set for {host.name} but needs systemd and root: unset it for that host")
     drivers = {
-        backends.RECORDS[accelerator.backend].kernel_driver
+        backends.BY_NAME[accelerator.backend].kernel_driver
         for accelerator in host.facts.accelerators
         if accelerator.unified
     }
     if kernel_parameters.DRIVER not in drivers:
         raise Refusal(
-            f"llama_host_tuning of {host.name} is set, but the host has no AMD graphics with shared memory: leave it out, or declare the device "
-            "in llama_hardware"
+            f"llama_host_tuning is set for {host.name}, but that host has no AMD graphics with shared memory: unset it, or declare the device in "
+            "llama_hardware"
         )
     try:
         parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
-        raise Refusal(f"llama_host_tuning_gtt_mib of {host.name} is not possible: {error}") from None
+        raise Refusal(f"llama_host_tuning_gtt_mib for {host.name} is not possible: {error}") from None
     return KernelTuning(parameters, host.tuning.reboot)
 
 

@@ -37,36 +37,36 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
     head = cluster.hosts[cluster.head]
     # Who accepts the advisory lets devices hold more than their drivers show.
     within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
-    lending = _lending(cluster, programs, within_shown_memory)
-    equipped = {
+    loan = _lending(cluster, programs, within_shown_memory)
+    equipped_hosts = {
         name: _equip_host(
             host,
             programs,
             catalogue,
             cluster.server,
-            workers.workers_of(host, lending.declared[name], cluster.head, lending.shares[name]),
+            workers.workers_of(host, loan.declared[name], cluster.head, loan.shares[name]),
         )
         for name, host in cluster.hosts.items()
     }
     external_workers.check_protocol(cluster.external, programs.release)
     external = _layer_workers(cluster, external_workers.workers_of(cluster.external))
-    consistency.check(cluster, equipped, external)
-    usable = _layer_workers(
-        cluster, _usable_workers(cluster, programs, equipped, [name for name, _device in lending.driven])
+    consistency.check_consistency(cluster, equipped_hosts, external)
+    usable_workers = _layer_workers(
+        cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in loan.driven])
     )
-    if cluster.layer_hosts is None and not usable:
-        _check_some_worker_serves(cluster, programs, equipped)
-    worker_devices = devices.lent_devices([*usable, *external], cluster.every_host, within_shown_memory)
+    if cluster.layer_hosts is None and not usable_workers:
+        _check_some_worker_serves(cluster, programs, equipped_hosts)
+    worker_devices = devices.lent_devices([*usable_workers, *external], cluster.every_host, within_shown_memory)
     head_devices = devices.head_devices(
-        head, lending.driven, lending.shares[head.name], lending.limits, cluster.server.environment, within_shown_memory
+        head, loan.driven, loan.shares[head.name], loan.limits, cluster.server.environment, within_shown_memory
     )
-    return equipped, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
+    return equipped_hosts, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
 
 
 class Lending(NamedTuple):
     """Who drives the devices of each host: its workers, or on the head llama-server itself."""
 
-    declared: Mapping[str, Sequence[workers.Declared]]
+    declared: Mapping[str, Sequence[workers.DeclaredWorker]]
     """Host → its workers."""
     driven: Sequence[tuple[str, Accelerator]]
     """The head's own devices, with their names."""
@@ -79,33 +79,35 @@ class Lending(NamedTuple):
 def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) -> Lending:
     """:param within_shown_memory: whether devices hold no more than their drivers show as their own."""
     head = cluster.hosts[cluster.head]
-    declared = {
+    declared_workers = {
         name: [
             _with_cache(cluster, name, entry)
-            for entry in workers.declare(host, programs.built[name], programs.serves if host.is_head else None)
+            for entry in workers.declare_workers(
+                host, programs.built_backends[name], programs.serving_backend if host.is_head else None
+            )
         ]
         if host.is_worker
         else []
         for name, host in cluster.hosts.items()
     }
-    lent_names = [entry.device.device for entry in declared[head.name]]
-    driven = devices.driven_by_head(head.facts, lent_names, programs.serves)
-    names_of_driven = [name for name, _device in driven]
-    limits = devices.limits_of_head(driven, cluster.server)
+    lent_names = [entry.device.device for entry in declared_workers[head.name]]
+    driven_devices = devices.driven_by_head(head.facts, lent_names, programs.serving_backend)
+    names_of_driven = [name for name, _device in driven_devices]
+    limits = devices.limits_of_head(driven_devices, cluster.server)
     shares = {}
     for name, host in cluster.hosts.items():
         driven_names = names_of_driven if host.is_head else []
-        environments = {entry.device.device: entry.request.environment for entry in declared[name]}
+        environments = {entry.device.device: entry.request.environment for entry in declared_workers[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
             environments.update(dict.fromkeys(driven_names, cluster.server.environment))
-        reported = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
+        reported_mib = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
         shares[name] = workers.memory_shares(
-            host, declared[name], driven_names, reported, limits if host.is_head else {}
+            host, declared_workers[name], driven_names, reported_mib, limits if host.is_head else {}
         )
-    return Lending(declared, driven, shares, limits)
+    return Lending(declared_workers, driven_devices, shares, limits)
 
 
-def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers.Declared:
+def _with_cache(cluster: Cluster, name: str, entry: workers.DeclaredWorker) -> workers.DeclaredWorker:
     """A worker of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
     models = [*([cluster.summary] if cluster.summary else []), *cluster.other_summaries]
@@ -113,48 +115,48 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.Declared) -> workers
 
 
 def _equip_host(
-    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared: Sequence[Worker]
+    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared_workers: Sequence[Worker]
 ) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, built, release_of = host.facts, programs.built[host.name], programs.releases
-    secured = programs.serves if server.tls else None
+    facts, built_backends, releases_by_backend = host.facts, programs.built_backends[host.name], programs.releases
+    tls_backend = programs.serving_backend if server.tls else None
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
-                f"{host.name} already has an account {account}, with the home {home}: services run as {account}, so rename that account"
+                f"{host.name} already has an account {account} with the home {home}, but services run as {account}: rename the existing account"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
-            f"llama_links of {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
+            f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
     return Equipped(
         host=host,
-        backends=built,
-        tools=requirements.tools_of(host, built, catalogue, release_of, secured),
+        backends=built_backends,
+        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, tls_backend),
         optional_tools=requirements.optional_tools_of(
-            host, catalogue, {release_of[backend].source for backend in built}
+            host, catalogue, {releases_by_backend[backend].source for backend in built_backends}
         ),
-        workers=tuple(declared),
+        workers=tuple(declared_workers),
     )
 
 
 def _usable_workers(
-    cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped], driven: Sequence[str]
+    cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, Equipped], driven: Sequence[str]
 ) -> list[Worker]:
     """The workers that the head may use: those of its own source, and of those that lend the same device one.
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred, usable_backends = cluster.server.backend or programs.serves, programs.usable_backends()
+    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends()
     return [
         worker
-        for name, entry in equipped.items()
+        for name, entry in equipped_hosts.items()
         for worker in workers.head_options(
             entry.workers,
-            (preferred, *entry.backends),
+            (preferred_backend, *entry.backends),
             usable_backends,
             same_device.canonical_device_names(entry.host.facts),
             driven if name == cluster.head else (),
@@ -167,15 +169,17 @@ def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
     return [worker for worker in candidates if cluster.layer_hosts is None or worker.host in cluster.layer_hosts]
 
 
-def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped: Mapping[str, Equipped]) -> None:
+def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, Equipped]) -> None:
     """:raises Refusal: there are workers, and none has a build of the head's release."""
-    builds = list(dict.fromkeys(worker.build for entry in equipped.values() for worker in entry.workers))
+    builds = list(dict.fromkeys(worker.build for entry in equipped_hosts.values() for worker in entry.workers))
     if not builds:
         return
-    variables = dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in (programs.serves, *builds))
-    common = [backend for backend in builds if backend in programs.built[cluster.head]]
-    remedy = f"llama_server_backend to {' or '.join(common)}, or " if common else ""
+    variables = dict.fromkeys(
+        releases.variable_of(backend, cluster.releases) for backend in (programs.serving_backend, *builds)
+    )
+    common_backends = [backend for backend in builds if backend in programs.built_backends[cluster.head]]
+    remedy = f"llama_server_backend to {' or '.join(common_backends)}, or " if common_backends else ""
     raise Refusal(
-        f"the head serves with {programs.serves}, and no worker has a build of the same release: set {remedy}{remedies.join_names(variables)} to "
+        f"the head serves with {programs.serving_backend}, but no worker has a build of the same release: set {remedy}{remedies.join_names(variables)} to "
         "the same release"
     )

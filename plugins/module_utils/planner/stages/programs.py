@@ -18,11 +18,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 class Programs(NamedTuple):
     """The builds of each host, and the release of each backend."""
 
-    built: Mapping[str, tuple[str, ...]]
+    built_backends: Mapping[str, tuple[str, ...]]
     """Host → backends."""
     releases: Mapping[str, ReleasePlan]
     """Backend → release."""
-    serves: str
+    serving_backend: str
     """The backend whose llama-server runs on the head."""
     servers: Mapping[str, str]
     """Host → the backend whose llama-server would run there."""
@@ -30,7 +30,7 @@ class Programs(NamedTuple):
     @property
     def release(self) -> ReleasePlan:
         """Return the release of llama-server."""
-        return self.releases[self.serves]
+        return self.releases[self.serving_backend]
 
     def usable_backends(self) -> set[str]:
         """Return the backends whose workers llama-server can use."""
@@ -56,40 +56,40 @@ class Installation(NamedTuple):
         return f"{prefix}/runtime/{self.runtime_id}"
 
 
-def choose(cluster: Cluster, catalogue: Catalogue) -> Programs:
+def choose_programs(cluster: Cluster, catalogue: Catalogue) -> Programs:
     """Choose builds and releases.
 
     :raises Refusal: there is no such release, or a host cannot build it.
     """
-    built = automatic.backends_of_hosts(cluster, catalogue)
+    choices = automatic.backends_of_hosts(cluster, catalogue)
     facts = {name: host.facts for name, host in cluster.hosts.items()}
-    release_of = releases.of_backends(cluster.releases, facts, _backends_in_use(built))
-    all_backends = {backend for backends in built.values() for backend in backends}
-    for backend, release in release_of.items():
-        builders = {name: cluster.hosts[name].facts.architecture for name in built if backend in built[name]}
-        releases.check(backend, release, builders)
+    releases_by_backend = releases.releases_by_backend(cluster.releases, facts, _backends_in_use(choices))
+    all_backends = {backend for backends in choices.values() for backend in backends}
+    for backend, release in releases_by_backend.items():
+        builders = {name: cluster.hosts[name].facts.architecture for name in choices if backend in choices[name]}
+        releases.check_release(backend, release, builders)
     servers = {
-        name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in built.items()
+        name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in choices.items()
     }
-    return Programs(built, release_of, servers[cluster.head], servers)
+    return Programs(choices, releases_by_backend, servers[cluster.head], servers)
 
 
-def _serving_backend(requested: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:
+def _serving_backend(requested_backend: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:
     """Return the backend whose llama-server a head runs, and whose workers it prefers if a host has several.
 
     :param backends: backends that the head builds for.
     :param all_backends: backends of all hosts.
     """
-    if requested and requested not in all_backends:
+    if requested_backend and requested_backend not in all_backends:
         raise Refusal(
-            f"llama_server_backend is {requested!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add it to "
+            f"llama_server_backend is {requested_backend!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add it to "
             "llama_backend"
         )
-    return requested if requested and requested in backends else backends[0]
+    return requested_backend if requested_backend and requested_backend in backends else backends[0]
 
 
-def _backends_in_use(built: Mapping[str, Sequence[str]]) -> list[str]:
-    return [backend for backend in BACKENDS if any(backend in backends for backends in built.values())]
+def _backends_in_use(built_backends: Mapping[str, Sequence[str]]) -> list[str]:
+    return [backend for backend in BACKENDS if any(backend in backends for backends in built_backends.values())]
 
 
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
@@ -108,8 +108,8 @@ def _check_same_release(cluster: Cluster) -> None:
         for variable, request in host.releases.items():
             head_request = cluster.releases[variable]
             if request != head_request:
-                patched = request and head_request and request.fast_load != head_request.fast_load
+                has_other_patch = request and head_request and request.fast_load != head_request.fast_load
                 raise Refusal(
-                    f"{'llama_build_fast_load' if patched else variable} of {name} differs from that of the head {cluster.head}, and head and workers need "
-                    "the same release and patches: set it for the whole group, or llama_release_<backend> where backends differ"
+                    f"{'llama_build_fast_load' if has_other_patch else variable} for {name} differs from its value for the head {cluster.head}, but head and "
+                    "workers need the same release and patches: set it for the whole group, or llama_release_<backend> where backends differ"
                 )

@@ -20,11 +20,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     prompts,
     workers,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate, attempt
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
+    Candidate,
+    attempt_placement,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import (
     generation_figures,
     prompt_figures,
-    rounded,
+    round_figure,
     speeds_of,
     users_estimate,
 )
@@ -60,43 +63,43 @@ def compare(
     :param backends: host → the backend by which it would serve.
     """
     singles = list(_singles(candidate, hosts, backends))
-    best = _best_host(candidate, singles, hosts)
+    best_host = _best_host(candidate, singles, hosts)
     if candidate.workload.model.known_answer is not None or not candidate.fits:
-        return best, ()
+        return best_host, ()
     head, has_workers = candidate.site.head, any(host.is_worker for host in hosts.values())
     shapes = []
-    for single in singles:
-        own = candidate if head in single.names and not candidate.layout.workers() else None
+    for entry in singles:
+        head_shape = candidate if head in entry.names and not candidate.layout.workers() else None
         settings = {
-            f"put {single.names[0]} into llama_head": head not in single.names,
+            f"put {entry.names[0]} into llama_head": head not in entry.names,
             "leave llama_workers empty": has_workers,
-            f"set llama_server_gpu_layers to {single.gpu_layers}": single.gpu_layers is not None,
-            f"set llama_server_override_tensor to ['{single.override_tensor}']": single.override_tensor,
+            f"set llama_server_gpu_layers to {entry.gpu_layers}": entry.gpu_layers is not None,
+            f"set llama_server_override_tensor to ['{entry.override_tensor}']": entry.override_tensor,
         }
         shape = _shape(
-            HOST, single.names, own or single.candidate, [text for text, needed in settings.items() if needed]
+            HOST, entry.names, head_shape or entry.candidate, [text for text, applies in settings.items() if applies]
         )
-        shapes.append(shape._replace(chosen=bool(own)))
-    replicas = [single for single in singles if single.candidate.fits]
-    speeds = [_speed(single.candidate) for single in replicas]
-    replicas = [single for single, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
-    if sum(len(single.names) for single in replicas) > 1:
+        shapes.append(shape._replace(chosen=bool(head_shape)))
+    replicas = [entry for entry in singles if entry.candidate.fits]
+    speeds = [_speed(entry.candidate) for entry in replicas]
+    replicas = [entry for entry, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
+    if sum(len(entry.names) for entry in replicas) > 1:
         shapes.append(_replicas(replicas, candidate.workload.users))
     shapes += _splits(candidate)
-    return best, tuple(shapes)
+    return best_host, tuple(shapes)
 
 
 def _shape(kind: str, names: Sequence[str], candidate: Candidate, settings: Sequence[str] = ()) -> ShapeEstimate:
-    tokens, fits = candidate.workload.prompt_tokens, bool(candidate.parts)
+    tokens, does_fit = candidate.workload.prompt_tokens, bool(candidate.parts)
     return ShapeEstimate(
         kind,
         tuple(names),
-        fits,
+        does_fit,
         chosen=False,
-        free_mib=_free_mib(candidate) if fits else -candidate.layout.missing_mib,
+        free_mib=_free_mib(candidate) if does_fit else -candidate.layout.missing_mib,
         **generation_figures(candidate),
-        users=users_estimate(candidate, candidate.workload.users) if fits else None,
-        prompt_s=rounded(prompts.seconds_of(candidate, tokens, tokens // 2)) if fits else None,
+        users=users_estimate(candidate, candidate.workload.users) if does_fit else None,
+        prompt_s=round_figure(prompts.seconds_of(candidate, tokens, tokens // 2)) if does_fit else None,
         settings=tuple(settings),
     )
 
@@ -112,7 +115,7 @@ def _free_mib(candidate: Candidate) -> int:
 
 def _replicas(singles: Sequence[Single], users: int) -> ShapeEstimate:
     """Return the shape with one server on each host that holds the model. Users are shared evenly."""
-    ways = [(name, single.candidate) for single in singles for name in single.names]
+    ways = [(name, single_host.candidate) for single_host in singles for name in single_host.names]
     ways.sort(key=lambda way: -speeds_of(way[1]).generation)
     counts = [users // len(ways) + (index < users % len(ways)) for index in range(len(ways))]
     loads = [users_estimate(way[1], count) for way, count in zip(ways, counts) if count]
@@ -130,59 +133,59 @@ def _sum(loads: Sequence[UsersEstimate]) -> UsersEstimate:
             return values[0] and sum(values)
         if isinstance(values[0], SpeedRange):
             return SpeedRange(*(float(f"{sum(bounds):.2g}") for bounds in zip(*values)))
-        return rounded(sum(values))
+        return round_figure(sum(values))
 
     return UsersEstimate(*map(total, zip(*loads)))
 
 
 def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
     """Yield the shapes with workers: that of the plan, then those that other values of llama_placement select."""
-    used = []
+    used_hosts_list = []
     for placement in (None, FASTEST, ALL):
-        split = candidate
+        variant = candidate
         if placement:
             server = candidate.workload.server._replace(tensor_split=(), override_tensor=())
-            split = attempt(candidate.workload._replace(server=server, placement=placement), candidate.site)
-        buffers = {device.buffer for device in split.layout.devices}
-        if split.fits and split.layout.workers() and buffers not in used:
-            used_hosts = {device.host for device in split.layout.devices}
+            variant = attempt_placement(candidate.workload._replace(server=server, placement=placement), candidate.site)
+        buffers = {device.buffer for device in variant.layout.devices}
+        if variant.fits and variant.layout.workers() and buffers not in used_hosts_list:
+            used_hosts = {device.host for device in variant.layout.devices}
             names = [name for name in candidate.site.hosts if name in used_hosts]
-            shape = _shape(SPLIT, names, split, [f"set llama_placement to {placement}"] if placement else [])
+            shape = _shape(SPLIT, names, variant, [f"set llama_placement to {placement}"] if placement else [])
             yield shape._replace(chosen=not placement)
-        used.append(buffers)
+        used_hosts_list.append(buffers)
 
 
 def _speed(candidate: Candidate) -> float:
     """Return tokens per second of all users in generation, or in prompts of a model that does not generate."""
-    together = users_estimate(candidate, candidate.workload.users)
-    return together.generation_tokens_per_s or together.prompt_tokens_per_s
+    users_speed = users_estimate(candidate, candidate.workload.users)
+    return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
 
 
 def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Mapping[str, Host]) -> SingleHostEstimate:
     """Return the host that alone would be the fastest for all users; if none holds the model, the one with the most memory."""
-    fitting = [single for single in singles if single.candidate.fits]
-    if not fitting:
+    fitting_hosts = [single_host for single_host in singles if single_host.candidate.fits]
+    if not fitting_hosts:
         name = max(hosts, key=lambda host: hosts[host].facts.memory_mib)
         return SingleHostEstimate(name, False, None, None, None, None, None, False)
-    best = max(fitting, key=lambda single: _speed(single.candidate))
+    best_host = max(fitting_hosts, key=lambda single_host: _speed(single_host.candidate))
     return SingleHostEstimate(
-        host=best.names[0],
+        host=best_host.names[0],
         fits=True,
-        gpu_layers=best.gpu_layers,
-        **generation_figures(best.candidate),
-        **prompt_figures(best.candidate),
-        faster=bool(candidate.parts) and _is_likely_faster(best.candidate, candidate),
-        override_tensor=best.override_tensor,
+        gpu_layers=best_host.gpu_layers,
+        **generation_figures(best_host.candidate),
+        **prompt_figures(best_host.candidate),
+        faster=bool(candidate.parts) and _is_likely_faster(best_host.candidate, candidate),
+        override_tensor=best_host.override_tensor,
     )
 
 
-def _is_likely_faster(single: Candidate, candidate: Candidate) -> bool:
+def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     workload = candidate.workload
     if not workload.generates:
-        return speeds_of(single).prompt_range.low > speeds_of(candidate).prompt_range.high
+        return speeds_of(host_candidate).prompt_range.low > speeds_of(candidate).prompt_range.high
     count = max(1, min(workload.users, workload.cache.parallel))
     depth = workload.prompt_tokens if count > 1 else 0
-    pair = [prompts.at_depth(item, depth).parts if depth else item.parts for item in (single, candidate)]
+    pair = [prompts.at_depth(item, depth).parts if depth else item.parts for item in (host_candidate, candidate)]
     return cost_model.is_likely_faster(pair[0], pair[1], count)
 
 
@@ -192,7 +195,7 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
     workload, layout = candidate.workload._replace(server=server, placement=FASTEST), candidate.layout
     bound = -(-layout.load.compute // MIB)
-    tight = any(
+    is_full = any(
         share.weights + share.kv > (device.capacity_mib - bound) * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
@@ -204,19 +207,21 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
         host = hosts[names[0]]
         head_server = candidate.workload.server if host.is_head else None
         host_devices = tuple(devices.single_host_devices(host, backends[host.name], head_server))
-        bounded = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
+        spare_room = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
         site = Site(host.name, {host.name: host}, ())
-        attempts = [attempt(workload, site)._replace(site=site._replace(devices=host_devices))]
+        attempts = [attempt_placement(workload, site)._replace(site=site._replace(devices=host_devices))]
         if host_devices:
-            whole = attempt(workload, site._replace(devices=host_devices if tight else bounded))
-            partly = site._replace(devices=bounded)
+            attempt = attempt_placement(workload, site._replace(devices=host_devices if is_full else spare_room))
+            partly = site._replace(devices=spare_room)
             attempts += (
-                [whole] if whole.fits else [_with_most_layers(workload, partly), *_with_experts(workload, partly)]
+                [attempt] if attempt.fits else [_with_most_layers(workload, partly), *_with_experts(workload, partly)]
             )
-        fitting = [item for item in attempts if item.fits]
-        best = max(fitting, key=_speed) if fitting else min(attempts, key=lambda item: item.layout.missing_mib)
-        layers = best.layout.gpu_layers if host_devices and best.layout.gpu_layers <= workload.summary.layers else None
-        yield Single(tuple(names), best, layers, next(iter(best.workload.server.override_tensor), None))
+        candidates = [item for item in attempts if item.fits]
+        choice = max(candidates, key=_speed) if candidates else min(attempts, key=lambda item: item.layout.missing_mib)
+        layers = (
+            choice.layout.gpu_layers if host_devices and choice.layout.gpu_layers <= workload.summary.layers else None
+        )
+        yield Single(tuple(names), choice, layers, next(iter(choice.workload.server.override_tensor), None))
 
 
 def _with_most_layers(workload: Workload, site: Site) -> Candidate:
@@ -224,7 +229,7 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
     units = workload.summary.layers + 1
 
     def with_layers(number: int) -> Candidate:
-        return attempt(workload._replace(server=workload.server._replace(gpu_layers=units - number)), site)
+        return attempt_placement(workload._replace(server=workload.server._replace(gpu_layers=units - number)), site)
 
     return _fewest(with_layers, units)
 
@@ -237,7 +242,7 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
 
     def with_experts(number: int) -> Candidate:
         entry = rf"blk\.({_numbers_below(number)})\.ffn_.*exps=CPU" if number < summary.layers else "exps=CPU"
-        return attempt(workload._replace(server=workload.server._replace(override_tensor=(entry,))), site)
+        return attempt_placement(workload._replace(server=workload.server._replace(override_tensor=(entry,))), site)
 
     return [_fewest(with_experts, summary.layers)]
 
@@ -245,16 +250,16 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
 def _numbers_below(count: int) -> str:
     """Return the expression for the numbers below this one."""
     tens, ones = divmod(min(count, 100) - 1, 10)
-    last, full_tens = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
-    return "|".join([f"{full_tens}[0-9]"] * bool(tens) + [last, *map(str, range(100, count))])
+    last_tens, full_tens = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
+    return "|".join([f"{full_tens}[0-9]"] * bool(tens) + [last_tens, *map(str, range(100, count))])
 
 
-def _fewest(with_number: Callable[[int], Candidate], most: int) -> Candidate:
+def _fewest(with_number: Callable[[int], Candidate], maximum: int) -> Candidate:
     """Return the candidate with the smallest number that fits; that with the largest if none fits."""
-    low, high, best = 0, most, with_number(most)
-    while best.fits and high - low > 1:
-        middle = (low + high) // 2
-        candidate = with_number(middle)
-        low, high = (low, middle) if candidate.fits else (middle, high)
-        best = candidate if candidate.fits else best
-    return best
+    lower_bound, upper_bound, best_candidate = 0, maximum, with_number(maximum)
+    while best_candidate.fits and upper_bound - lower_bound > 1:
+        midpoint = (lower_bound + upper_bound) // 2
+        candidate = with_number(midpoint)
+        lower_bound, upper_bound = (lower_bound, midpoint) if candidate.fits else (midpoint, upper_bound)
+        best_candidate = candidate if candidate.fits else best_candidate
+    return best_candidate
