@@ -10,8 +10,9 @@ behind the second worker also reads plain text, and `perplexity` is that of the 
   expert          the first of the chosen experts is another one
   half            half of each row is 0 in products with 65 to 128 columns
 With --processor, f32 is a worker that computes correctly with exact activations.
-Faults of ggml-cpu: see FAULTS_OF_PROCESSORS; norm_skip-N leaves out the norms of layer N, window ignores sliding windows, softmax subtracts no maximum and keeps half precision,
-cache_q8 damages a block of each row of a q8_0 cache, kv_head takes another KV head, heads swaps two heads, clamp cuts activations above 4.
+Faults of ggml-cpu: see FAULTS_OF_PROCESSORS; norm_skip-N leaves out the norms of layer N, window ignores sliding windows, softmax subtracts no
+maximum and keeps half precision, cache_q8 damages a block of each row of a q8_0 cache, kv_head takes another KV head, heads swaps two heads, clamp
+cuts activations above 4.
 
 Prints a line of JSON for each run, then how many faults were named. The figures in docs/operating.md come from it.
 

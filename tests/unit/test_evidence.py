@@ -34,8 +34,11 @@ def collect(server, folder, tmp_path, local, monkeypatch):
     """Collects what the head of a plan knows whose server is that of this test; its process is this one."""
 
     def run(seconds=0.0, running=True, wake=True, **head):
-        found = {os.getpid(): ["--", "x"]} if running else {}
-        monkeypatch.setattr(evidence.processes, "account_processes", lambda prefix, account: found)
+        starts = running if callable(running) else lambda: running
+        found = {os.getpid(): ["--", "x"]}
+        monkeypatch.setattr(
+            evidence.processes, "account_processes", lambda _prefix, _account: found if starts() else {}
+        )
         place, file = str(tmp_path), tmp_path / "runtime.py"
         file.write_text("text")
         planned = subject(local.plan())
@@ -99,6 +102,13 @@ def test_the_key_goes_to_no_other_server(collect, server, tmp_path):
     error = f"the API key was not sent: no program of the cluster listens on 127.0.0.1:{server.server_port}"
     assert found.server.completion.error == error
     assert server.asked == []
+
+
+def test_the_key_goes_to_a_server_that_starts_during_the_wait(collect, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    looks = iter([False])
+    found = collect(1, running=lambda: next(looks, True), api_key_file=str(tmp_path / "key"))
+    assert found.server.completion.text == "hello"
 
 
 def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, server):

@@ -52,7 +52,7 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
     if head:
         commands = processes.account_processes(place.prefix, account)
         is_current = bool(record and record.process in commands)
-        client = Client(head, commands)
+        client = Client(head, lambda: commands)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # a key that cannot be read

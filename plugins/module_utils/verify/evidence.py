@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -64,9 +65,9 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
-    running = processes.account_processes(host.prefix, host.account)
-    client = Client(head, running)
-    health = client.health(seconds)
+    processes_now = partial(processes.account_processes, host.prefix, host.account)
+    client = Client(head, processes_now)
+    health, running = client.health(seconds), processes_now()
     launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
     record = serving_record.launcher_record(folder, launchers)
     model, sleeps = subject.named_model, bool(record and record.state == ASLEEP)

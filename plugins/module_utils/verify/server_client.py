@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,10 @@ def first_key(path: str | None) -> str | None:
 class Client:
     """Client that reaches the server like any other."""
 
-    def __init__(self, head: HeadPlan, running: Collection[int]) -> None:
-        """:param running: processes of the cluster. No other process gets the key."""
+    def __init__(self, head: HeadPlan, processes_now: Callable[[], Collection[int]]) -> None:
+        """:param processes_now: returns the processes of the cluster. No other process gets the key, and llama-server may start after this."""
         self._place, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
-        self._running = running
+        self._processes_now = processes_now
         self._certificate: bytes | None = None
         self._objection, path = "", head.tls_certificate_file
         self._certificate_file = path
@@ -86,7 +86,7 @@ class Client:
 
         def objection() -> str | None:
             """Check the listener now that the connection exists: nothing else can receive the key."""
-            if not key or processes.is_served(address, int(port), self._running):
+            if not key or processes.is_served(address, int(port), self._processes_now()):
                 return None
             return f"the API key was not sent: no program of the cluster listens on {self._place}"
 
