@@ -107,7 +107,7 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
     assert (drained["changed"], drained["requests"], read) == (False, 0, [own])
     with mock.patch.object(module.AnsibleModule, "warn") as warn:
         run(path, capsys, server=other, state="drained", seconds=60)
-    assert warn.call_args.args[0].startswith(f"No replica but {other} is up")
+    assert warn.call_args.args[0].startswith(f"{other} is the only replica that is up")
     for name in replicas:
         assert run(path, capsys, check_mode=True, server=name, state="ready")["changed"]
         ready = run(path, capsys, server=name, state="ready", seconds=60)

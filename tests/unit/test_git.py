@@ -255,5 +255,5 @@ def test_patches_are_known_by_their_content(tmp_path):
 
 def test_a_patch_that_cannot_be_read(tmp_path):
     for find in (lambda path: str(tmp_path / path), nowhere):
-        with pytest.raises(Refusal, match=r"llama_release has the patch 'none.patch', .*use a path"):
+        with pytest.raises(Refusal, match=r"llama_release has the patch 'none.patch', .*use an absolute path"):
             resolve({"source": "git", "ref": "b4321", "patches": ["none.patch"]}, find)

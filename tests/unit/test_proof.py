@@ -572,7 +572,7 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
         ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
         ("away", (), "crashes with status 1: ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1"),
         ("hangs", ("right",), "was not healthy within 8 s: its log is empty"),
-        ("stops", ("wrong", "right", "none"), "not supported; with s: right it computes correctly"),
+        ("stops", ("wrong", "right", "none"), "not supported; with s: right, it computes correctly"),
         ("wrong", ("crashes", "none"), "allowed 0.050); none of these settings helps: s: crashes; s: none"),
     ],
 )
@@ -595,8 +595,8 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
-        ("right", {"context": 2}, "does not produce numbers"),
-        ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be made"),
+        ("right", {"context": 2}, "computes results that are not numbers"),
+        ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],
 )
 def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, why):

@@ -75,7 +75,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     assert not tried
     failed = call(**programs)
     assert failed["failed"]
-    assert failed["msg"].startswith("Installing new: llama-server was tried on this host's processor")
+    assert failed["msg"].startswith("Installing new: llama-server was tested on this host's processor")
     assert tried == [
         (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
     ]
@@ -199,7 +199,7 @@ def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypa
     ask = mock.Mock(side_effect=[answers[0], AnsibleConnectionFailure(dies)] if dies else answers)
     monkeypatch.setattr(plugin, "_execute_module", ask)
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
-    said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) is gone"
+    said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) disappeared"
     not_built(plugin, f"{said}.*Run the playbook again to resume the build")
     assert ask.call_count == (2 if dies else len(answers))
 
@@ -321,10 +321,10 @@ def test_a_renamed_option_ends_the_run_before_anything_is_stopped(call, printing
     [
         ("--ctx-size 8 --rpc x", "-c 8 --rpc x", "--ctx-size: the launcher passes -c instead"),
         ("--fit off --alias x", "--alias x", "--fit: the launcher omits it, and llama-server's default applies"),
-        ("--cache-ram 4096", "", "--cache-ram: it is omitted"),
+        ("--cache-ram 4096", "", "--cache-ram: the launcher omits it"),
         ("--cache-ram 4095", None, "--cache-ram, which llama_server_prompt_cache_mib sets"),
         ("--ctx-checkpoints 31", None, "--ctx-checkpoints, which the plan sets"),
-        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: it is omitted"),
+        ("--threads 1 --metrics --log-verbosity 4", "", "--metrics: the launcher omits it"),
         ("--model x", None, "--model, which llama_model_path sets"),
         ("--no-repack", None, "--no-repack, which"),
         ("--mmproj x", None, "--mmproj, which"),

@@ -75,7 +75,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
-    missing = "before it started: [Errno 2] No such file or directory: '/no/such/llama-server'"
+    missing = "before start-up: [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
         (1, [sys.executable, "-c", program], "with status 3", ["error: invalid argument: --colour"]),
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),

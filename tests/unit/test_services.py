@@ -287,7 +287,7 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     folders = dict.fromkeys(("prefix", "cache", "units"), str(tmp_path))
     result = call(host={"service_manager": "runit", "scope": "system", **folders})
     assert result["failed"]
-    assert result["msg"].startswith("service_manager is runit: use one of systemd, ")
+    assert result["msg"].startswith("service_manager is runit, which is not known: use one of systemd, ")
 
 
 def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machine, monkeypatch):

@@ -134,7 +134,7 @@ def test_a_server_that_does_not_work(programs, server, said):
 def test_a_worker_that_does_not_work(programs, worker, said):
     with pytest.raises(Refusal) as failed:
         programs(worker=worker)
-    for part in ["rpc-server was tried", *said]:
+    for part in ["rpc-server was tested", *said]:
         assert part in str(failed.value)
 
 

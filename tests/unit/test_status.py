@@ -417,7 +417,7 @@ def test_a_run(tmp_path):
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
     assert [(host["name"], host["reachable"]) for host in told["hosts"]] == [("head", True), ("worker", False)]
-    assert told["problems"][0] == "it is not installed"
+    assert told["problems"][0] == "the cluster is not installed"
     assert told["hosts"][0]["resources"]["memory_total_mib"] > 0
     assert "head (head)" in shown
     assert "changed=1" not in shown
