@@ -87,7 +87,7 @@ def main():
                     taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
             else:
                 holder = cluster_lock.release_lock(prefix, ended or run)
-                remove_leftovers(prefix / "state")
+                remove_leftovers(prefix)
                 if holder:
                     module.exit_json(changed=False, taken_from="", holder=typed_json.dump(holder))
         except cluster_lock.HeldError as error:

@@ -78,7 +78,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
@@ -86,6 +86,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
 NAME = names.service("proof")
+LOCK_SECONDS = 600
+"""Time for which a proof waits for that of a killed playbook."""
 UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
 """Additions for systemd: low priority, and a llama-server that lacks memory takes no other with it."""
 
@@ -127,7 +129,8 @@ def main():
         proof, unrecorded = Proof(0), ""
         if remaining.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
-            with run_launcher(place, remaining, module.params["definition"]) as run_work:
+            lock = locks.hold(Path(place.prefix, names.PROOF_LOCK), LOCK_SECONDS)
+            with lock, run_launcher(place, remaining, module.params["definition"]) as run_work:
                 result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)

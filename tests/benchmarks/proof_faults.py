@@ -236,7 +236,7 @@ def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     target.unlink(missing_ok=True)
     target.symlink_to(model)
     try:
-        with run._serve(job, folder, lambda _port: True, job.devices[1]) as server:
+        with run._launcher(job), run._serve(job, folder, lambda _port: True, job.devices[1]) as server:
             return speech.take_reading(server._ask, "0" * 16, None)
     except run.Failure:
         return None

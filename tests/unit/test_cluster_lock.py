@@ -100,7 +100,7 @@ def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_
     (proof / "layers.gguf").write_text("8 GiB")
     cluster_lock.take_lock(tmp_path, run())
     release = {"prefix": str(tmp_path), "state": "absent", "run": run(2)}
-    with locks.hold(tmp_path / "state" / "proof.lock"):
+    with locks.hold(tmp_path / names.PROOF_LOCK):
         assert call(capsys, **release)["holder"]["machine"] == run().machine
     assert proof.exists(), "a proof runs"
     assert cluster_lock.read_holder(tmp_path).is_same_run(run()), "it may still run"

@@ -19,7 +19,7 @@ import gguf_files
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
@@ -690,6 +690,10 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
     arguments = {"host": machine.host, "definition": "llamacpp-proof 1\n"}
     assert call(work=typed_json.dump(work(launcher=("launcher",))), **arguments)["failed"]
     assert (seen, machine.state("llamacpp-proof"), definition.exists()) == (launchers, [services.STOPPED], False)
+    monkeypatch.setattr(proof_module, "LOCK_SECONDS", 0)
+    with locks.hold(Path(machine.host["prefix"], names.PROOF_LOCK)):
+        assert call(work=typed_json.dump(work()), **arguments)["failed"], "the proof of a killed playbook runs"
+    assert len(seen) == 1
 
 
 def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):

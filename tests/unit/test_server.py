@@ -141,7 +141,8 @@ def test_a_stopped_head_is_started_again(cluster):
     assert cluster.record()["restarts"] == 1
     assert "suspended (SIGSTOP)" in cluster.record()["last"][-1]["text"]
     assert (
-        "by its launcher: llama-server has been suspended" in json.loads((cluster.state / "ends.json").read_text())["how"]
+        "by its launcher: llama-server has been suspended"
+        in json.loads((cluster.state / "ends.json").read_text())["how"]
     )
 
 

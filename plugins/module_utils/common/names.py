@@ -56,6 +56,8 @@ VERIFICATION = "verified.json"
 """File below the head's prefix with the result of the last verification."""
 PROOF = "proof.json"
 """File below the head's prefix with the verdicts of proofs."""
+PROOF_LOCK = "proof.lock"
+"""Lock file below the head's prefix, held by the process that proves devices, perhaps of a killed playbook."""
 READING = "reading.json"
 """File below the head's prefix with how well its models read plain text at the last verification."""
 START_DIGESTS = "read.json"
@@ -95,6 +97,7 @@ INSTALLED = (
     MEASURED_SPEED,
     VERIFICATION,
     PROOF,
+    PROOF_LOCK,
     READING,
     START_DIGESTS,
     CLUSTER_LOCK,

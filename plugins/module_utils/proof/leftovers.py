@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folder, lock and socket of a proof, and the removal of what a killed proof left."""
+"""Folder and socket of a proof, and the removal of what a killed proof left."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 
-FOLDER, LOCK, SOCKET = "proof", "proof.lock", "proof.sock"
+FOLDER, SOCKET = "proof", "proof.sock"
 
 
-def remove_leftovers(state: Path) -> None:
+def remove_leftovers(prefix: Path) -> None:
     """Remove the files of a killed proof, up to 8 GiB, unless a proof runs."""
-    folder = state / FOLDER
+    folder = prefix / "state" / FOLDER
     with suppress(locks.BusyError, OSError):
         if folder.exists():
-            with locks.hold(state / LOCK):
+            with locks.hold(prefix / names.PROOF_LOCK):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -29,7 +29,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, LOCK, SOCKET
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
     Proof,
@@ -39,8 +39,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
     Verdict,
 )
 
-LOCK_SECONDS = 600
-"""Time to wait for another proof, which continues after its playbook was killed."""
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 12.0
 LAUNCHER_SECONDS = 30
@@ -79,40 +77,32 @@ class Reference(NamedTuple):
 
 
 def prepare_reference(work: ProofWork, owner: Owner) -> bool:
-    """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there.
-
-    :raises BusyError: another proof takes too long here.
-    """
+    """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there."""
     if _available_memory() < work.bytes + FREE_MEMORY:
         return False
-    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
-        folder = _clean_folder(work)
-        with suppress(Failure), _launcher(work):
-            _reference(work, folder, owner)
-            return True
-        _clean_folder(work)
+    folder = _clean_folder(work)
+    with suppress(Failure), _launcher(work):
+        _reference(work, folder, owner)
+        return True
+    _clean_folder(work)
     return False
 
 
 def prove(work: ProofWork, owner: Owner) -> Any:
-    """Return a Proof as JSON.
-
-    :raises BusyError: another proof takes too long here.
-    """
+    """Return a Proof as JSON."""
     start_time = time.monotonic()
-    with locks.hold(Path(work.folder, LOCK), LOCK_SECONDS):
-        folder = Path(work.folder, FOLDER)
-        try:
-            if not (_model(work, folder).exists() and _read_reference(work, folder)):
-                _clean_folder(work)
-            with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
-                reference = _reference(work, folder, owner)
-                verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
-                proof = Proof(0, devices=tuple(verdicts))
-        except Failure as failure:
-            proof = Proof(0, untested=printable(str(failure), 1000))
-        finally:
+    folder = Path(work.folder, FOLDER)
+    try:
+        if not (_model(work, folder).exists() and _read_reference(work, folder)):
             _clean_folder(work)
+        with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
+            reference = _reference(work, folder, owner)
+            verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
+            proof = Proof(0, devices=tuple(verdicts))
+    except Failure as failure:
+        proof = Proof(0, untested=printable(str(failure), 1000))
+    finally:
+        _clean_folder(work)
     return typed_json.dump(proof._replace(seconds=round(time.monotonic() - start_time)))
 
 
