@@ -712,6 +712,15 @@ def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
 
 
 @pytest.mark.programs
+def test_long_prompts_that_a_busy_processor_had_no_time_for_are_named(prove):
+    (verdict,) = prove("right", ("right",), context=1040, limit_s=0).devices
+    assert (verdict.is_correct, verdict.longest) == (True, 513)
+    assert "prompts of more than 513 tokens were not compared" in verdict.sentence()
+    (verdict,) = prove("right", ("right",), context=1040, reference=98).devices
+    assert (verdict.is_correct, verdict.longest) == (True, None)
+
+
+@pytest.mark.programs
 def test_programs_end_with_their_client(work, tmp_path):
     proof_work = work(processor="hangs")
     with run._launcher(proof_work):

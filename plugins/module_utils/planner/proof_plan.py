@@ -40,7 +40,7 @@ START_S = 2
 """Seconds in which a llama-server starts and stops."""
 RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
 """Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
-LIMIT_TIMES = 1.5
+LIMIT_TIMES = 4
 """Multiple of the prediction after which the processor answers no further long prompts."""
 PATIENCE_S, PATIENCE_TIMES = 300, 5
 """Time that a server may take to be healthy or to answer: seconds, and a multiple of the whole proof's prediction."""

@@ -246,7 +246,9 @@ def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
         return verdict._replace(failure=str(failure))
     groups = questions.distances(prompts, reference.answers, answers)
     value, bound, place = questions.farthest_distance(groups, reference.bounds)
-    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place)
+    lengths = [question.length for question in prompts]
+    longest = max(lengths[: len(answers)]) if len(answers) < len(lengths) else None
+    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place, longest=longest)
 
 
 def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> list[Answer]:

@@ -81,6 +81,8 @@ class Verdict(NamedTuple):
     """largest distance that counts as correct there"""
     place: Line = ""
     """prompts with that distance"""
+    longest: Absent[Count] = None
+    """tokens of the longest prompt that was compared, if the processor had no time for all prompts"""
     failure: Absent[Line] = None
     """how llama-server crashed, with the line of its log"""
     remedy: Absent[Line] = None
@@ -99,7 +101,12 @@ class Verdict(NamedTuple):
             if self.is_correct
             else f"computes incorrectly in {self.place} ({figures})"
         )
-        return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [self.remedy])])
+        limit = (
+            f"prompts of more than {self.longest} tokens were not compared, because the head's processor was too slow or busy"
+            if self.longest
+            else None
+        )
+        return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [limit, self.remedy])])
 
 
 class Proof(NamedTuple):
