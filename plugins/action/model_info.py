@@ -60,13 +60,14 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
     account = {"account": options.account} if options.account else {}
     reports = action.module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
+    handed_over = credentials if not manager or manager.hands_over_keys else {}
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
             return (
                 f"{files[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
             )
-        if report.get("closed") and not (path in credentials and manager and manager.hands_over_keys):
+        if report.get("closed") and path not in handed_over:
             return (
                 f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let the account's "
                 "group read it, with chgrp and chmod g+rX. A run without this variable creates the account"

@@ -273,7 +273,12 @@ def test_files_that_the_head_lacks_are_refused_while_planning(call, tmp_path, va
 
 @pytest.mark.parametrize(
     "variable, manager, refuses",
-    [("api_key_file", "supervisor", True), ("api_key_file", "systemd", False), ("extra_args", "systemd", True)],
+    [
+        ("api_key_file", "supervisor", True),
+        ("api_key_file", "systemd", False),
+        ("extra_args", "systemd", True),
+        ("api_key_file", None, False),
+    ],
 )
 def test_files_that_the_service_cannot_read_are_refused_while_planning(call, tmp_path, variable, manager, refuses):
     (keys := tmp_path / "keys").write_text("key")
