@@ -47,7 +47,7 @@ def systemd_line(text: str) -> str:
     _check_words([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{validation.show(text)} is a path or a description in a service, but systemd ignores a space or \\ at the end: rename it"
+            f"{validation.show(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: change it"
         )
     return text.replace("%", "%%")
 

@@ -396,7 +396,7 @@ CASES = [
                 "worker1", llama_host_tuning=True, llama_host_reboot=True
             )
         },
-        ["63488 of 129024 MiB to AMD gfx1151 on worker1"],
+        ["AMD gfx1151 on worker1 use only 63488 of 129024 MiB"],
     ),
     (
         "graphics-memory-limit",

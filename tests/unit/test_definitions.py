@@ -266,8 +266,8 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
     [
         (definitions.systemd_command, ["a\nb"], "line break"),
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
-        (definitions.systemd_line, "/etc/keys ", "systemd ignores a space or"),
-        (definitions.systemd_line, "/etc/keys\\", "systemd ignores a space or"),
+        (definitions.systemd_line, "/etc/keys ", "systemd drops a space or"),
+        (definitions.systemd_line, "/etc/keys\\", "systemd drops a space or"),
         (definitions.supervisor_command, ["--alias", "a #b"], "would treat ' #' as a control character"),
         (definitions.supervisor_environment, {"A": "a ;b"}, "would treat ' ;'"),
         (definitions.supervisor_environment, {"A": "it's"}, 'would treat "\'"'),

@@ -331,7 +331,9 @@ def test_hosts_are_judged_by_their_answers(local, plan, capsys):
 def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
     described = local.plan()
     evidence = unhealthy("refused", log=("bad model",))
-    assert verify(described, evidence)["msg"].endswith("Its log ends in (errors first):\nbad model"), "nothing runs"
+    assert verify(described, evidence)["msg"].endswith("The last lines of its log (errors first):\nbad model"), (
+        "nothing runs"
+    )
     waiting = evidence._replace(waits_for=("the head waits for worker x: silent",))
     assert "check firewalls" in verify(described, waiting)["msg"]
 

@@ -128,7 +128,9 @@ def test_a_file_without_these_layers(tmp_path):
     text = (KEYS[0], ("unheard.block_count", gguf_files.STRING, "4"))
     for keys, layers, why in ((KEYS[:1], (0,), "None"), (KEYS, (0, 4), "4"), (KEYS, (), "4"), (text, (0,), "'4'")):
         (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
-        with pytest.raises(gguf.GGUFError, match=f"{why} layers, and not all of {', '.join(map(str, layers))}"):
+        with pytest.raises(
+            gguf.GGUFError, match=f"{why} layers, but not all of the layers {', '.join(map(str, layers))}"
+        ):
             layer_sample.write_sample(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
 
@@ -594,7 +596,7 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
         ("mute", {}, "head's processor with 2 layers did not convert text into tokens"),
         ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
-        ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, and not all of 0, 9"),
+        ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, but not all of the layers 0, 9"),
         ("right", {"context": 2}, "computes results that are not numbers"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],

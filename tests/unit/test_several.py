@@ -285,7 +285,7 @@ def test_entries_that_cannot_be(pair, entries, reason):
         (["--port", "1"], "extra_args has --port, which the plan sets: set llama_server_port instead"),
         (["--host", "::"], "extra_args has --host, which the plan sets"),
         (["--api-key", "x"], "extra_args has --api-key, which the plan sets"),
-        (["--threads_http", "4"], "llama-server gets --threads_http, but clients reach the router: remove the option"),
+        (["--threads_http", "4"], "llama-server gets --threads_http, but clients connect to the router: remove it"),
     ],
 )
 def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):

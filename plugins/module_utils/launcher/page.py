@@ -119,10 +119,12 @@ def _tags(name: str, texts: Iterable[str], css_class: str = "") -> str:
 
 
 SLOW_REASONS = {
-    "answers": "several requests share the devices, another program uses a host, or a device is slower than assumed",
-    "prompts": "they are short, another program uses a host, or a device is slower than assumed",
+    "answers": "Generation is slower than planned: several requests share the devices, another program uses a host, or a device is slower than assumed.",
+    "prompts": "Prompt processing is slower than planned: prompts are short, another program uses a host, or a device is slower than assumed.",
 }
-FAST_REASON = "the devices exceed the rates that the plan assumes, and playbooks/benchmark.yml measures them"
+FAST_REASON = (
+    "Speeds exceed the plan: the devices are faster than it assumes, and playbooks/benchmark.yml measures them."
+)
 """Usual reasons for a speed outside the planned range."""
 
 
@@ -163,9 +165,9 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
             )
         )
         if speed and lowest_speed and speed < lowest_speed:
-            reasons.append(f"The {words} are slower than planned: {SLOW_REASONS[words]}.")
+            reasons.append(SLOW_REASONS[words])
         if speed and highest_speed and speed > highest_speed:
-            reasons.append(f"The {words} are faster than planned: {FAST_REASON}.")
+            reasons.append(FAST_REASON)
     waiting_texts = [
         f"{number:.0f} request{'s' * (number != 1)} {word}"
         for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
@@ -175,7 +177,7 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
-    notes_below = "".join(_tag("p", html.escape(reason), "quiet small") for reason in reasons)
+    notes_below = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
     return _tag("section", title + table + notes_below, "card")
 
 

@@ -63,7 +63,7 @@ FAMILIES = {
     "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", factor=1.8),
     "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, factor=1.55),
     "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, factor=1.8),
-    "apple-processor": Family(0.33, 1.0, 0.5, "field notes: processor of an M4 Max"),
+    "apple-processor": Family(0.33, 1.0, 0.5, "field notes: M4 Max, processor only"),
     "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.55),
 }
 """Family, or family with a backend or the architecture of a model, which has precedence."""

@@ -149,7 +149,7 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     """Return advice on an unhealthy server: on the workers that its launcher waits for, or else the end of its log."""
     waits_for = evidence.waits_for
     if not waits_for:
-        return "Its log ends in (errors first):\n" + "\n".join(evidence.log) if evidence.log else ""
+        return "The last lines of its log (errors first):\n" + "\n".join(evidence.log) if evidence.log else ""
     external = [
         worker
         for worker in subject.external_workers

@@ -138,7 +138,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
     architecture = str(model.metadata.get("general.architecture"))
     count = model.metadata.get(f"{architecture}.block_count")
     if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
-        raise GGUFError(f"has {gguf.short(count)} layers, and not all of {', '.join(map(str, layers))}")
+        raise GGUFError(f"has {gguf.short(count)} layers, but not all of the layers {', '.join(map(str, layers))}")
     alignment = model.data[0][1]
     tensors = {}
     for name, tensor in model.tensors.items():

@@ -195,7 +195,7 @@ ADVISORIES = (
         "graphics-memory-limit",
         "warning",
         memory.untuned_graphics,
-        "The model does not fit, and the kernel lends only {mib} of {memory} MiB to {where}.",
+        "The model does not fit, and the kernel lets {where} use only {mib} of {memory} MiB.",
         (
             "set llama_host_tuning and llama_host_reboot to {tuning} for {hosts}",
             "boot {hosts} with the kernel parameters {parameters}",

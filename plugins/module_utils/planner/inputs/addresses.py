@@ -39,7 +39,7 @@ def address_of(host: Host, peer: str, target: str | None = None) -> str:
         parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} for {host.name} is {address!r}: set its numeric IPv4 address towards {peer} in ansible_host or llama_links "
+            f"{variable} for {host.name} is {address!r}: set the numeric IPv4 address at which {peer} reaches it in ansible_host or llama_links "
             "(not needed for hosts reached over SSH)"
         ) from None
     if parsed_address.is_loopback:

@@ -78,7 +78,7 @@ def _section(model: ServedModel) -> Iterator[str]:
             raise Refusal(
                 turns.sentence(
                     model.name,
-                    f"llama-server gets {word}, but clients reach the router: remove the option, and set its variable in llama_server_environment",
+                    f"llama-server gets {word}, but clients connect to the router: remove it, and set its environment variable in llama_server_environment",
                 )
             )
         if problem := repetition_problem or values_problem or form_problem or value_problem:
