@@ -209,7 +209,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         return no_limit if no_limit in values else tuple(sorted({entry for value in values for entry in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
-    if services.head_ends(first_plan):
+    if services.head_tunnel_ends(first_plan):
         argv = services.with_launcher(first_plan, "client", argv)
     service = services.replacement(heads[0], job.NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

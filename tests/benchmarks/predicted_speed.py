@@ -75,7 +75,7 @@ def release_of(build: int) -> ReleasePlan:
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
-    read, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(model)
+    read, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(model)
     costs = cost_model.part_costs(load)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):

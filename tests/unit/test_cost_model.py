@@ -201,12 +201,12 @@ def load_of(summary):
 def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     named = TensorGroup("blk.*.ffn_up_exps.weight", "F16", (64, 32, 8), 8000, (0, 1))
     summary = models.known_answer_model(2, 64, "f16")._replace(keys=EXPERTS)
-    dense = cost_model.read_units(load_of(summary))
-    mixed = cost_model.read_units(load_of(summary._replace(tensors=(*summary.tensors, named))))
+    dense = cost_model.bytes_read_by_unit(load_of(summary))
+    mixed = cost_model.bytes_read_by_unit(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
     assert cost_model.active_share(summary._replace(keys=EXPERTS[:1])) == 1, "of experts that nobody counted, all"
     load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
-    assert cost_model.read_units(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
+    assert cost_model.bytes_read_by_unit(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():

@@ -123,7 +123,7 @@ def _converse(address: str, port: int, deadline: float, hello: bytes) -> Handsha
     return Handshake("ok", "", ".".join(map(str, version)), devices)
 
 
-def compatible(client: str, server: str) -> bool:
+def is_compatible(client: str, server: str) -> bool:
     """Return whether a head with protocol ``client`` accepts a worker with protocol ``server`` (ggml-rpc.cpp, check_server_version)."""
     client_major, client_minor = (int(part) for part in client.split(".")[:2])
     server_major, server_minor = (int(part) for part in server.split(".")[:2])
@@ -184,7 +184,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         )
     except OSError as error:
         return Handshake("unreachable", f"the connection failed or was lost: {error.strerror or error}")
-    if protocol and reply.protocol and not compatible(protocol, reply.protocol):
+    if protocol and reply.protocol and not is_compatible(protocol, reply.protocol):
         detail = f"it uses protocol {reply.protocol}, the head uses {protocol}"
         return reply._replace(state="protocol_mismatch", detail=detail)
     if not reply.devices:

@@ -78,14 +78,14 @@ def _keys(host: HostPlan) -> list[str]:
     return ["--tunnel-keys", f"{host.prefix}/{names.KEYS}"]
 
 
-def head_ends(plan: Plan) -> list[str]:
+def head_tunnel_ends(plan: Plan) -> list[str]:
     """``ACCEPT=CONNECT`` of the head's end of each tunnel: also to workers that only a fallback, or another model, uses."""
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
     return [f"{worker.endpoint}={worker.tunnel}" for worker in workers]
 
 
 def _head_words(plan: Plan) -> list[str]:
-    words = [word for end in head_ends(plan) for word in ("--tunnel", end)]
+    words = [word for end in head_tunnel_ends(plan) for word in ("--tunnel", end)]
     return [*words, *_keys(plan.hosts[plan.head.host])] if words else []
 
 

@@ -70,8 +70,10 @@ def broken_drivers(context: AdvisoryContext) -> Cases:
 
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
-    gfx906 = [device for device in context.holders if (device.backend, device.architecture) == ("hip", "gfx906")]
-    for name in dict.fromkeys(device.host for device in gfx906):
+    gfx906_devices = [
+        device for device in context.holders if (device.backend, device.architecture) == ("hip", "gfx906")
+    ]
+    for name in dict.fromkeys(device.host for device in gfx906_devices):
         host = context.cluster.hosts.get(name)
         version = host and host.facts.toolchain.get("hipconfig")
         if version and versions.numbers(version) >= GFX906_ROCM:

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
     """Refuses a worker whose protocol the head does not accept. What is not known is judged when they shake hands."""
     for index, worker in enumerate(workers):
-        if worker.protocol and release.protocol and not rpc.compatible(release.protocol, worker.protocol):
+        if worker.protocol and release.protocol and not rpc.is_compatible(release.protocol, worker.protocol):
             raise Refusal(
                 f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"

@@ -97,7 +97,7 @@ def request_of(value: Any) -> ReleaseRequest:
         raise Refusal(
             f"llama_release has {', '.join(sorted(unknown_keys))}, which source: {source} does not accept: use {', '.join(sorted(known_keys))}"
         )
-    _check_forms(fields)
+    _check_field_formats(fields)
     patches, checksums = fields.pop("patches", []), fields.pop("checksums", {})
     if "checksum" in fields:
         fields["checksum"] = fields["checksum"].lower()
@@ -110,7 +110,7 @@ def request_of(value: Any) -> ReleaseRequest:
     )
 
 
-def _check_forms(fields: Mapping[str, Any]) -> None:
+def _check_field_formats(fields: Mapping[str, Any]) -> None:
     source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")

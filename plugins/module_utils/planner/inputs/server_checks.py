@@ -150,7 +150,7 @@ def _check_environment(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_kind(request: ModelRequest, summary: ModelSummary) -> None:
+def check_architecture(request: ModelRequest, summary: ModelSummary) -> None:
     """Refuse a model that llama-server does not serve."""
     if summary.architecture in UNSUPPORTED and request.source:
         raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")

@@ -173,7 +173,7 @@ def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup
     )
 
 
-def read_units(load: device_load.Load) -> list[float]:
+def bytes_read_by_unit(load: device_load.Load) -> list[float]:
     """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
     unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):

@@ -169,7 +169,7 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
     memory then decides which layers they get, and the worker's cost whether they get any."""
     architecture = workload.summary.architecture
     rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
-    unit_bytes, nodes = cost_model.read_units(load), cost_model.nodes_per_layer(load.summary)
+    unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load.summary)
     weights = sum(cost.dense + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
     token_ms = [
         cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers, weights * sum(unit_bytes))

@@ -45,7 +45,7 @@ def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: mo
     """
     release, request = programs.release, cluster.model
     model = model_source.model_of(request, report, head.host.facts, names.ACCOUNT)
-    server_checks.check_kind(request, model.summary)
+    server_checks.check_architecture(request, model.summary)
     server = workload.for_kind(cluster.server, model.summary)
     server_checks.check_auxiliary(server, request)
     server_checks.check_server(cluster.head, server, head.workers, release)

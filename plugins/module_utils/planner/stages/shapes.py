@@ -250,8 +250,8 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
 def _numbers_below(count: int) -> str:
     """Return the expression for the numbers below this one."""
     tens, ones = divmod(min(count, 100) - 1, 10)
-    last_tens, full_tens = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
-    return "|".join([f"{full_tens}[0-9]"] * bool(tens) + [last_tens, *map(str, range(100, count))])
+    last_decade_pattern, full_decades_pattern = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
+    return "|".join([f"{full_decades_pattern}[0-9]"] * bool(tens) + [last_decade_pattern, *map(str, range(100, count))])
 
 
 def _fewest(with_number: Callable[[int], Candidate], maximum: int) -> Candidate:
