@@ -109,7 +109,7 @@ def measured(plan: dict) -> dict[str, dict[str, float]]:
 def of_cluster(work: Path, environment: dict[str, str], variables: dict) -> dict:
     """What the collection plans for these variables and verifies, and what is measured."""
     said = play("site.yml", work, environment, variables)
-    assert "36 of 36 words right" in said, said
+    assert "36 of 36 words correct" in said, said
     plan = json.loads((work / "plan.json").read_text())
     estimate, figures = plan["estimate"], measured(plan)
     planned = {name: estimate[name] for name in figures}

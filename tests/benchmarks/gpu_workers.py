@@ -258,7 +258,7 @@ def main() -> None:
     variables = {"llama_worker_endpoints": [second], "llama_backend": worker["backend"]}
     try:
         said = play("site.yml", work, environment, variables)
-        assert "36 of 36 words right" in said, said
+        assert "36 of 36 words correct" in said, said
         plan = json.loads((work / "plan.json").read_text())
         found = measured(plan, environment, work / "log")
         described = {"machine": f"{machine()}, {names_of_devices(plan)}", "model": plan["model"]["name"]}

@@ -218,7 +218,7 @@ def of_model(work: Path, model: dict) -> dict:
     """What is planned and measured of one model."""
     common = {"llama_model_known_answer": model}
     said, installed = play("site.yml", work, ("head",), {**common, **ports(0)})
-    assert "36 of 36 words right" in said, said
+    assert "36 of 36 words correct" in said, said
     plans = {}
     for index, used in enumerate(((), WORKERS[:1], WORKERS), start=1):
         name = ("alone", "one worker", "two workers")[len(used)]

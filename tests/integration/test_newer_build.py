@@ -71,7 +71,7 @@ def test_a_build_that_nobody_read_is_served_without_options_that_it_lacks(cluste
     assert result.status == "successful", result.text
     told = " ".join(result.text.split())
     assert "does not know --cache-ram: the launcher passes -cram instead" in told
-    assert "does not know --fit: it is left out" in told
+    assert "does not know --fit: the launcher omits it" in told
     assert "Traceback" not in told
     checks = json.loads((tmp_path / "verify.json").read_text())["checks"]
     assert {check["status"] for check in checks} == {"passed"}
