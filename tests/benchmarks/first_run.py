@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-from hub import Hub  # noqa: E402  # it lies in the folder of the line before
+from hub import Hub  # noqa: E402  # the line before adds its folder
 
 BUILD = 11300
 """Number of the archive: about that of the tree which llama-cpp-python 0.3.36 packs."""

@@ -63,7 +63,7 @@ def fields(record: type) -> tuple[Field, ...]:
     hints = typing.get_type_hints(record, include_extras=True)
     defaults = record._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
     result = []
-    for name in record._fields:  # type: ignore[attr-defined]  # see above
+    for name in record._fields:  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
         bare, notes = unwrap(hints[name])
         result.append(
             Field(name, hints[name], is_optional(bare) or name in defaults, ABSENT in notes, defaults.get(name))

@@ -61,6 +61,14 @@ setInterval(async () => {{
   }}
 }}, {REFRESH_SECONDS * 1000});
 """
+SLOW_REASONS = {
+    "answers": "Generation is slower than planned: several requests share the devices, another program uses a host, or a device is slower than assumed.",
+    "prompts": "Prompt processing is slower than planned: prompts are short, another program uses a host, or a device is slower than assumed.",
+}
+FAST_REASON = (
+    "Speeds exceed the plan: the devices are faster than it assumes, and playbooks/benchmark.yml measures them."
+)
+"""Usual reasons for a speed outside the planned range."""
 CONTENT_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
@@ -116,16 +124,6 @@ def _tag(name: str, text: str, css_class: str = "") -> str:
 def _tags(name: str, texts: Iterable[str], css_class: str = "") -> str:
     """:param texts: plain text."""
     return "".join(_tag(name, html.escape(text), css_class) for text in texts)
-
-
-SLOW_REASONS = {
-    "answers": "Generation is slower than planned: several requests share the devices, another program uses a host, or a device is slower than assumed.",
-    "prompts": "Prompt processing is slower than planned: prompts are short, another program uses a host, or a device is slower than assumed.",
-}
-FAST_REASON = (
-    "Speeds exceed the plan: the devices are faster than it assumes, and playbooks/benchmark.yml measures them."
-)
-"""Usual reasons for a speed outside the planned range."""
 
 
 def _speed(value: float | None, digits: int = 9) -> str:

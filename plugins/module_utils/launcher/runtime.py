@@ -50,7 +50,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     tunnel,
     worker,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # the same
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # only now can these be found there
 
 HANDSHAKES = "handshakes.json"
 EXITS = "ends.json"

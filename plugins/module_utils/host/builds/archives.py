@@ -61,7 +61,7 @@ class _LimitedStream:
 class _LimitedArchive(tarfile.TarFile):
     def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
         self._limited_stream = _LimitedStream(fileobj)
-        super().__init__(name, mode, self._limited_stream, **options)  # type: ignore[arg-type]  # it reads only
+        super().__init__(name, mode, self._limited_stream, **options)  # type: ignore[arg-type]  # the type asks for a file that also writes
 
     def next(self) -> tarfile.TarInfo | None:
         member = super().next()
