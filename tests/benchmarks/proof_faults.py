@@ -2,8 +2,8 @@
 
 Given files are proven as site.yml does it, on two workers (plugins/module_utils/proof/run.py): two accelerators, or the processor with --processor. Without
 --files, models with the widths of published ones and weights of noise are written, one after the other. The environment of the second worker names what it
-computes wrong, so a fault needs a llama.cpp whose ggml reads LLAMA_FAULT: processor_faults.c and accelerator_faults.cu say how to change it. With --read, the model
-behind the second worker also reads plain text, and `perplexity` is that of the fault divided by that without one. Faults of ggml-cuda:
+computes wrong, so a fault needs a llama.cpp whose ggml reads LLAMA_FAULT: processor_faults.c and accelerator_faults.cu say how to change it. With --read, the
+model behind the second worker also reads plain text, and `perplexity` is that of the fault divided by that without one. Faults of ggml-cuda:
   tail            the last 32 values of a row longer than 64 are left out of products with quantised weights; tail_few: in up to 8 rows
   rope_5          freq_scale *= 1.05; rope_4096: positions from 4096 on are wrong
   attention_2048  scale *= 2 if there are more than 2048 columns
@@ -111,7 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--worker", type=Path, help="program of the second worker, with the faults; default is that of --programs"
     )
-    parser.add_argument("--options", type=str.split, default=[], help="further words of llama-server, in quotation marks")
+    parser.add_argument("--options", type=str.split, default=[], help="further words of llama-server, as one string")
     parser.add_argument("--faults", nargs="*", help="empty text is none; default is all of the kind, and none")
     parser.add_argument("--read", action="store_true", help="measure the perplexity too")
     return parser.parse_args()

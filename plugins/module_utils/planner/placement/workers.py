@@ -97,7 +97,8 @@ def _device_of(
     device = next((device for device in devices if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in devices)}, add its backend to llama_backend, or declare it in llama_hardware"
+            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in devices)}, add its backend to "
+            "llama_backend, or declare it in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
