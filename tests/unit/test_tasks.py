@@ -105,7 +105,7 @@ def test_the_log_of_a_worker_that_crashed_says_why():
     )
     known = {name: trust_as_template(text) for name, text in task["vars"].items()}
     known["__llama_proof"] = {"wrong": "w crashes", "fix": "Do."}
-    known["__llama_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
+    known["__llama_worker_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
     shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
     assert shown == "w crashes; 2; 3; 4. Do."
 
@@ -227,7 +227,8 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
     }
     (text,) = given - {None}
     templar = Templar(
-        DataLoader(), {**known, "__llama_asked_packages": trust_as_template(known["__llama_asked_packages"]), **release}
+        DataLoader(),
+        {**known, "__llama_queried_packages": trust_as_template(known["__llama_queried_packages"]), **release},
     )
     assert templar.template(trust_as_template(text)) == (known["__llama_cpp_packages"] if asked else {})
 
@@ -247,7 +248,7 @@ CHANGE = [
     "Stop a retired head before its workers change",
     "Stop the head before its model or workers change",
     *START,
-    "Verify the cluster, unless this is check mode",
+    "Verify the cluster, except in check mode",
     "Remove the installation once the cluster no longer uses the host",
 ]
 RETURN = ["Stop the head", *START]
@@ -280,9 +281,9 @@ def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
 @pytest.mark.parametrize(
     "hosts, serves, said",
     [
-        (["head", "w"], True, "serve: head: no. The cluster went back by itself: plan b (release r) serves again."),
-        (["head"], True, "serve: w was lost during the change; head: no. The cluster went back by itself"),
-        (["head"], False, "NOT go back: gone. Fix the failure and run site.yml again, or rollback.yml if"),
+        (["head", "w"], True, "serve: head: no. The cluster rolled back: plan b (release r) serves again."),
+        (["head"], True, "serve: w was lost during the change; head: no. The cluster rolled back"),
+        (["head"], False, "The rollback failed: gone. Fix the failure and run site.yml again, or run rollback.yml if"),
     ],
     ids=["back", "a host lost", "not back"],
 )
