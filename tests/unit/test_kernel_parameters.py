@@ -59,7 +59,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     assert "reboot is needed for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
     assert "new: a reboot is needed to unset the removed kernel module options" in said
     assert "running: a reboot" not in said
-    assert "broken cannot set options of kernel modules: disk full" in said, said
+    assert "broken cannot set kernel module options: disk full" in said, said
     assert "which this collection did not create: move" in said
     left = {name: [path.name for path in (tmp_path / name / "etc/modprobe.d").iterdir()] for name in hosts}
     file = ["llamacpp.conf"]

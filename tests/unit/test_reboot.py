@@ -97,7 +97,7 @@ ALL = object()
 
 def deciding(plan):
     """The tasks of a play that decide which hosts reboot, and say so."""
-    names = ("Decide whether to reboot the host", "Report which hosts reboot, and why")
+    names = ("Decide whether to reboot the host", "Report whether the host reboots, and why")
     return [task for task in plan["tasks"] if task["name"] in names]
 
 

@@ -200,7 +200,7 @@ def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
     known = {name: trust_as_template(value) for name, value in text.items() if isinstance(value, str)}
     found = {"results": [{"item": name, "rc": 2} for name in lacking]}
     known.update(__llama_link_iperf3=found, __llama_link_transfer=sent, __llama_link_ping=pinged)
-    known.update(__llama_link_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
+    known.update(__llama_link_iperf3_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
     known.update({"llama_link_measure": "true"} if measured[-1] else {})
     kept = {key: trust_as_template(value) for key, value in text["__llama_link_measurement"].items()}
     assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
@@ -244,7 +244,7 @@ START = [
 CHANGE = [
     "Build",
     "Write the planned files",
-    "Keep the plan on each host",
+    "Store the plan on each host",
     "Stop a retired head before its workers change",
     "Stop the head before its model or workers change",
     *START,
@@ -328,8 +328,8 @@ def members(*hosts):
         ),
         ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
         ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
-        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w is a worker, but with several hosts in llama_head"),
-        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has one"),
+        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w belongs to no replica, but llama_head has several hosts"),
+        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has only one"),
         (
             "site.yml",
             members(["a", "b"], [], ["b"]),
