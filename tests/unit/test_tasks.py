@@ -328,12 +328,7 @@ def members(*hosts):
         ),
         ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
         ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
-        (
-            "site.yml",
-            members(["a", "b"], ["w"], ["lb"]),
-            (),
-            "w belongs to no replica, but llama_head has several hosts",
-        ),
+        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w belongs to no replica, but llama_head has several"),
         ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has only one"),
         (
             "site.yml",
