@@ -30,7 +30,7 @@ ACTION ?= test
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(VENV)/ready ## Make the virtual environment with ansible-core and what the collection needs
+venv: $(VENV)/ready ## Create the virtual environment with ansible-core and the collection's requirements
 
 $(VENV)/ready: requirements.txt
 	@[ -n "$(PYTHON)" ] || { echo "No Python is installed: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3"; exit 1; }
@@ -49,10 +49,10 @@ demo: venv ## Build, run and verify a cluster on this machine
 down: venv ## Stop the cluster of make demo and remove what it installed
 	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)
 
-plan: venv ## Show what site.yml would do with INVENTORY, changing nothing
+plan: venv ## Show what site.yml would do with INVENTORY, without changing anything
 	@$(PLAYBOOK) playbooks/plan.yml -i $(INVENTORY) $(ARGS)
 
-build: venv ## Make the Galaxy archive
+build: venv ## Build the Galaxy archive
 	@$(VENV)/bin/ansible-galaxy collection build --force
 
 dev: $(VENV)/dev ## Add the test tools to the virtual environment
@@ -96,10 +96,10 @@ sanity: dev ## Run ansible-test sanity
 	  $(if $(OLDEST),PATH=$(BIN):$(dir $(OLDEST)):$$PATH ansible-test sanity --python 3.9 --python-interpreter $(OLDEST) --test compile --test import,\
 	  echo "Not run: sanity on Python 3.9, the oldest version for hosts. Install it, or name it with OLDEST=/path/to/python3.9")
 
-unit: dev ## Run the unit tests but those of unit-long
+unit: dev ## Run the unit tests, except those of unit-long
 	@$(PYTEST_UNIT) -m "not programs"
 
-plans: dev ## Record tests/unit/data/plans again, which test_inventories.py compares with: look at each line of the difference
+plans: dev ## Record tests/unit/data/plans, which test_inventories.py compares with: review each line of the difference
 	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something
@@ -108,22 +108,22 @@ unit-long: dev ## Run the unit tests that start programs or wait for something
 integration: dev ## Run the playbooks on real llama.cpp
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -v --timeout 1800 --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 30 -m "$(TESTS)" --deselect tests/integration/test_demo.py tests/integration
 
-molecule: dev ## Run SCENARIO on containers with systemd; ACTION is test, converge, verify, destroy, ...
+molecule: dev ## Run SCENARIO in systemd containers; ACTION is test, converge, verify, destroy, ...
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
-test: dev ## Run the unit tests and prove a cluster on this machine: built, asked, broken, healed, removed
+test: dev ## Run the unit tests, then build, query, break, heal and remove a cluster on this machine
 	@echo "1 of 2: the unit tests, a minute. 2 of 2: make demo, a worker that is killed, make demo, make down: two minutes, and minutes more where llama.cpp is not compiled yet."
 	@$(MAKE) --no-print-directory unit
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --capture no --timeout 3600 tests/integration/test_demo.py
 	@echo "Passed: the unit tests, and on real llama.cpp a cluster that was built, asked, broken, healed, run again without a change, and removed."
 
-ci: test ## Run make test, lint, sanity, the longer unit tests, the playbooks on llama.cpp; as root the scenario default
+ci: test ## Run make test, lint, sanity, the longer unit tests, and the playbooks on llama.cpp; as root also the scenario default
 	@$(MAKE) --no-print-directory --jobs=2 unit-long lint sanity
 	@$(MAKE) --no-print-directory integration
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \
 	else echo "Not run: molecule, whose containers need root. Run: sudo make molecule"; fi
 
-test-full: ci ## Run all tests: those that compile more, all scenarios, and the benchmarks
+test-full: ci ## Run all tests, including slow tests, all scenarios and the benchmarks
 	@$(MAKE) --no-print-directory integration TESTS=slow
 	@$(MAKE) --no-print-directory molecule SCENARIO=source ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=prebuilt ACTION=test

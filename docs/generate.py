@@ -80,7 +80,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "user-scope": {"where": "*hosts*"},
     "variable-misspelt": {"where": "*hosts*"},
     "variable-unknown": {"where": "*hosts*"},
-    "no-fallback": {"where": "*host*:*worker* (*number* MiB are missing)"},
+    "no-fallback": {"where": "*host*:*worker* (needs *number* MiB more memory)"},
 }
 """Example values for the keys in an advisory's texts that are more than a name or a number."""
 ROLES = ["llama_host", "llama_link", "llama_build", "llama_worker", "llama_model", "llama_server", "llama_balancer"]
@@ -89,10 +89,10 @@ INTRODUCTION = """# Variables
 
 <!-- Written by docs/generate.py from roles/*/meta/argument_specs.yml. Change it there, then run `make docs`. -->
 
-Every variable has a default. The smallest inventory has names of hosts and a model. Set variables for a host, a group or the
+Every variable has a default. The smallest inventory has host names and a model. Set variables for a host, a group or the
 whole inventory, or with `-e`; the `vars` of a play are refused. Variables of the server and the model are read from the head.
 The plan reports a variable that begins with `llama_` and is not on this page (`variable-unknown`), with the closest known name. It refuses
-one within two letters of a name here (`variable-misspelt`).
+a variable within two letters of a name on this page (`variable-misspelt`).
 
 ## Groups
 

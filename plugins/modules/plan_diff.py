@@ -51,12 +51,12 @@ EXAMPLES = r"""
 - name: Compare the host with its plan
   llamacpp.cluster.host_info:
     plan: "{{ __llama_host_plan }}"
-  register: __llama_compared
+  register: __llama_comparison
 
 - name: Decide what to change
   llamacpp.cluster.plan_diff:
     plan: "{{ __llama_plan }}"
-    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_compared') }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_comparison') }}"
   run_once: true
   register: __llama_changes
 """

@@ -62,7 +62,7 @@ EXAMPLES = r"""
 - name: Verify the cluster
   llamacpp.cluster.verify:
     plan: "{{ __llama_plan }}"
-    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_compared') }}"
+    answers: "{{ ansible_play_hosts | llamacpp.cluster.by_host(hostvars, '__llama_comparison') }}"
     path: "{{ llama_verify_path | default(omit) }}"
 """
 

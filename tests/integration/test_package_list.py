@@ -68,10 +68,10 @@ def look(tmp_path):
             "vars": {
                 "ansible_python_interpreter": sys.executable,
                 "ansible_become": False,
-                "__llama_asked_packages": {},
+                "__llama_queried_packages": {},
                 "__llama_cluster": "llama_cluster",
                 "__llama_host_facts": "{{ __llama_facts.facts }}",
-                "__llama_fetches_package_list": True,
+                "__llama_fetch_package_list": True,
                 "llama_host_scope": "user",
             },
             "tasks": [
@@ -119,6 +119,6 @@ def test_a_list_that_cannot_be_fetched_is_told(look, tmp_path):
     result = look(NO_LIST)
     assert result.returncode == 0, result.stdout
     said = " ".join(result.stdout.split())
-    assert "localhost has no package list, and fetching one failed" in said
+    assert "localhost has no package list, and fetching it failed" in said
     assert "Could not resolve deb.example" in said
     assert "scope system" in said, "the plan refuses it with the remedy"

@@ -48,7 +48,7 @@ def install(tmp_path):
                 "ansible_package_use": "ansible.legacy.manager",
                 "__llama_host_facts": {"distribution": {"family": family}, "prefix": str(tmp_path / "prefix")},
                 "__llama_host_missing_packages": lacking,
-                "__llama_host_optional": optional,
+                "__llama_host_packages_are_optional": optional,
             },
             "tasks": [
                 {"ansible.builtin.include_role": {"name": "llamacpp.cluster.llama_host", "tasks_from": "packages"}},

@@ -347,7 +347,7 @@ CASES = [
         "architecture-unknown",
         lambda: with_model(cluster_of(build=12211), architecture="not-yet"),
         {"set {variables} to {newer}": setting(llama_release={**TREE, "build": 12212})},
-        ["build 12211 does not know its architecture, not-yet", "to a newer build that knows it"],
+        ["build 12211 does not know its architecture, not-yet", "to a newer build that supports it"],
     ),
     (
         "model-unread",
@@ -455,7 +455,7 @@ CASES = [
         "worker-not-started",
         with_idle_worker,
         {
-            "leave it out of": lambda cluster: cluster.hosts.pop("worker1"),
+            "remove it from the inv": lambda cluster: cluster.hosts.pop("worker1"),
             "accept unprotected-worker": accepts("unprotected-worker"),
         },
         ["does not start 192.0.2.11:50052 on worker1"],
@@ -628,7 +628,7 @@ CASES = [
             "add a worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
             "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
-        ["there is no fallback for these workers: strix0:rocm0 (", " MiB are missing)."],
+        ["there is no fallback for these workers: strix0:rocm0 (needs ", " MiB more memory)."],
     ),
     (
         "slower-than-one-host",

@@ -156,7 +156,7 @@ PLAYBOOK = f"""
       register: __llama_facts
       ignore_unreachable: true
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lock.yml
-      vars: {{__llama_lock_makes_prefix: true}}
+      vars: {{__llama_lock_create_prefix: true}}
     - ansible.builtin.raw: touch {{{{ playbook_dir }}}}/{{{{ inventory_hostname }}}}-{{{{ who }}}}
     - ansible.builtin.raw: "{{{{ work }}}}"
     - ansible.builtin.include_tasks: {ROOT}/playbooks/tasks/lock.yml

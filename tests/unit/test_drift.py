@@ -116,7 +116,7 @@ def test_host_info_fails_where_something_else_has_a_port(planned, call):
     assert result["drift"]["services"][service.name]["state"] == "foreign"
 
 
-DEFINED = "; Written by llamacpp.cluster; a change made here is undone by the next run.\n"
+DEFINED = "; Written by llamacpp.cluster; the next run overwrites changes to this file.\n"
 
 
 class Planned:

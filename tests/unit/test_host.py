@@ -217,7 +217,7 @@ def test_places_follow_the_scope():
 
 
 def test_only_definitions_of_this_collection_are_ours(tmp_path):
-    ours = "# Written by llamacpp.cluster; a change made here is undone by the next run.\n"
+    ours = "# Written by llamacpp.cluster; the next run overwrites changes to this file.\n"
     (tmp_path / "llamacpp-server.service").write_text(ours)
     (tmp_path / "llamacpp-mine.service").write_text("[Service]\n")
     (tmp_path / "llamacpp-server.service.d").mkdir()

@@ -428,7 +428,7 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     data = cluster_of(False, found, llama_server_context=2048, **big(16), **limit)
     (advisory,) = [entry for entry in written(data)["advisories"] if entry["id"] == "slower-than-one-host"]
     assert advisory["remedy"] == (
-        f"Put one with the model's files into llama_head instead of head, leave llama_workers empty and remove {variable}. "
+        f"Replace head with one in llama_head (with the model's files), leave llama_workers empty and remove {variable}. "
         "Or set llama_placement to all to use all workers anyway."
     )
     common = {key: value for key, value in data["llama_cluster"]["vars"].items() if key != variable}
@@ -460,7 +460,7 @@ def test_pages_of_the_models_file_may_take_half_of_the_reserve_of_the_head(mode,
 
 def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
     said = reason(plan(CLUSTERS / "bc250_pair.yml", **dense(39.59)))
-    assert "MiB are missing" in said
+    assert " MiB (by " in said
     assert "llama_server_context" not in said
 
 
@@ -520,10 +520,10 @@ READMES = sorted(path.parent.name for path in FOLDER.glob("*/README.md"))
 
 
 def table_of(name):
-    """Rows of the table: by hand, planned, why."""
+    """Rows of the table: manual, planned, reason."""
     rows = [line.split("|") for line in (FOLDER / name / "README.md").read_text().splitlines()]
     table = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 5]
-    assert table[0] == ["by hand", "planned", "why"]
+    assert table[0] == ["manual", "planned", "reason"]
     return table[2:]
 
 

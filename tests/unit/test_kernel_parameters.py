@@ -1,4 +1,4 @@
-"""Options of kernel modules: their sizes, the file for modprobe, the initramfs, and when a reboot is due."""
+"""Options of kernel modules: their sizes, the file for modprobe, the initramfs, and when a reboot is needed."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
     make = "echo made >> {{ inventory_hostname }}/made; {{ 'echo disk full >&2; exit 1' if inventory_hostname == 'broken' else '' }}"
     known = {
         "__llama_host_facts": {"distribution": {"family": "arch"}, "system": "Linux"},
-        "__llama_host_modprobe": path,
+        "__llama_host_modprobe_file": path,
         "__llama_host_initramfs_commands": {"arch": ["sh", "-c", f"cd {tmp_path}; {make}"]},
     }
     role = {"name": "llamacpp.cluster.llama_host", "tasks_from": "kernel_parameters"}
@@ -56,10 +56,10 @@ def test_the_role_sets_them_once_with_the_initramfs_and_takes_them_back(tmp_path
 
     made = {name: len(text.read_text().split()) for name in hosts if (text := tmp_path / name / "made").exists()}
     assert made == {"new": 2, "running": 1, "broken": 1}, said
-    assert "reboot is due for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
-    assert "new: a reboot is needed to drop removed kernel module options" in said
+    assert "reboot is needed for amdgpu.gttsize=126976 ttm.pages_limit=32505856" in said
+    assert "new: a reboot is needed to unset the removed kernel module options" in said
     assert "running: a reboot" not in said
-    assert "broken cannot set options of kernel modules: disk full" in said, said
+    assert "broken cannot set kernel module options: disk full" in said, said
     assert "which this collection did not create: move" in said
     left = {name: [path.name for path in (tmp_path / name / "etc/modprobe.d").iterdir()] for name in hosts}
     file = ["llamacpp.conf"]

@@ -73,7 +73,7 @@ def test_layers_on_the_head_need_room_there(pair, big_model):
     for worker in ("worker1", "worker2"):
         pair.hosts[worker]["variables"]["llama_worker_endpoints"] = [{"memory_mib": 60 * 1024}]
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 11
-    assert "MiB are missing in the memory of head" in pair.reason()
+    assert "but head lacks " in pair.reason()
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = 61
     assert not pair.plan()["refused"]
 
@@ -101,7 +101,7 @@ def test_an_override_needs_the_names_of_tensors(pair, big_model):
 
 def test_overrides_leave_no_more_on_the_head_than_it_holds(pair, big_model):
     serving(pair, big_model, llama_server_override_tensor=["blk=CPU"]).reason(
-        "81920 MiB of weights on the head, but 19661 MiB are missing in the memory of head"
+        "81920 MiB of weights on the head, but head lacks 19661 MiB of memory"
     )
 
 
@@ -275,7 +275,7 @@ BAD_ENDPOINTS = [
     ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
     ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
-    ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "leave out one of the two"]),
+    ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "remove one of the two"]),
     ([{"name": "a b"}], ["'a b'", "a-z"]),
     ([{"name": "a"}, {"name": "a"}], ["'a'"]),
 ]
@@ -392,8 +392,8 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
     assert plan["refused"]
     assert not plan["fits"]
     told = re.fullmatch(
-        r"the model does not fit: (\d+) MiB are missing, (\d+) on 192\.0\.2\.11:50052 \(worker1\), which holds \d+, (\d+) on "
-        r"192\.0\.2\.12:50052 \(worker2\), which holds \d+: add a worker, .*",
+        r"the model does not fit: it exceeds the devices' capacity by (\d+) MiB \(by (\d+) on 192\.0\.2\.11:50052 \(worker1\), whose capacity is \d+, "
+        r"by (\d+) on 192\.0\.2\.12:50052 \(worker2\), whose capacity is \d+\): add a worker, .*",
         plan["reasons"][0],
     )
     missing = [math.ceil(entry["weights_mib"] + entry["kv_mib"] - entry["capacity_mib"]) for entry in plan["placement"]]
@@ -405,7 +405,7 @@ def test_a_small_host_that_lends_nothing_is_told_how_it_would(pair):
     pair.hosts["head"]["variables"]["llama_placement"] = "all"
     pair.hosts["worker1"]["facts"]["memory_mib"] = pair.hosts["worker2"]["facts"]["memory_mib"] = 1900
     reason = pair.plan()["reasons"][0]
-    assert "which holds 0" in reason
+    assert "whose capacity is 0" in reason
     assert "; all memory of worker1, worker2 is reserved for the system" in reason
     for name in ("worker1", "worker2"):
         pair.hosts[name]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "memory_mib": 900}]

@@ -60,7 +60,7 @@ def test_tables_that_stay_in_the_memory_of_the_head_are_counted():
     cluster = tables(cards_of(20, llama_release={**TREE, "build": 11063}), 28)
     assert cluster.plan()["fits"]
     cluster.hosts["head"]["facts"]["memory_mib"] = 16384
-    assert "14336 MiB are missing in the memory of head, which holds 28672 MiB" in cluster.reason()
+    assert "head lacks 14336 MiB of memory for 28672 MiB of embedding tables" in cluster.reason()
 
 
 def test_a_cache_that_stays_on_the_head_is_on_no_device():

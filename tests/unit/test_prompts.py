@@ -95,7 +95,7 @@ def test_a_server_frees_its_model_after_the_seconds_that_are_asked_for():
     kept = head_with_cards().plan()
     assert (argument(kept, "--sleep-idle-seconds"), "idle_seconds" in kept["head"]) == (None, False)
     other = head_with_cards(llama_server_idle_seconds=600, llama_release=FORK)
-    assert other.reason().rstrip(".").endswith("archive-bbbbbbbb does not know: leave it out")
+    assert other.reason().rstrip(".").endswith("archive-bbbbbbbb does not support: remove it")
     assert "llama_server_idle_seconds is 0" in head_with_cards(llama_server_idle_seconds=0).reason()
 
 

@@ -73,9 +73,9 @@ def released(release):
         (of("head", "facts", rdma=["10.9.0.1"]), "device on head has the host's address 192.0.2.10 (found: 10.9.0.1"),
         (
             of("head", "facts", scope="user", service_manager="systemd_user"),
-            "head has no system units of systemd, which RDMA needs to lock memory: set llama_host_scope",
+            "head has no systemd system units, which RDMA needs to lock memory: set llama_host_scope",
         ),
-        (of("worker1", "facts", service_manager="supervisor"), "worker1 has no system units of systemd"),
+        (of("worker1", "facts", service_manager="supervisor"), "worker1 has no systemd system units"),
         (
             of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]),
             "tunnel, which RDMA cannot use",

@@ -97,7 +97,7 @@ ALL = object()
 
 def deciding(plan):
     """The tasks of a play that decide which hosts reboot, and say so."""
-    names = ("Decide whether to reboot the host", "Report which hosts reboot, and why")
+    names = ("Decide whether to reboot the host", "Report whether the host reboots, and why")
     return [task for task in plan["tasks"] if task["name"] in names]
 
 
@@ -114,7 +114,7 @@ def hosts_of(path, named, *arguments):
     }
     groups = {"llama_head": {"hosts": {"top": {}}}, "llama_workers": {"hosts": dict.fromkeys(WORKERS)}}
     (path / "run.yml").write_text(yaml.safe_dump([play]))
-    given = {"__llama_reboot_marks": {"results": []}, **({} if named is ALL else {"llama_reboot_hosts": named})}
+    given = {"__llama_reboot_markers": {"results": []}, **({} if named is ALL else {"llama_reboot_hosts": named})}
     inventory = {"llama_cluster": {"children": groups}}
     return " ".join(playbook_runs.run(path, "run.yml", inventory, "-e", json.dumps(given), *arguments)[1].split())
 
@@ -126,10 +126,10 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
     for name in ("one", "top"):
         assert f"{name}: reboots (requested)" in shown
     for name in ("two", "spare"):
-        assert f"{name}: is not among llama_reboot_hosts" in shown
+        assert f"{name}: is not in llama_reboot_hosts" in shown
     assert hosts_of(tmp_path, ALL).count("needs no reboot") == 4
     refusals = {
-        "llama_reboot_hosts names strix9, which the cluster does not have": ("one,strix9",),
+        "llama_reboot_hosts has strix9, which is not in the cluster": ("one,strix9",),
         "llama_reboot_hosts is empty": ("",),
         "--limit excludes top, spare": (ALL, "--limit", "one,two"),
         "for example -e llama_reboot_hosts=top,one; --limit excludes top, spare": ("strix9", "--limit", "one,two"),
@@ -146,15 +146,15 @@ def test_hosts_that_need_it_reboot_where_none_is_named(tmp_path):
     plays = yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text())
     (plan,) = (play for play in plays if play["name"] == "Plan")
     marks = {"results": [{"item": "/run/reboot-required", "stat": {"exists": "{{ inventory_hostname == 'one' }}"}}]}
-    waits = "{{ 'a reboot is due for ttm.pages_limit=1' if inventory_hostname == 'two' else '' }}"
+    waits = "{{ 'a reboot is needed for ttm.pages_limit=1' if inventory_hostname == 'two' else '' }}"
     variables = {
-        "__llama_reboot_requested": [*WORKERS, "top"],
-        "__llama_reboot_marks": marks,
+        "__llama_reboot_requested_hosts": [*WORKERS, "top"],
+        "__llama_reboot_markers": marks,
         "__llama_host_reboot_reason": waits,
     }
     said = play(tmp_path, deciding(plan), variables)
     assert "one: reboots (/run/reboot-required)" in said
-    assert "two: reboots (a reboot is due for ttm.pages_limit=1)" in said
+    assert "two: reboots (a reboot is needed for ttm.pages_limit=1)" in said
     assert "spare: needs no reboot" in said
 
 

@@ -81,9 +81,7 @@ def test_one_server_on_each_host_serves_several_users_the_fastest():
         r"The best other shape is one server on each of host0, host1: 1\.\d+ times the tokens per second of this plan "
     )
     assert re.search(
-        gain
-        + r"for 8 users\. To select it, put host0, host1 into the group llama_head and a host into llama_balancer\.",
-        page,
+        gain + r"for 8 users\. To select it, add host0, host1 to llama_head, and a host to llama_balancer\.", page
     )
 
 

@@ -105,7 +105,7 @@ def test_the_log_of_a_worker_that_crashed_says_why():
     )
     known = {name: trust_as_template(text) for name, text in task["vars"].items()}
     known["__llama_proof"] = {"wrong": "w crashes", "fix": "Do."}
-    known["__llama_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
+    known["__llama_worker_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
     shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
     assert shown == "w crashes; 2; 3; 4. Do."
 
@@ -200,7 +200,7 @@ def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
     known = {name: trust_as_template(value) for name, value in text.items() if isinstance(value, str)}
     found = {"results": [{"item": name, "rc": 2} for name in lacking]}
     known.update(__llama_link_iperf3=found, __llama_link_transfer=sent, __llama_link_ping=pinged)
-    known.update(__llama_link_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
+    known.update(__llama_link_iperf3_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
     known.update({"llama_link_measure": "true"} if measured[-1] else {})
     kept = {key: trust_as_template(value) for key, value in text["__llama_link_measurement"].items()}
     assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
@@ -227,7 +227,8 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
     }
     (text,) = given - {None}
     templar = Templar(
-        DataLoader(), {**known, "__llama_asked_packages": trust_as_template(known["__llama_asked_packages"]), **release}
+        DataLoader(),
+        {**known, "__llama_queried_packages": trust_as_template(known["__llama_queried_packages"]), **release},
     )
     assert templar.template(trust_as_template(text)) == (known["__llama_cpp_packages"] if asked else {})
 
@@ -243,11 +244,11 @@ START = [
 CHANGE = [
     "Build",
     "Write the planned files",
-    "Keep the plan on each host",
+    "Store the plan on each host",
     "Stop a retired head before its workers change",
     "Stop the head before its model or workers change",
     *START,
-    "Verify the cluster, unless this is check mode",
+    "Verify the cluster, except in check mode",
     "Remove the installation once the cluster no longer uses the host",
 ]
 RETURN = ["Stop the head", *START]
@@ -280,9 +281,9 @@ def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
 @pytest.mark.parametrize(
     "hosts, serves, said",
     [
-        (["head", "w"], True, "serve: head: no. The cluster went back by itself: plan b (release r) serves again."),
-        (["head"], True, "serve: w was lost during the change; head: no. The cluster went back by itself"),
-        (["head"], False, "NOT go back: gone. Fix the failure and run site.yml again, or rollback.yml if"),
+        (["head", "w"], True, "serve: head: no. The cluster rolled back: plan b (release r) serves again."),
+        (["head"], True, "serve: w was lost during the change; head: no. The cluster rolled back"),
+        (["head"], False, "The rollback failed: gone. Fix the failure and run site.yml again, or run rollback.yml if"),
     ],
     ids=["back", "a host lost", "not back"],
 )
@@ -327,8 +328,8 @@ def members(*hosts):
         ),
         ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
         ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
-        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w is a worker, but with several hosts in llama_head"),
-        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has one"),
+        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w belongs to no replica, but llama_head has several"),
+        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has only one"),
         (
             "site.yml",
             members(["a", "b"], [], ["b"]),

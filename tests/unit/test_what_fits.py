@@ -86,7 +86,7 @@ def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
 def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     found = rows_of(head_with_cards(1, **NEW).hosts)
     assert [(row.model, row.quantisation) for row in found[:2]] == [("Qwen3 32B", "Q4_K_M"), (SMALL, "Q8_0")]
-    assert [row.why_not.split(" ", 1)[1] for row in found[2:]] == ["GiB are missing"] * 2
+    assert [row.why_not.split(" ")[0::2] for row in found[2:]] == [["needs", "GiB", "memory"]] * 2
     assert found[2].bytes < found[3].bytes
     assert (found[1].context, found[1].longest_context, found[1].hosts, found[1].devices) == (8192, 40960, ("head",), 1)
     text = what_fits_text.text_of(found, what_fits.Question())
@@ -123,7 +123,7 @@ def test_a_host_too_small_for_all_says_how_much_is_missing():
     cluster.hosts["head"]["facts"].update(memory_mib=4096, accelerators=[])
     found = rows_of(cluster.hosts)
     assert [row.quantisation for row in found] == ["Q2_K"] * 4
-    missing = [int(re.search(r"(\d+) MiB are missing", row.why_not)[1]) for row in found]
+    missing = [int(re.search(r"lacks (\d+) MiB of memory", row.why_not)[1]) for row in found]
     assert 0 < missing[0] < missing[1] < missing[2] < missing[3]
 
 

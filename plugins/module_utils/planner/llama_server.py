@@ -99,8 +99,8 @@ def device_names(fork: str, devices: Sequence[tuple[str | None, str]]) -> list[s
 def _unknown_setting(name: str, value: object, release: ReleasePlan) -> str:
     """Return why this release cannot have a setting."""
     values = options.supported_values(name, release.fork)
-    ways = f"use {' or '.join(values)}" if values else "leave it out"
-    return f"{options.by_name(name).variable} is {value}, which {release.ref} does not know: {ways}"
+    ways = f"use {' or '.join(values)}" if values else "remove it"
+    return f"{options.by_name(name).variable} is {value}, which {release.ref} does not support: {ways}"
 
 
 def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:

@@ -157,8 +157,8 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
 
 
 ORDER_TEXT = (
-    "First the models that generate at least {:g} tokens/s, the largest first, then slower ones, then those that do not fit. Each is shown in its largest "
-    f"quantisation that is fast enough, but never below {SMALLEST_FOR_SPEED} for speed alone."
+    "The order is: models that generate at least {:g} tokens/s, the largest first; slower models; models that do not fit. Each is shown in its largest "
+    f"quantisation that is fast enough, but not below {SMALLEST_FOR_SPEED} for speed alone."
 )
 
 
@@ -218,7 +218,7 @@ def _reason(plan: Plan | Refused) -> str:
     if isinstance(plan, Plan):
         missing_mib = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
         if not plan.fits and missing_mib:
-            return f"{missing_mib * MIB / GIB:.1f} GiB are missing"
+            return f"needs {missing_mib * MIB / GIB:.1f} GiB more memory"
         errors = [advisory for advisory in plan.advisories if advisory.severity == "error" and not advisory.accepted]
         if plan.fits and errors:
             return f"{errors[0].message} ({errors[0].id})"

@@ -89,7 +89,7 @@ def plan_workload(
     :raises Refusal: they contradict each other.
     """
     if users is not None and users < 1:
-        raise Refusal(f"llama_users is {users}: use 1 or more, or leave it out")
+        raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models

@@ -92,7 +92,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
         newer = (
             f"build {appearance.oldest_build_with} or newer"
             if appearance.oldest_build_with
-            else "a newer build that knows it"
+            else "a newer build that supports it"
         )
         variables = remedies.join_names(context.variables_of(release.id))
         values = {"would": modal, "who": f"build {release.build} {verb} not know", "and_remove": None}

@@ -57,7 +57,7 @@ ADVISORIES = (
         "warning",
         links.idle_workers,
         "This run does not start {where}: the plan does not use it, and nothing would restrict its port to the head.",
-        ("leave it out of the inventory", "accept unprotected-worker to start it anyway"),
+        ("remove it from the inventory", "accept unprotected-worker to start it anyway"),
         "docs/security.md",
     ),
     Advisory(
@@ -134,7 +134,7 @@ ADVISORIES = (
         "warning",
         memory.displacing_cache,
         "llama_server_prompt_cache_mib: {size} moves {moved} layers from {host} to slower devices. "
-        "Predicted: {now} tokens/s with it, {without} without.",
+        "Predicted: {now} tokens/s with it, {without} tokens/s without it.",
         ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if that is intended"),
         "docs/plan.md",
     ),

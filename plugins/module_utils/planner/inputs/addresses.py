@@ -44,8 +44,8 @@ def address_of(host: Host, peer: str, target: str | None = None) -> str:
         ) from None
     if parsed_address.is_loopback:
         raise Refusal(
-            f"{variable} for {host.name} is {address!r}, which only {host.name} can reach: set its address in the network that joins it "
-            f"with {peer}, in ansible_host or llama_links"
+            f"{variable} for {host.name} is {address!r}, which only {host.name} can reach: set an address that "
+            f"{peer} can reach, in ansible_host or llama_links"
         )
     if parsed_address.is_multicast or parsed_address.is_reserved:
         raise Refusal(

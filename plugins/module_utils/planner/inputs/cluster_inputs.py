@@ -188,7 +188,7 @@ def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] 
         if facts:
             facts_of(facts)
     except typed_json.Mismatch as error:
-        raise Refusal(f"llama_hardware{error.path} for {name} {error.reason}: correct it, or leave it out") from None
+        raise Refusal(f"llama_hardware{error.path} for {name} {error.reason}: correct it, or remove it") from None
     return facts
 
 
@@ -282,7 +282,7 @@ def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str |
 def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
     limit = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
     if limit:
-        raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {limit}, or leave it out")
+        raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {limit}, or remove it")
     address = str(values.get("address"))
     try:
         ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
@@ -483,7 +483,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     if manager not in possible_managers:
         raise Refusal(
             f"llama_hardware for {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
-            f"have: use {' or '.join(possible_managers)}, or leave it out"
+            f"support: use {' or '.join(possible_managers)}, or remove it"
         )
     facts = {
         **DEFAULT_FACTS,

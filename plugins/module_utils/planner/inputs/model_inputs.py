@@ -50,7 +50,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     sources += [KNOWN_ANSWER] * (size is not None)
     if len(sources) != 1:
         raise Refusal(
-            f"{' and '.join(sources)} are all set: keep only the one for the model to serve"
+            f"{' and '.join(sources)} are all set: keep only the variable of the model to serve"
             if sources
             else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} and {KNOWN_ANSWER}, "
             "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"

@@ -38,7 +38,7 @@ def _check_rdma(worker: str, host: Host, address: str) -> None:
     refusal_start, facts = f"llama_transport for {worker} is {names.RDMA}, but", host.facts
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].port_filter:
         raise Refusal(
-            f"{refusal_start} {host.name} has no system units of systemd, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
+            f"{refusal_start} {host.name} has no systemd system units, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
             f"llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:

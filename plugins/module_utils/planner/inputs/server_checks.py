@@ -53,7 +53,7 @@ def check_server(name: str, server: Server, workers: Sequence[Worker], release: 
     for field, (minimum, maximum) in FIELD_LIMITS.items():
         limit = validation.limit(getattr(server, field), minimum, maximum)
         if limit:
-            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or leave it out")
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
     if server.batch and (server.micro_batch or 0) > server.batch:
         raise Refusal(
             f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
@@ -134,7 +134,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
         problems.append(
-            f"{', '.join(foreign_words)}, which only {owner} knows, but {release.ref} is a release of {release.fork}: {remedy}"
+            f"{', '.join(foreign_words)}, which only {owner} supports, but {release.ref} is a release of {release.fork}: {remedy}"
         )
     if problems:
         raise Refusal(f"llama_server_extra_args has {'. It also has '.join(problems)}")

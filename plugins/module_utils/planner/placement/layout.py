@@ -72,7 +72,7 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
-        text = f"the model does not fit into the memory of {site.head}: {missing_mib} MiB are missing; add a worker"
+        text = f"the model does not fit: {site.head} lacks {missing_mib} MiB of memory; add a worker"
         return Layout((), (), load, 0, (text,) if missing_mib else (), missing_mib=missing_mib)
     start = load.units - gpu_layers
     reserved_bytes = workers.reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
@@ -296,7 +296,7 @@ def _words(
     slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
     if slower:
         nearly_all = uses_all and slower == 1
-        return "the most: faster than the rest" if nearly_all else "filled first: faster than the rest"
+        return "most layers: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
     if any(peer.holds_a_unit() for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
@@ -344,16 +344,14 @@ def _head_excess(
     if not missing_mib:
         return ()
     if not has_rest:
-        tables_note = f", which holds {load.on_head() // MIB} MiB of embedding tables"
+        tables_note = f" for {load.on_head() // MIB} MiB of embedding tables"
         cached_bytes = sum(load.kv) - sum(load.device_kv)
         tables_note += f", {cached_bytes // MIB} MiB of KV cache because of --no-kv-offload" if cached_bytes else ""
         cache_note = f" and {cache} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache else ":"
-        return (
-            f"{missing_mib} MiB are missing in the memory of {name}{tables_note}{cache_note} choose a head with more memory",
-        )
+        return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{cache_note} choose a head with more memory",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {start} layers and {load.on_head(range(start)) // MIB} MiB of weights on "
-        f"the head, but {missing_mib} MiB are missing in the memory of {name}: leave less on the head",
+        f"the head, but {name} lacks {missing_mib} MiB of memory: leave less on the head",
     )
 
 
@@ -374,8 +372,8 @@ def _device_excess(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[s
     """
     if fits:
         return [
-            f"llama_server_tensor_split or llama_server_override_tensor assigns too much to {device.label}: it holds {device.capacity_mib} MiB, and "
-            f"{mib} MiB are missing; reduce its share"
+            f"llama_server_tensor_split or llama_server_override_tensor assigns {mib} MiB too much to {device.label}, whose capacity is "
+            f"{device.capacity_mib} MiB: reduce its share"
             for device, mib in overfull
         ]
     full_hosts = list(
@@ -383,8 +381,8 @@ def _device_excess(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[s
     )
     note = f"; all memory of {', '.join(full_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
     return [
-        f"the model does not fit: {sum(mib for _device, mib in overfull)} MiB are missing, "
-        + ", ".join(f"{mib} on {device.label}, which holds {device.capacity_mib}" for device, mib in overfull)
-        + ": add a worker, or choose a smaller model"
+        f"the model does not fit: it exceeds the devices' capacity by {sum(mib for _device, mib in overfull)} MiB ("
+        + ", ".join(f"by {mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overfull)
+        + "): add a worker, or choose a smaller model"
         + (note if full_hosts else "")
     ]

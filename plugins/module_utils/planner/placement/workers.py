@@ -102,7 +102,7 @@ def _device_of(
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, but the device {name} belongs to the backend {device.backend}: leave out one of the two"
+            f"{place} has the backend {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove one of the two"
         )
     if device.backend != "cpu" and name in used_devices:
         raise Refusal(f"{place} lends {name} a second time: two workers cannot share an accelerator")
@@ -122,7 +122,7 @@ def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Co
     ):
         limit = validation.limit(value, 1, maximum)
         if limit:
-            raise Refusal(f"{place} has the {variable} {value}: {limit}, or leave it out")
+            raise Refusal(f"{place} has the {variable} {value}: {limit}, or remove it")
     if isinstance(port, bool) or not 0 < port < 65536:
         raise Refusal(f"{place} has the port {port}: use 1 to 65535")
     if port in used_ports:

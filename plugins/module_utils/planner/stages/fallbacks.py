@@ -91,7 +91,7 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     except Refusal as refusal:
         return None, None, str(refusal)
     missing_mib = candidate.layout.missing_mib
-    return (candidate, None, "") if candidate.fits else (None, missing_mib, f"{missing_mib} MiB are missing")
+    return (candidate, None, "") if candidate.fits else (None, missing_mib, f"needs {missing_mib} MiB more memory")
 
 
 def _fallback_plan(absence: Absence, candidate: Candidate, plan: Plan) -> FallbackPlan:

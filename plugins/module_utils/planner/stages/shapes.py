@@ -71,7 +71,7 @@ def compare(
     for entry in singles:
         head_shape = candidate if head in entry.names and not candidate.layout.workers() else None
         settings = {
-            f"put {entry.names[0]} into llama_head": head not in entry.names,
+            f"move {entry.names[0]} to llama_head": head not in entry.names,
             "leave llama_workers empty": has_workers,
             f"set llama_server_gpu_layers to {entry.gpu_layers}": entry.gpu_layers is not None,
             f"set llama_server_override_tensor to ['{entry.override_tensor}']": entry.override_tensor,
@@ -120,7 +120,7 @@ def _replicas(singles: Sequence[Single], users: int) -> ShapeEstimate:
     counts = [users // len(ways) + (index < users % len(ways)) for index in range(len(ways))]
     loads = [users_estimate(way[1], count) for way, count in zip(ways, counts) if count]
     names = [name for name, _candidate in ways]
-    groups = f"put {', '.join(names)} into the group llama_head and a host into llama_balancer"
+    groups = f"add {', '.join(names)} to llama_head, and a host to llama_balancer"
     shape = _shape(REPLICAS, names, ways[0][1], [groups])
     return shape._replace(free_mib=min(_free_mib(candidate) for _name, candidate in ways), users=_sum(loads))
 
