@@ -97,7 +97,7 @@ def main():
     )
     params, check = module.params, module.check_mode
     place = typed_json.parse(InstallationPaths, params["host"])
-    lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
+    lock = locks.hold_host_lock(place.prefix) if params["state"] and not check else nullcontext()
     with errors.report_errors(module), lock:
         service = job.BenchmarkJob(place)
         is_changed = params["state"] == "started" or bool(params["state"] and service.exists())

@@ -75,14 +75,14 @@ def find_drift(host_plan):
     :raises Refusal: something there has a planned name and is not of this collection.
     """
     ownership.check_ownership(host_plan)
-    return state.drift(host_plan)
+    return state.compare_host(host_plan)
 
 
 def compare_kept(plan):
     """Return a kept plan, how the host differs from it, and missing files that its services read."""
     read_files = {path for service in plan.host.services for path in service.reads}
     generated_files = {file.path for file in plan.host.files if file.content is None}
-    drift = state.drift(plan.host._replace(port_probes=()))
+    drift = state.compare_host(plan.host._replace(port_probes=()))
     missing = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
         drift.changed_files
     )

@@ -68,7 +68,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(LinkArguments), supports_check_mode=True)
     arguments = typed_json.parse(LinkArguments, module.params)
     system, check = System(), module.check_mode
-    lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
+    lock = locks.hold_host_lock(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.report_errors(module), lock:
         old_text, new_text = applying.apply_links(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]

@@ -144,7 +144,7 @@ def main():
     folder = arguments.folder or arguments.path
     seconds = CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
     try:
-        result = reading.from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
+        result = reading.read_from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:

@@ -120,7 +120,7 @@ def main():
     )
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.report_errors(module):
-        report = reading.from_disk(
+        report = reading.read_from_disk(
             ", ".join([*folders, *paths, *ollama]),
             lambda: local_models.report(folders, paths, ollama, module.params["account"]),
             module.params["timeout"],

@@ -123,7 +123,7 @@ def main():
     with errors.report_errors(module):
         work = typed_json.parse(ProofWork, module.params["work"])
         place = typed_json.parse(InstallationPaths, module.params["host"])
-        path = Path(place.prefix, names.PROOF)
+        path = Path(place.prefix, names.PROOFS_FILE)
         valid = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
         proof, unrecorded = Proof(0), ""

@@ -106,7 +106,7 @@ def main():
         place = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(place)
         service_names = [*(service.name for service in run), *module.params["names"]]
-        with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
+        with nullcontext() if module.check_mode else locks.hold_host_lock(place.prefix):
             digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in services_planned}
             changes = job.cancel_benchmark(place, service_names, module.check_mode)
             changes += services.apply_request(manager, steps, module.check_mode)

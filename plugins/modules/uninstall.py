@@ -79,7 +79,7 @@ def uninstall(place, account, host_name, check):
     cache = place.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.shown_holders(store.lock_path(cache))} on {host_name} is still building, although its run was killed: stop it, then run the playbook again"
+            f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building, although its run was killed: stop it, then run the playbook again"
         )
     handovers = removal.return_to_root(account, cache, check) if account else []
     leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []

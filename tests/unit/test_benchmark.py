@@ -349,7 +349,7 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
 
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
+    monkeypatch.setattr(job.services.commands, "set_runtime_directory", lambda: None)
     place = typed_json.parse(InstallationPaths, head.host)
     assert (
         job.cancel_benchmark(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
@@ -400,7 +400,7 @@ class Measuring:
             lambda _self, _prefix, name, value: self.left.update({name: value} if value else {}),
         )
         monkeypatch.setattr(
-            action.ActionModule, "module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
+            action.ActionModule, "run_module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
         )
 
     def run(self, path=None, check=False):
@@ -460,7 +460,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running: it was stopped"):
+    with pytest.raises(AnsibleActionFail, match="ended early: someone stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]

@@ -259,7 +259,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
         result = call(**arguments)
     if left < 7:
         assert re.search(
-            r"(No space left on device|curl could not write the file)\. Free some space on .*disk", result["msg"]
+            r"(No space left on device|curl could not write the file)\. Free space on .*disk", result["msg"]
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
         assert not (models / "source" / download_record.RECORD_FILE).exists()

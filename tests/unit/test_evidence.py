@@ -116,7 +116,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
     (folder / journal.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
-    (folder / serving.FILE).write_text(json.dumps(written))
+    (folder / serving.RECORD_FILE).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
     assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
         " the server is asleep",

@@ -104,11 +104,11 @@ def test_one_endpoint_twice(mixed):
 
 def test_the_page_names_them(mixed):
     parts = plan_text.plan_parts(typed(mixed.plan()))
-    assert any("gaming-pc" in line and "cuda, run elsewhere" in line for line in parts["Topology"])
-    assert "192.0.2.77:50052: run elsewhere; its clients are unknown" in "\n".join(parts["Open ports"])
+    assert any("gaming-pc" in line and "cuda, external" in line for line in parts["Topology"])
+    assert "192.0.2.77:50052: external worker; its clients are unknown" in "\n".join(parts["Open ports"])
     given(mixed, architecture="5.0").hosts["head"]["variables"]["llama_placement"] = "fastest"
     unused = " ".join(line.strip() for line in plan_text.plan_parts(typed(mixed.plan()))["Topology"])
-    assert "gaming-pc cuda 192.0.2.77:50052, run elsewhere" in unused
+    assert "gaming-pc cuda 192.0.2.77:50052, external" in unused
 
 
 def test_the_handshake_of_one_that_is_used_is_judged(mixed):

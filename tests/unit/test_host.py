@@ -35,7 +35,7 @@ def test_distributions(text, expected):
 def test_programs_are_found_in_absolute_folders_alone(monkeypatch):
     for path in ("", ":/x:", "/x::.", ".:/x"):
         monkeypatch.setenv("PATH", path)
-        search = runpy.run_path(commands.__file__)["SEARCH"].split(os.pathsep)
+        search = runpy.run_path(commands.__file__)["SEARCH_PATH"].split(os.pathsep)
         assert all(map(os.path.isabs, search))
 
 

@@ -125,7 +125,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     assert planned.port_probes
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
-    monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
+    monkeypatch.setattr(host_status.state, "compare_host", lambda part: compared.append(part) or found)
     _drift, condition = host_status.read_status("system", planned._replace(**place._asdict()), None)
     assert compared[0].port_probes == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
@@ -135,7 +135,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
 def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, place, monkeypatch, key):
     """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
-    monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
+    monkeypatch.setattr(host_status.state, "compare_host", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts cached on the head"):
         host_status.read_status("system", planned, None)
 

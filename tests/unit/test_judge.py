@@ -147,7 +147,7 @@ def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, p
     left_so = [check["name"] for check in asleep["report"]["checks"] if "(asleep)" in check["evidence"]]
     assert left_so == ["known answer", "completion"]
     shown = capsys.readouterr().out
-    assert "Whether the server answers was not tested: the model is not loaded" in shown
+    assert "The server's answers were not tested: the model is not loaded" in shown
     assert "Ask it" not in shown
     assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
     wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
@@ -371,7 +371,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             assert told[-1]["plan"]["unreachable_hosts"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for its answer"
+            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for the server"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["unreachable_hosts"] == ["worker1", "worker2"]
@@ -421,7 +421,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     assert [path.name for path in (tmp_path / "it's").iterdir()] == ["verified.json"]
     assert len(left) == 3
     assert len(warned) == 1
-    assert "verified.json could not be recorded on here" in warned[0]
+    assert "verified.json could not be written on here" in warned[0]
     assert "\x1b" not in warned[0]
 
 

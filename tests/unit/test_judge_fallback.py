@@ -65,7 +65,7 @@ def launch(tmp_path):
 )
 def test_the_plan_or_a_planned_fallback_runs_and_nothing_else(tmp_path, service, launch, argument, expected, fallback):
     process = launch(service, argument)
-    found = state.service_state(service, processes.account_processes(str(tmp_path), None), processes.sockets())
+    found = state.service_state(service, processes.account_processes(str(tmp_path), None), processes.read_sockets())
     assert (found.state, found.fallback) == (expected, fallback)
     assert (found.pid != process.pid) == (expected == "running")
 

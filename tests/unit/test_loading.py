@@ -82,7 +82,9 @@ def launcher(tmp_path):
 
     def write(**changes):
         load = {**load_of(1.5, 2, 3)._asdict(), "more": "x"}
-        (tmp_path / serving.FILE).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
+        (tmp_path / serving.RECORD_FILE).write_text(
+            json.dumps({"state": "loading", "process": 42, "load": load, **changes})
+        )
         return serving_record.launcher_record(tmp_path, [42])
 
     return write

@@ -343,7 +343,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     ((predicted,),) = [[*head.planned.values()]]
     assert predicted.keys() <= metrics.BY_NAME.keys()
     assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
-    assert names.METRICS in names.INSTALLED
+    assert names.METRICS in names.INSTALLED_ENTRIES
 
 
 def test_a_folder_that_a_unit_cannot_name_is_refused(pair):

@@ -141,7 +141,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     for stored in (None, content[:-1]):
         if stored:
             blob.write_bytes(stored)
-        assert "library/m:1, which is in no Ollama folder on h" in find()["refused"]
+        assert "library/m:1, which no readable Ollama folder on h contains" in find()["refused"]
         assert "run ollama pull on that host" in find()["refused"]
     blob.write_bytes(content)
     found = find()

@@ -49,7 +49,7 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, last_sample, load, asleep, kept = True, None, None, False, {}
+    ready, last_sample, load, asleep, slot_counts = True, None, None, False, {}
     counts = llama_server.counts_of(METRICS)
     loaded = llama_server.Head.loaded
 
@@ -97,7 +97,7 @@ def gathered(plan, folder, state, name="worker2"):
     if state == "loading":
         head.load = record.load
     exports.export_head(record, head)
-    return exports.snapshot, {**json.loads((folder / serving.FILE).read_text()), "since": record.since}
+    return exports.snapshot, {**json.loads((folder / serving.RECORD_FILE).read_text()), "since": record.since}
 
 
 @pytest.mark.parametrize("needless, lost", [(3, 4), (9, 0), (None, 7)])

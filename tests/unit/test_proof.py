@@ -428,7 +428,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     assert not {one.id for one in first.proof.devices} & {one.id for one in second.proof.devices}
     action = actions.made(action_plugin, plan=plan)
     proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
-    action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
+    action.run_in_background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
         "two: worker2 cpu computes incorrectly"
     )
@@ -701,9 +701,11 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
 def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
     plan = typed(served.accepted())
     action = actions.made(action_plugin, plan=served.accepted())
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1})
+    action.run_in_background = mock.Mock(
+        return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1}
+    )
     action.run(task_vars={"inventory_hostname": "head"})
-    lines = action.background.call_args.kwargs["definition"].splitlines()
+    lines = action.run_in_background.call_args.kwargs["definition"].splitlines()
     host = plan.hosts["head"]
     head = definitions.definition(host, host.services[-1]).splitlines()
     changed = ("Description", "After", "ExecStart=", "Restart", "Watchdog", "LoadCredential", "WantedBy", "[Install]")
@@ -744,7 +746,7 @@ def test_a_launcher_that_does_not_answer_leaves_the_proof_untested(prove, monkey
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
-    path = tmp_path / names.PROOF
+    path = tmp_path / names.PROOFS_FILE
     assert run.read_record(path).verdicts == ()
     for distance in (0.01, 0.02):
         run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
@@ -777,7 +779,13 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
             0,
             r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
-        (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
+        (
+            WRONG,
+            "search",
+            "systemd",
+            3,
+            "worker2 .* The model was not loaded. Run the playbook again if .*. Otherwise change",
+        ),
         (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
         (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
     ],
@@ -786,9 +794,9 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
     action = actions.made(action_plugin, plan=plan, prove=prove)
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
+    action.run_in_background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
-    assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
+    assert len(action.run_in_background.call_args.kwargs["work"]["remedies"]) == tried
     commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
     assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
@@ -811,16 +819,16 @@ def test_what_is_shown_of_a_proof(served, monkeypatch, arguments, answer, shown,
     display = mock.Mock(display=lines.append, warning=warnings.append)
     monkeypatch.setattr(action_plugin, "display", display)
     action = actions.made(action_plugin, plan=served.accepted(), **arguments)
-    action.background = mock.Mock(return_value=typed_json.dump(answer))
+    action.run_in_background = mock.Mock(return_value=typed_json.dump(answer))
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"] == ""
-    assert action.background.called == bool(answer)
+    assert action.run_in_background.called == bool(answer)
     assert warnings == [warned] * bool(warned)
     assert [shown in line for line in lines] == [True] * bool(shown)
 
 
 def test_a_proof_that_failed_says_on_which_host(served):
     action = actions.made(action_plugin, plan=served.accepted())
-    action.background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
+    action.run_in_background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
     with pytest.raises(AnsibleActionFail, match="proof on head: disk full"):
         action.run(task_vars={"inventory_hostname": "head"})
 

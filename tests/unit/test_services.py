@@ -91,7 +91,7 @@ def machine(request, tmp_path, monkeypatch):
 
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
-    monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
+    monkeypatch.setattr(commands, "SEARCH_PATH", f"{made.folder}:{commands.SEARCH_PATH}")
     monkeypatch.setattr(place, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
@@ -208,7 +208,7 @@ def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monk
     broken.mkdir()
     (broken / "systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
     (broken / "systemctl").chmod(0o755)
-    monkeypatch.setattr(commands, "SEARCH", str(broken))
+    monkeypatch.setattr(commands, "SEARCH_PATH", str(broken))
     with pytest.raises((Refusal), match="Failed to connect to bus"):
         machine.manager.state([WORKER])
 
@@ -226,7 +226,7 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(commands.os.path, "exists", lambda path: path.endswith("/bus"))
-    commands.find_user_session()
+    commands.set_runtime_directory()
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 

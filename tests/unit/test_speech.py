@@ -165,13 +165,13 @@ def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
     found = found._replace(readings=found.readings[::-1])
     answers = {name: {"drift": drift} for name, drift in drifts(described).items()}
     verify(described, found, recorded=record, answers=answers)
-    record = written.get(names.READING)
+    record = written.get(names.READINGS_FILE)
     readings = [typed_json.parse(Reading, one) for one in record["readings"]] if record else None
     assert (readings and [f"{one.bits_per_byte:.2f}" for one in readings]) == kept
 
 
 def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
-    path, kept = tmp_path / names.READING, (Reading(OTHER, (-1.0,), 4),)
+    path, kept = tmp_path / names.READINGS_FILE, (Reading(OTHER, (-1.0,), 4),)
     assert evidence._earlier_readings(path) == ()
     for text, expected in ((json.dumps({"readings": typed_json.dump(kept)}), kept), ('{"readings": [{"id": 1}]}', ())):
         path.write_text(text)

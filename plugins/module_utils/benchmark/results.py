@@ -35,7 +35,7 @@ def result_of(text: str) -> Result | None:
 
 def read_results(state: Path, number: int) -> Program:
     """Return what a program has written so far. The services' account owns its files and may have put anything there."""
-    rows, log, status = (reading.end_of(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
+    rows, log, status = (reading.read_end(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
     last_lines = [printable(line, LINE_LENGTH) for line in log.splitlines() if line.strip()][-LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
     return Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))

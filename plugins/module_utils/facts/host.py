@@ -211,7 +211,7 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "toolchains": found_toolchains,
         "tools": _installed_packages(tools, packages),
         "user": user,
-        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.NAME)},
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.PREFIX)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],

@@ -40,7 +40,7 @@ class InstallationPaths(NamedTuple):
 def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     """Return the name of the service manager that runs services of this scope here."""
     if scope == "user":
-        commands.find_user_session()
+        commands.set_runtime_directory()
     managers = (
         (name, service_managers.MANAGERS[name]) for name in service_managers.usable_managers(platform.system(), scope)
     )
@@ -128,9 +128,9 @@ def is_own_definition(definition: Path) -> bool:
 def defined_services(manager: str, unit_folder: str) -> list[str]:
     """Return the names of services whose definition this collection wrote."""
     services = []
-    for path in Path(unit_folder).glob(f"{names.NAME}-*") if os.path.isdir(unit_folder) else []:
+    for path in Path(unit_folder).glob(f"{names.PREFIX}-*") if os.path.isdir(unit_folder) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
+        if service and names.SERVICE_PATTERN.fullmatch(service) and is_own_definition(path):
             services.append(service)
     return sorted(services)
 

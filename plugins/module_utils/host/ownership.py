@@ -35,7 +35,7 @@ def _foreign_contents(host_plan: HostPlan) -> Iterator[str]:
     if files.is_marked(prefix):
         return
     owners: dict[str, str | None] = {folder.path: folder.owner for folder in host_plan.folders if folder.owner}
-    owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
+    owners.update({str(prefix / name): None for name in names.INSTALLED_ENTRIES if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
             actual_owner = processes.owner_of(os.stat(path).st_uid)

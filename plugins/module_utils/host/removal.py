@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
-TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
+TEMPORARY = (files.TEMPORARY_PREFIX, ".ansible_tmp")
 """Prefixes of files that a killed run leaves in a folder."""
 PACKAGE_REMOVAL = ("apt-get remove", "dnf remove", "zypper remove", "pacman -R", "brew uninstall")
 REMOVAL_SECONDS = 600
@@ -35,7 +35,7 @@ def remove_installation(place: InstallationPaths, name: str, check: bool) -> tup
         return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
-    packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
+    packages = sorted(set(files.text_of(prefix / names.PACKAGES_FILE).split()))
     metrics_files, metrics_folders = _remove_metrics(place, check)
     for steps in [] if check else installed_paths:
         _remove(prefix.joinpath(*steps))
@@ -97,7 +97,7 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
         paths += [(names.MODELS, path.name) for path in generated_models]
         if all(_is_temporary(path) for path in models.iterdir() if path not in generated_models):
             paths.append((names.MODELS,))
-    return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
+    return [*paths, *((entry,) for entry in names.INSTALLED_ENTRIES if entry in entries)]
 
 
 def _is_generated(path: Path) -> bool:

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_end
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
@@ -81,7 +81,7 @@ class Manager:
 
     def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
         """Return the end of a service's log, for a journal this number of lines in this form."""
-        return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
+        return read_end(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""
@@ -104,7 +104,7 @@ class Systemd(Manager):
         super().__init__(record, place)
         self.user = ["--user"] if place.scope == "user" else []
         if self.user:
-            commands.find_user_session()
+            commands.set_runtime_directory()
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
         return _run(["systemctl", *self.user, *words], may_fail)

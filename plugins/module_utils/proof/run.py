@@ -350,7 +350,7 @@ class _Server(NamedTuple):
 
     def failure(self, default_text: str) -> Failure:
         """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
-        lines = reading.end_of(self.log, LOG_BYTES).splitlines()
+        lines = reading.read_end(self.log, LOG_BYTES).splitlines()
         shown_lines = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
@@ -407,7 +407,7 @@ def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[
         host, _colon, port = address.rpartition(":")
         place = ["--host", host, "--port", port] if host else ["--host", address]
         argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
-        environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
+        environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
         server = _Server(connection, log, address, work.patience, owner)

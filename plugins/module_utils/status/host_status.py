@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Current state of a host and its services, read on that host. No worker is asked: its clients are read from the kernel's sockets."""
+"""Current state of a host and its services, read on that host. Workers are not contacted: their clients are read from the kernel's socket tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ASK_SECONDS = 1.0
-"""Longest time for an answer of llama-server: it answers at once while it loads a model, and within a batch while it computes."""
+"""Time limit for an answer from llama-server: it answers at once while it loads a model, and within a batch while it computes."""
 
 
-def _verification(path: Path) -> VerificationStatus | None:
-    """Return the record of the last verification on the head, with the age of its file; None if it is missing or has another form."""
+def _read_verification(path: Path) -> VerificationStatus | None:
+    """Return the record of the last verification on the head, with the age of its file; None if it is missing or invalid."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
         return typed_json.parse(VerificationStatus, {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age})
@@ -41,9 +41,10 @@ def _verification(path: Path) -> VerificationStatus | None:
 
 
 def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
-    """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
+    """Return the reports of the launcher, verify and llama-server on the head; None on other hosts."""
     folder = Path(place.prefix, "state")
-    record, verification = serving_record.read_record(folder), _verification(Path(place.prefix, names.VERIFICATION))
+    record = serving_record.read_record(folder)
+    verification = _read_verification(Path(place.prefix, names.VERIFICATION_FILE))
     if not head and not record and not verification:
         return None
     is_current = bool(record and Path(f"/proc/{record.process}").exists())
@@ -69,11 +70,11 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
 
 
 def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
-    """Return how the host differs from its part of the plan (None without a plan), and its condition."""
+    """Return the host's differences from its part of the plan (None without a plan), and its condition."""
     place = places.place_of(scope)
     if host_plan:
-        _check_place(places.place_in(host_plan), place)
-    drift = state.drift(host_plan._replace(port_probes=())) if host_plan else None
+        _check_paths(places.place_in(host_plan), place)
+    drift = state.compare_host(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
     definitions = places.defined_services(place.service_manager, place.units)
     manager = managers.manager_of(place)
@@ -92,15 +93,15 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
     )
 
 
-def _check_place(planned_place: places.InstallationPaths, actual_place: places.InstallationPaths) -> None:
-    """Check the place of the installation. The plan comes from facts that lay on the head, and root runs programs and removes files below the
+def _check_paths(planned_paths: places.InstallationPaths, actual_paths: places.InstallationPaths) -> None:
+    """Check the paths of the installation. The plan comes from facts stored on the head, and root runs programs and removes files below the
     prefix: a compromised head must not choose it.
 
-    :raises Refusal: the plan and this host have the installation in different places.
+    :raises Refusal: the installation has different paths in the plan and on this host.
     """
-    for key, planned_value, actual_value in zip(places.InstallationPaths._fields, planned_place, actual_place):
+    for key, planned_value, actual_value in zip(places.InstallationPaths._fields, planned_paths, actual_paths):
         if planned_value != actual_value:
             raise Refusal(
                 f"{key} is {validation.show(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
-                "again. If this persists, treat the head as compromised (docs/security.md)"
+                "again. If the paths still differ, treat the head as compromised (docs/security.md)"
             )

@@ -95,8 +95,8 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         links=_links(host.prefix, subject.links),
         fallback=_served_fallback(host, running),
         lock=cluster_lock.read_holder(Path(host.prefix)),
-        verdicts=run.read_record(Path(host.prefix, names.PROOF)).verdicts,
-        readings=_earlier_readings(Path(host.prefix, names.READING)),
+        verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
+        readings=_earlier_readings(Path(host.prefix, names.READINGS_FILE)),
     )
     hosts = {worker.endpoint: name for name, part in subject.hosts.items() for worker in part.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
@@ -111,7 +111,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             handshakes=evidence.handshakes._replace(workers=workers),
             waits_for=wait_reasons(new_handshakes, hosts, "the model needs"),
         )
-    first_load = log.partition(server.FALLS_ASLEEP)[0]
+    first_load = log.partition(server.SLEEP_MARK)[0]
     return evidence._replace(
         server=ServerEvidence(
             start_log.buffers(first_load),
@@ -121,7 +121,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             replies.has_page(client.ask("/", WORKER_SECONDS)),
             client.certificate_names() if head.tls_certificate_file else (),
         ),
-        drift=state.drift(host),
+        drift=state.compare_host(host),
     )
 
 
@@ -141,7 +141,7 @@ def _read_text(client: Client, subject: Subject) -> Reading | None:
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:
     """Count those of the llama-server that answers now. Each of several models has its own."""
     model = subject.named_model
-    option = (server.ALIAS, model.name) if model else (server.PORT, str(subject.head.port))
+    option = (server.ALIAS_OPTION, model.name) if model else (server.PORT_OPTION, str(subject.head.port))
     return sum(
         progress.rdma_connections(process)
         for process, argv in processes.account_processes(host.prefix, host.account).items()
@@ -238,7 +238,7 @@ def _complete(client: Client, subject: Subject) -> Completion:
         question = replies.question_without_text(PROMPT)
     if model:
         question["model"] = model.name
-    sleeps = server.SLEEP in argv
+    sleeps = server.SLEEP_OPTION in argv
     patience = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
         subject.head.start_timeout if sleeps else 0
     )

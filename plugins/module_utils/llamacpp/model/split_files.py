@@ -16,7 +16,7 @@ class ModelFiles(NamedTuple):
     """Files of one model: a single file, or the parts of a split model in order."""
 
     names: tuple[str, ...]
-    is_whole: bool
+    is_complete: bool
     """Whether no part is missing."""
 
 
