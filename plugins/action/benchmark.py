@@ -116,7 +116,7 @@ class ActionModule(Action):
         return loads
 
     def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        seconds = (command_line.LOAD_SECONDS + EXIT_SECONDS) * len(loads)
+        seconds = (command_line.PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
         self._call_module(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
 
     def _finish(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
@@ -211,5 +211,5 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.head_tunnel_ends(first_plan):
         argv = services.with_launcher(first_plan, "client", argv)
-    service = services.replacement(heads[0], job.NAME, f"benchmark of cluster {first_plan.cluster}", argv)
+    service = services.replacement(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Report,
     Subject,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
@@ -116,7 +116,7 @@ class ActionModule(Action):
         )
         if plan_warning:
             display.warning(plan_warning)
-        asleep = all(map(judge.left_asleep, (evidence, *further_evidence)))
+        asleep = all(map(judge.was_asleep, (evidence, *further_evidence)))
         self._record(plan, report, [evidence, *further_evidence], asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
@@ -143,7 +143,7 @@ class ActionModule(Action):
         :param patience: time limit in seconds.
         """
         plan, start_time = typed_json.dump(subject), time.monotonic()
-        wait_state = Waiting(subject, patience)
+        wait_state = ServerWait(subject, patience)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
             answer = self.run_module(plan=plan, wake=wake)
@@ -151,10 +151,10 @@ class ActionModule(Action):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
             elapsed_seconds = time.monotonic() - start_time
-            final_evidence = wait_state.end(evidence, elapsed_seconds)
+            final_evidence = wait_state.judge_wait(evidence, elapsed_seconds)
             if final_evidence:
                 return final_evidence
-            line = wait_state.line(evidence, elapsed_seconds)
+            line = wait_state.progress_line(evidence, elapsed_seconds)
             if line:
                 display.display(f"  {line}")
 

@@ -79,22 +79,22 @@ def uninstall(place, account, host_name, check):
     cache = place.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building, although its run was killed: stop it, then run the playbook again"
+            f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building for a killed run: stop this process, then run the playbook again"
         )
-    handovers = removal.return_to_root(account, cache, check) if account else []
+    returned_paths = removal.return_to_root(account, cache, check) if account else []
     leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
     if not check:
-        for identity in leftovers:
-            store.clear_build(cache, identity)
+        for build_id in leftovers:
+            store.clear_build(cache, build_id)
     removals, sentences = removal.remove_installation(place, host_name, check)
     removed_lines = [
         *removals,
-        *(f"builds/{identity}" for identity in leftovers),
-        *(f"{path}: {account}" for path in handovers),
+        *(f"builds/{build_id}" for build_id in leftovers),
+        *(f"{path}: {account}" for path in returned_paths),
     ]
     diff = {
         "before": "".join(f"{line}\n" for line in removed_lines),
-        "after": "".join(f"{path}: root\n" for path in handovers),
+        "after": "".join(f"{path}: root\n" for path in returned_paths),
     }
     return {
         "changed": bool(removed_lines),
@@ -106,18 +106,18 @@ def uninstall(place, account, host_name, check):
 
 
 def prune(host, check):
-    """Remove releases that the host no longer keeps."""
+    """Remove releases that the host no longer needs."""
     releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
     leftovers = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
     if not check:
-        for build in host.builds:  # so that what served until now is kept before what was built later
+        for build in host.builds:  # so that the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
-        for identity in releases:
-            store.remove_release(host.prefix, host.cache, identity)
-        for identity in leftovers:
-            store.clear_build(host.cache, identity)
-    removed_lines = [*releases, *(f"builds/{identity}" for identity in leftovers)]
+        for build_id in releases:
+            store.remove_release(host.prefix, host.cache, build_id)
+        for build_id in leftovers:
+            store.clear_build(host.cache, build_id)
+    removed_lines = [*releases, *(f"builds/{build_id}" for build_id in leftovers)]
     diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
     return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": leftovers, "diff": diff}
 

@@ -131,7 +131,7 @@ def test_why_a_load_cannot_be_measured():
     )
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
-    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan gives no layer to worker2"
+    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan places no layers on worker2"
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
@@ -249,7 +249,7 @@ def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value, words, status",
-    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+    [("PROGRAM_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
 )
 def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
     monkeypatch.setattr(command_line, name, value)
@@ -428,7 +428,7 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     assert measuring.host.calls == ["started", *["looked"] * 2, "absent"]
     assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record
     assert (tmp_path / "new" / "folder" / "benchmark.md").read_text().count("11.00 ± 1.41") == 8
-    assert f"RuntimeMaxSec={2 * (command_line.LOAD_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
+    assert f"RuntimeMaxSec={2 * (command_line.PROGRAM_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
     assert measuring.left == {}, "the known-answer model corrects no plan"
 
 

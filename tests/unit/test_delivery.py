@@ -198,7 +198,7 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
     Path(files[0].path).parent.mkdir(parents=True)
     Path(files[0].path).write_bytes(bytes(SIZE))
     for clock[0], size in ((5, 1_000_000), (10, 1_000_000), (12, 1_500_000), (20, 2_000_000)):
-        model_files.part_of(files[1]).write_bytes(bytes(size))
+        model_files.part_path(files[1]).write_bytes(bytes(size))
         assert progress.show(clock[0]) == str(SIZE + size)
     assert shown == [
         "  [head] m.gguf and 1 more: 4.0 MB of 6.0 MB, 0.4 MB/s, 4 s left",

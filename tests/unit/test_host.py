@@ -62,14 +62,14 @@ def test_what_closes_a_file_to_an_account(tmp_path):
     model.write_text("")
     model.chmod(0o644)
     for account in ("nobody", "no-such-account"):
-        assert local_models.closed_path(account, str(model)) is None
+        assert local_models.find_unreadable_part(account, str(model)) is None
     model.chmod(0o640)
-    assert local_models.closed_path("nobody", str(model)) == str(model)
+    assert local_models.find_unreadable_part("nobody", str(model)) == str(model)
     home.chmod(0o750)
-    assert local_models.closed_path("no-such-account", str(model)) == str(home)
+    assert local_models.find_unreadable_part("no-such-account", str(model)) == str(home)
     link = tmp_path / "link"
     link.symlink_to(model)
-    assert local_models.closed_path("nobody", str(link)) == str(home)
+    assert local_models.find_unreadable_part("nobody", str(link)) == str(home)
 
 
 def test_facts_are_small_and_the_same_each_time():
@@ -115,12 +115,12 @@ def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
 
 
 def test_whether_accounts_can_be_created(tmp_path):
-    assert host.tool_of_root("useradd", str(tmp_path)) is None
+    assert host.find_root_tool("useradd", str(tmp_path)) is None
     program = tmp_path / "useradd"
     program.write_text("")
     program.chmod(0o755)
-    assert host.tool_of_root("useradd", str(tmp_path)) == "installed"
-    assert set(host.TOOLS_OF_ROOT) < set(host.facts("user")["toolchain"])
+    assert host.find_root_tool("useradd", str(tmp_path)) == "installed"
+    assert set(host.ROOT_TOOLS) < set(host.facts("user")["toolchain"])
 
 
 POLICY = """llama.cpp-tools:
@@ -164,10 +164,10 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert place.read_left(str(tmp_path), names.CACHED_FACTS) == {}
+    assert place.read_json(str(tmp_path), names.CACHED_FACTS) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
         (tmp_path / names.CACHED_FACTS).write_text(text)
-        assert place.read_left(str(tmp_path), names.CACHED_FACTS) == kept
+        assert place.read_json(str(tmp_path), names.CACHED_FACTS) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):

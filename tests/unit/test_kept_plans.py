@@ -149,7 +149,7 @@ def test_a_host_tells_what_is_kept_and_what_services_miss(prefix, record, monkey
     model = record["model"]["path"]
     drift = Drift({}, (), (), (), (), (model,), ("/models/part.gguf",), (), (), None, ())
     monkeypatch.setattr(host_info_module.state, "compare_host", lambda part: drift)
-    answered = host_info_module.compare_kept(kept_plans.read_plan(str(prefix), kept_plans.CURRENT))
+    answered = host_info_module.compare_kept_plan(kept_plans.read_plan(str(prefix), kept_plans.CURRENT))
     assert answered["plan"]["id"] == record["id"]
     assert answered["missing"] == sorted([model, "/models/part.gguf"])
 

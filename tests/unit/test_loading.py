@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_cli
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
     WORKER_SECONDS,
-    Waiting,
+    ServerWait,
     expected_of,
 )
 from conftest import typed
@@ -121,12 +121,12 @@ def wait(plan, evidence, each, patience=600):
     :param plan: as JSON.
     :param each: seconds between one evidence and the next.
     """
-    waiting, lines = Waiting(subject(plan), patience), []
+    waiting, lines = ServerWait(subject(plan), patience), []
     for number, found in enumerate(evidence, 1):
-        final = waiting.end(found, number * each)
+        final = waiting.judge_wait(found, number * each)
         if final:
             return final, lines, number * each
-        lines += filter(None, [waiting.line(found, number * each)])
+        lines += filter(None, [waiting.progress_line(found, number * each)])
     raise AssertionError("it waits on")
 
 

@@ -160,7 +160,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(
-        f"process {os.getpid()} on this host is still building, although its run was killed: stop it"
+        f"process {os.getpid()} on this host is still building for a killed run: stop this process"
     )
     assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
     assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]

@@ -85,7 +85,7 @@ def test_the_page_of_a_cluster():
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
         "Device rates",
-        "No proof of the devices: the names of the model's tensors are not known",
+        "No proof of the devices: the names of the model's tensors are unknown",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",

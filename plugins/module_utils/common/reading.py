@@ -54,7 +54,7 @@ def read_end(path: Path, size: int) -> str:
 
 
 class TooSlowError(Exception):
-    """Timeout of some work; the message is the end of a sentence about a file or address."""
+    """Timeout; the message is the end of a sentence about a file or address."""
 
 
 def run_within(seconds: float, work: Callable[[], Any]) -> Any:

@@ -39,7 +39,7 @@ DEFAULT_LIMITS: dict[Any, Any] = {
 
 
 class Mismatch(Refusal):
-    """JSON that does not match a type; the message is the end of a sentence."""
+    """JSON does not match a type; the message is the end of a sentence."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(f"{path.lstrip('.') or 'it'} {reason}")
@@ -53,7 +53,7 @@ class Field(NamedTuple):
     is_optional: bool
     """Whether JSON may omit the field or set it to null."""
     omit_if_absent: bool
-    """Whether JSON omits the field if it has its default."""
+    """Whether JSON omits a default value."""
     default: Any = None
 
 
@@ -141,7 +141,7 @@ def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
 
 
 def format_refusal(host: str, subject: str, reason: object) -> Refusal:
-    """Return the refusal of a host's report that does not match its type for ``reason``."""
+    """Return the refusal of a host's report, for ``reason``."""
     return Refusal(
         f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
         "treat this host as compromised (docs/security.md)."
@@ -150,7 +150,7 @@ def format_refusal(host: str, subject: str, reason: object) -> Refusal:
 
 @functools.cache
 def _make_reader(hint: Any) -> Callable[[Any], Any]:
-    """Return the function that converts JSON to a value of this type."""
+    """Return the function that converts JSON to this type."""
     bare, annotations = unwrap(hint)
     limits = next((note for note in annotations if isinstance(note, (Text, Number, tuple))), None)
     origin, arguments = typing.get_origin(bare), typing.get_args(bare)
@@ -201,9 +201,9 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
         raise Mismatch(error.reason, path + error.path) from None
 
 
-def _check_size(data: Any, container_type: Any) -> Any:
-    """Return a list or a mapping if it has the right type and is not too long."""
-    if not isinstance(data, container_type):
+def _check_size(data: Any, kind: Any) -> Any:
+    """Return a list or a mapping of the right type and size."""
+    if not isinstance(data, kind):
         raise Mismatch(f"is {show(data)}")
     if len(data) > MAX_ENTRIES:
         raise Mismatch(f"has {len(data)} entries, more than {MAX_ENTRIES}")

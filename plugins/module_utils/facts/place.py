@@ -38,7 +38,7 @@ class InstallationPaths(NamedTuple):
 
 
 def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
-    """Return the name of the service manager that runs services of this scope here."""
+    """Return the name of the service manager for services of this scope on this host."""
     if scope == "user":
         commands.set_runtime_directory()
     managers = (
@@ -55,7 +55,7 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
 
 
 def scope(requested_scope: str) -> str:
-    """Return ``system`` for ``auto`` if the connecting user is or may become root, else ``user``."""
+    """Return ``system`` for ``auto`` if the connecting user is root or may become root, otherwise ``user``."""
     if requested_scope != "auto":
         return requested_scope
     may_become_root = os.geteuid() == 0 or (
@@ -66,7 +66,7 @@ def scope(requested_scope: str) -> str:
 
 
 def place_of(requested_scope: str) -> InstallationPaths:
-    """Return the paths of the installation here, whether it exists or not."""
+    """Return the paths of the installation on this host, whether it exists or not."""
     effective_scope = scope(requested_scope)
     manager = service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
@@ -81,7 +81,7 @@ def place_in(host_plan: object) -> InstallationPaths:
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Return whether the installation's supervisor runs, without waiting for one that hangs. A folder without our mark never counts."""
+    """Return whether the installation's supervisor runs, without waiting if it hangs. A folder without our mark never counts."""
     if not files.is_marked(Path(prefix)):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
@@ -135,8 +135,8 @@ def defined_services(manager: str, unit_folder: str) -> list[str]:
     return sorted(services)
 
 
-def read_left(prefix: str, name: str) -> dict:
-    """Return the JSON object in a file of an installation; empty without a file."""
+def read_json(prefix: str, name: str) -> dict:
+    """Return the JSON object in a file of the installation; empty without the file."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):

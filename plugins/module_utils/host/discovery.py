@@ -134,7 +134,7 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
 def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Yield models that generate text, the largest first."""
     largest_models = sorted(_complete_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
-    report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.names()), account)
+    report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.model_names()), account)
     for path, entry in report["paths"].items():
         if can_generate(entry.get("summary")):
             yield FoundModel("path", path, path, entry["closed"], entry["summary"])

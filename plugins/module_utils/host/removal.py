@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths, read_left
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths, read_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
@@ -72,7 +72,7 @@ def _remove(path: Path) -> None:
 
 def _remove_metrics(place: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
-    descriptions = read_left(place.prefix, names.METRICS).get("services", {})
+    descriptions = read_json(place.prefix, names.METRICS).get("services", {})
     exporters = {service: entry for service, entry in descriptions.items() if entry["folder"]}
     paths = [
         path

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 RETAINED_RELEASES = 2
-"""Number of releases of each backend that stay installed, including the planned release: returning to them needs no build."""
+"""Number of releases of each backend that stay installed, including the planned release."""
 
 
 def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], unused: Collection[str]) -> list[str]:

@@ -62,8 +62,8 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
         health=health,
         serving=record,
         current=is_current,
-        waits_for=evidence.wait_reasons(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
-        ends=evidence.exits(folder / runtime.EXITS),
+        waits_for=evidence.wait_reasons(evidence.read_handshakes(folder / runtime.HANDSHAKES).workers),
+        ends=evidence.read_exits(folder / runtime.EXITS),
         verified=verification,
         models=models,
     )

@@ -89,7 +89,7 @@ class DownloadProgress:
     def __init__(self, action: Action, downloads: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloads]
         self._total = sum(file.bytes or 0 for file in downloads)
-        paths = shlex.join(path for file in downloads for path in (file.path, str(model_files.part_of(file))))
+        paths = shlex.join(path for file in downloads for path in (file.path, str(model_files.part_path(file))))
         self._command = f"wc -c {paths} 2>/dev/null | tail -n 1"
         self._last: tuple[float, int] | None = None
 

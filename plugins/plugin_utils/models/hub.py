@@ -184,7 +184,7 @@ def label_of(name: str) -> str:
 
 def _stem(name: str) -> str:
     """Return the name of a file without its part number and suffix."""
-    match = split_files.PART.fullmatch(name)
+    match = split_files.PART_NAME.fullmatch(name)
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
@@ -250,7 +250,7 @@ def _labels(models: Sequence[RepositoryModel]) -> str:
 def _choose_by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
     missing_names = [name for name in names if name not in files]
-    if len(missing_names) == len(names) or (missing_names and not split_files.PART.fullmatch(names[0])):
+    if len(missing_names) == len(names) or (missing_names and not split_files.PART_NAME.fullmatch(names[0])):
         models = [name for name in files if name.lower().endswith(".gguf")]
         raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_list_names(models or files)}")
     if missing_names:

@@ -42,7 +42,7 @@ def check_options(
         program = options.SERVER if name == options.SERVER else options.WORKER
         help_options = help_by_program[name]
         replacements = (
-            options.words_instead(help_options, fork) if argv == server_argv and program == options.SERVER else {}
+            options.replacement_words(help_options, fork) if argv == server_argv and program == options.SERVER else {}
         )
         values = {word: option_values for word, *option_values in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], help_options, fork) if help_options else ():
@@ -50,7 +50,7 @@ def check_options(
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")
-            elif replacement == "" and options.may_be_left_out(word, values[word]):
+            elif replacement == "" and options.may_be_omitted(word, values[word]):
                 notes.append(
                     f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
@@ -69,7 +69,7 @@ def write_replacements(release: Path, help_options: Mapping[str, bool], fork: st
 
     :param release: folder of the build.
     """
-    path, text = release / REPLACEMENTS_FILE, json.dumps(options.words_instead(help_options, fork), sort_keys=True)
+    path, text = release / REPLACEMENTS_FILE, json.dumps(options.replacement_words(help_options, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 

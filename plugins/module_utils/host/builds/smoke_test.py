@@ -106,7 +106,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
     """Return whether llama-server has its chat page."""
     model = trial.folder / "small.gguf"
     known_answer_file.write_model(model, *MODEL_SHAPE)
-    port = replies.free_port()
+    port = replies.find_free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
@@ -122,7 +122,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
 
 
 def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
-    port = replies.free_port()
+    port = replies.find_free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     processor = options.render_listed("processor", "", words)[:1] if words else []

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 ANSWER_SECONDS = 0.3
 """Time limit for all answers. An open port answers at once."""
 REFERENCE_PORT = 22
-"""Port on the same address: if it accepts or refuses a connection, the host is reachable, and a silent port is closed."""
+"""Port on the same address: if it answers, the host is reachable, and a silent port is closed."""
 
 
 def probe_endpoints(
