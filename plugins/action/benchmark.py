@@ -13,7 +13,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, job, matrix, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
@@ -178,7 +178,7 @@ class ActionModule(Action):
 
     def _call_module(self, **arguments: Any) -> dict:
         """Return the result of the module on the head."""
-        answer = self.run_module(host=typed_json.dump(places.place_in(self._host)), **arguments)
+        answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._host)), **arguments)
         if answer.get("failed"):
             raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")
         return answer
@@ -203,10 +203,10 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     ]
     script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
-    def union(permission: str, unlimited: Any = "") -> Any:
+    def union(permission: str, any_value: Any = "") -> Any:
         """Return the combined permissions of one kind; unlimited if one of the heads has no limit."""
         values = [getattr(service, permission) for service in heads]
-        return unlimited if unlimited in values else tuple(sorted({entry for value in values for entry in value}))
+        return any_value if any_value in values else tuple(sorted({entry for value in values for entry in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.head_tunnel_ends(first_plan):

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services as planned_services
@@ -106,7 +106,7 @@ class ActionModule(Action):
             work=typed_json.dump(work),
             prove=arguments.prove,
             stage=arguments.stage,
-            host=typed_json.dump(places.place_in(host)),
+            host=typed_json.dump(installation.planned_paths(host)),
             definition=self._definition(arguments.plan, work, limit),
         )
         if answer.get("failed"):

@@ -79,7 +79,7 @@ class Server(NamedTuple):
     """status in HAProxy's words; empty if unknown"""
     requests: int = 0
     """number of running and waiting requests"""
-    others: int = 0
+    up_count: int = 0
     """number of other servers that are up"""
 
     @property
@@ -104,8 +104,8 @@ def read_server(path: str, name: str) -> Server:
     try:
         rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
         row = rows.pop(name, None)
-        others = sum(row["status"].startswith("UP") for row in rows.values())
-        return Server(row["status"], int(row["scur"] or 0) + int(row["qcur"] or 0), others) if row else Server()
+        up_count = sum(row["status"].startswith("UP") for row in rows.values())
+        return Server(row["status"], int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
             f"{path} does not answer like HAProxy: set llama_balancer's socket correctly, and run the playbook again"
@@ -132,7 +132,7 @@ def main():
         must_change = bool(server.status) and state in COMMANDS
         changed = must_change and server.is_drained != (state == "drained")
         if must_change and not module.check_mode:
-            if state == "drained" and not server.others:
+            if state == "drained" and not server.up_count:
                 module.warn(f"{name} is the only replica that is up: requests will fail until it serves again.")
             error = send_command(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
             if error:

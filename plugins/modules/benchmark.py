@@ -79,7 +79,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job, results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 
 
 def main():
@@ -96,15 +96,15 @@ def main():
         supports_check_mode=True,
     )
     params, check = module.params, module.check_mode
-    place = typed_json.parse(InstallationPaths, params["host"])
-    lock = locks.hold_host_lock(place.prefix) if params["state"] and not check else nullcontext()
+    paths = typed_json.parse(InstallationPaths, params["host"])
+    lock = locks.hold_host_lock(paths.prefix) if params["state"] and not check else nullcontext()
     with errors.report_errors(module), lock:
-        service = job.BenchmarkJob(place)
+        service = job.BenchmarkJob(paths)
         is_changed = params["state"] == "started" or bool(params["state"] and service.exists())
         if is_changed and not check:
             service.start(params["definition"]) if params["state"] == "started" else service.end()
         running = service.runs()  # checked before reading the results: the files of a finished job are complete
-        programs = [results.read_results(Path(place.prefix, "state"), number) for number in range(params["programs"])]
+        programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
 
 

@@ -56,7 +56,7 @@ from typing import Any, NamedTuple, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import detect_paths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
@@ -93,7 +93,7 @@ def compare_kept_plan(plan):
 def report(arguments):
     """Return the result of the module."""
     if arguments.kept:
-        prefix = place_of(arguments.scope).prefix
+        prefix = detect_paths(arguments.scope).prefix
         plans = {slot: kept_plans.read_plan(prefix, slot) for slot in kept_plans.SLOTS}
         return {"kept": {slot: compare_kept_plan(plan) if plan else None for slot, plan in plans.items()}}
     host_plan = arguments.plan

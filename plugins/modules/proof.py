@@ -79,7 +79,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
@@ -93,12 +93,12 @@ UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
 
 
 @contextmanager
-def run_launcher(place: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
+def run_launcher(paths: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
     """Run the launcher of the proof in a sandbox under systemd; under other managers the proof starts its launcher."""
-    if place.service_manager not in services.SYSTEMD:
+    if paths.service_manager not in services.SYSTEMD:
         yield work
         return
-    manager = services.temporary_manager(place)
+    manager = services.temporary_manager(paths)
     service = services.Service(SERVICE_NAME, definition + UNIT_SETTINGS, temporary=True)
     services.apply_request(manager, services.ServiceRequest(run=[service], restart=[SERVICE_NAME]), check=False)
     try:
@@ -122,15 +122,15 @@ def main():
     )
     with errors.report_errors(module):
         work = typed_json.parse(ProofWork, module.params["work"])
-        place = typed_json.parse(InstallationPaths, module.params["host"])
-        path = Path(place.prefix, names.PROOFS_FILE)
+        paths = typed_json.parse(InstallationPaths, module.params["host"])
+        path = Path(paths.prefix, names.PROOFS_FILE)
         valid_verdicts = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining_work = work._replace(devices=tuple(side for side in work.devices if side.id not in valid_verdicts))
         proof, unrecorded = Proof(0), ""
         if remaining_work.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
-            lock = locks.hold(Path(place.prefix, names.PROOF_LOCK), LOCK_SECONDS)
-            with lock, run_launcher(place, remaining_work, module.params["definition"]) as run_work:
+            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_SECONDS)
+            with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
                 result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)

@@ -70,7 +70,7 @@ from contextlib import nullcontext
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, redaction, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
@@ -103,17 +103,17 @@ def main():
     run = planned_services if state == "started" else []
     request = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.report_errors(module):
-        place = typed_json.parse(InstallationPaths, host)
-        manager = services.manager_of(place)
+        paths = typed_json.parse(InstallationPaths, host)
+        manager = services.manager_of(paths)
         service_names = [*(service.name for service in run), *module.params["names"]]
-        with nullcontext() if module.check_mode else locks.hold_host_lock(place.prefix):
+        with nullcontext() if module.check_mode else locks.hold_host_lock(paths.prefix):
             digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned_services}
-            changes = job.cancel_benchmark(place, service_names, module.check_mode)
+            changes = job.cancel_benchmark(paths, service_names, module.check_mode)
             changes += services.apply_request(manager, request, module.check_mode)
             if not module.check_mode:
                 started_services = services.started_services(changes)
                 start_records.write_digests(
-                    place.prefix, {name: digests[name] for name in digests if name in started_services}
+                    paths.prefix, {name: digests[name] for name in digests if name in started_services}
                 )
     module.exit_json(
         changed=bool(changes),

@@ -67,26 +67,26 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def uninstall(place, account, host_name, check):
+def uninstall(paths, account, host_name, check):
     """Remove the mark of the installation last: until then, the next run completes a run that was killed."""
-    cache = place.cache
+    cache = paths.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
             f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building for a killed run: stop this process, then run the playbook again"
         )
     returned_paths = removal.return_to_root(account, cache, check) if account else []
-    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
+    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
     if not check:
         for build_id in leftovers:
             store.clear_build(cache, build_id)
-    removals, sentences = removal.remove_installation(place, host_name, check)
+    removals, sentences = removal.remove_installation(paths, host_name, check)
     removed_lines = [
         *removals,
         *(f"builds/{build_id}" for build_id in leftovers),
@@ -138,8 +138,8 @@ def main():
         if params["unneeded"]:
             result = prune(typed_json.parse(HostPlan, params["host"]), module.check_mode)
         else:
-            place = typed_json.parse(InstallationPaths, params["host"])
-            result = uninstall(place, params["account"], params["host_name"], module.check_mode)
+            paths = typed_json.parse(InstallationPaths, params["host"])
+            result = uninstall(paths, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 
 

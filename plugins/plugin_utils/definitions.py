@@ -32,14 +32,14 @@ def _check_expressible(words: Iterable[str], forbidden: Sequence[str] = ()) -> N
         )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def systemd_command(words: Sequence[str]) -> str:
     """Return one line that systemd splits into the same words."""
     _check_expressible(words)
-    return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
+    return " ".join('"' + _escape(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_line(text: str) -> str:
@@ -54,7 +54,7 @@ def systemd_line(text: str) -> str:
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
     _check_expressible(variables.values())
-    return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
+    return " ".join(f'"{name}={_escape(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ class Machine(NamedTuple):
         return sum(device.memory_mib for device in same_device.devices(self.facts))
 
 
-def name_machines(machines: Sequence[Machine], contacted: Collection[str]) -> list[Machine]:
+def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> list[Machine]:
     """Return the hosts with names for an inventory: a host reached by its address, and the controller, gets its own host name if it is unique.
     The controller gets the address at which others reach it.
 
@@ -55,9 +55,9 @@ def name_machines(machines: Sequence[Machine], contacted: Collection[str]) -> li
         name, variables = machine.name, dict(machine.variables)
         is_numeric, is_local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
         is_unique = (
-            hostnames.count(hostname) == 1 and hostname not in contacted and hostname.lower() not in RESERVED_NAMES
+            hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )
-        addresses = [end.addresses[0] for end in machine.discovered.interfaces if end.main and end.addresses]
+        addresses = [entry.addresses[0] for entry in machine.discovered.interfaces if entry.main and entry.addresses]
         if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
         if (is_numeric or is_local) and is_unique and re.fullmatch(HOST_NAME, hostname):
@@ -71,7 +71,7 @@ def name_machines(machines: Sequence[Machine], contacted: Collection[str]) -> li
 class DirectLink(NamedTuple):
     """A network between two hosts that is no slower than the one that reaches them: each interface sees the unique hardware address of the other."""
 
-    ends: Mapping[str, tuple[str, str]]
+    endpoints: Mapping[str, tuple[str, str]]
     """Host → interface, and address with its prefix length."""
     kind: str
     gbit: float
@@ -97,8 +97,8 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
                 and not common_ends.intersection((near_end, far_end))
                 and gbit >= min(map(_gbit, common_ends), default=0)
             ):
-                ends = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
-                links.append(DirectLink(ends, near_end.kind, gbit))
+                endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
+                links.append(DirectLink(endpoints, near_end.kind, gbit))
     return sorted(links, key=lambda link: -link.gbit)
 
 
@@ -125,7 +125,7 @@ class Proposal(NamedTuple):
     """Model; None for the known-answer model."""
     reason: str
     """Reason for the choice of the head."""
-    spare: Sequence[Machine] = ()
+    spares: Sequence[Machine] = ()
     """Hosts outside the cluster, because the plan would not use them."""
 
     @property
@@ -138,16 +138,16 @@ class Proposal(NamedTuple):
         names = [machine.name for machine in self.machines]
         is_worker = len(names) > 1 and not self.head.devices_mib
         groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if is_worker else names[1:]}
-        return {**groups, **({"spare": [machine.name for machine in self.spare]} if self.spare else {})}
+        return {**groups, **({"spare": [machine.name for machine in self.spares]} if self.spares else {})}
 
     @property
     def hosts(self) -> dict[str, dict[str, Any]]:
         """Return the variables of each host. An interface of ``llama_links`` that leads to several hosts has no peer."""
-        machines = (*self.machines, *self.spare)
+        machines = (*self.machines, *self.spares)
         peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
         for worker, link in self.links.items():
             for host, peer in ((worker, self.head.name), (self.head.name, worker)):
-                peers[host].setdefault(link.ends[host], []).append(peer)
+                peers[host].setdefault(link.endpoints[host], []).append(peer)
         hosts = {}
         for machine in machines:
             link_variables = [
@@ -188,14 +188,14 @@ def choose_proposal(
             machine.name: link
             for machine in workers
             for link in reversed(links)
-            if {head.name, machine.name} == {*link.ends}
+            if {head.name, machine.name} == {*link.endpoints}
         }
         proposal = Proposal([head, *workers], worker_links, model, reason)
         return proposal, plan(proposal)
 
     models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
-        owners = [host for host in machines if any((found.kind, found.name) == key for found in host.discovered.models)]
+        owners = [host for host in machines if any((model.kind, model.name) == key for model in host.discovered.models)]
         reason = f"it has {model.name}, the largest model found on any host that fits"
         proposal, full_plan = propose(owners, model, reason)
         if can_serve(full_plan):
@@ -212,13 +212,13 @@ def can_serve(result: Plan | Refused) -> TypeGuard[Plan]:
 def _without_spare_hosts(proposal: Proposal, full_plan: Plan, owners: Collection[str]) -> Proposal | None:
     """Return the proposal with the hosts that a plan uses: a single faster host with the model, or the head and hosts with layers. None if it uses all."""
     best_host = full_plan.estimate.best_single_host
-    is_single = best_host.faster and best_host.host in owners
-    used_hosts = {best_host.host} if is_single else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
+    is_enough = best_host.faster and best_host.host in owners
+    used_hosts = {best_host.host} if is_enough else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
     if not used_hosts.issuperset(proposal.groups["llama_cluster"]):
         return proposal._replace(
             machines=[machine for machine in proposal.machines if machine.name in used_hosts],
-            links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.ends)},
-            spare=[machine for machine in proposal.machines if machine.name not in used_hosts],
+            links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.endpoints)},
+            spares=[machine for machine in proposal.machines if machine.name not in used_hosts],
         )
     return None
 
@@ -228,4 +228,4 @@ def _choose_head(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Ma
     has_devices = any(machine.devices_mib for machine in machines)
     sizes = [machine.devices_mib if has_devices else machine.facts.memory_mib for machine in machines]
     candidates = [machine for machine, size in zip(machines, sizes) if size >= MIN_MEMORY_SHARE * max(sizes)]
-    return max(candidates, key=lambda machine: sum(machine.name in link.ends for link in links))
+    return max(candidates, key=lambda machine: sum(machine.name in link.endpoints for link in links))

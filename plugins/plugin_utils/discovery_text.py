@@ -51,11 +51,11 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         yield f"{head} has no accelerator, so its processor is a worker."
     yield from (
         f"{machine.name}: {_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory"
-        for machine in (*proposal.machines, *proposal.spare)
+        for machine in (*proposal.machines, *proposal.spares)
     )
     for link in proposal.links.values():
-        interface_text = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
-        yield f"{interface_text} are connected directly ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
+        interfaces = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.endpoints.items())
+        yield f"{interfaces} are connected directly ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
     yield from (f"{name} is left out: {reason}" for name, reason in omitted_hosts.items())
     package_versions = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
     if len(package_versions) == 1 and package_versions & capabilities.PACKAGED_TREES.keys():
@@ -67,12 +67,12 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         speed = plan.estimate.generation_range
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
-        machines = (*proposal.machines, *proposal.spare)
+        machines = (*proposal.machines, *proposal.spares)
         found_names = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
         other_names = sorted(found_names - {proposal.model.name})
         yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
-        if proposal.spare:
-            names = ", ".join(machine.name for machine in proposal.spare)
+        if proposal.spares:
+            names = ", ".join(machine.name for machine in proposal.spares)
             yield f"{names}: spare, because the cluster would not be faster with them. To use them for larger models, add them to llama_workers."
 
 

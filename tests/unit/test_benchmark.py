@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_in
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import planned_paths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
@@ -138,7 +138,7 @@ class Planned:
 
     def definition(self):
         """Path of the definition of its service."""
-        return services.manager_of(place_in(self.host)).path("llamacpp-worker-x")
+        return services.manager_of(planned_paths(self.host)).path("llamacpp-worker-x")
 
     def unneeded(self):
         return state.unneeded_releases(self.host)

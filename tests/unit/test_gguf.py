@@ -166,7 +166,7 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors[0].bytes"),
         (
             {"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]},
-            "tensors has one beyond the 2 layers",
+            "tensors contains a layer beyond the 2 layers",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 
 
@@ -164,10 +164,10 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert place.read_json(str(tmp_path), names.CACHED_FACTS) == {}
+    assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
         (tmp_path / names.CACHED_FACTS).write_text(text)
-        assert place.read_json(str(tmp_path), names.CACHED_FACTS) == kept
+        assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):
@@ -185,13 +185,13 @@ def test_supervisor_that_stands_still(tmp_path):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(path)
         asked = []
-        asking = threading.Thread(target=lambda: asked.append(place.supervisor_runs(str(tmp_path))), daemon=True)
+        asking = threading.Thread(target=lambda: asked.append(installation.supervisor_runs(str(tmp_path))), daemon=True)
         asking.start()
         asking.join(20)
         assert asked == [True]
     for client in waiting:
         client.close()
-    assert place.supervisor_runs(str(tmp_path)) is False
+    assert installation.supervisor_runs(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monkeypatch):
@@ -223,8 +223,8 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert place.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
-    assert place.defined_services("systemd", str(tmp_path / "none")) == []
+    assert installation.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
+    assert installation.defined_services("systemd", str(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     monkeypatch.setattr("platform.system", lambda: system)
     for sign in signs:
         (tmp_path / sign).mkdir(parents=True)
-    assert place.service_manager(scope, tmp_path, lambda argv: answer) == manager
+    assert installation.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
 def test_a_record_that_names_no_cluster(tmp_path):

@@ -243,7 +243,7 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     struct.pack_into("=I", told, 216, 1321)
     connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
     traffic = progress.traffic_of(connection)
-    assert (traffic.retransmissions, traffic.spurious) == (1433, needless)
+    assert (traffic.retransmissions, traffic.needless_resends) == (1433, needless)
 
 
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"

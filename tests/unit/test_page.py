@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
 from conftest import complete, typed
 from support import launched
 from support.hosts import free_port
@@ -51,7 +51,7 @@ class Watched:
 
     ready, last_sample, load, asleep, slot_counts = True, None, None, False, {}
     counts = llama_server.counts_of(METRICS)
-    loaded = llama_server.Head.loaded
+    loaded_models = llama_server.Head.loaded_models
 
     def __init__(self, answers=True):
         self.health = (answers, 0.0)
@@ -148,7 +148,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
             speed = round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
             assert f"{word} {speed:g} " in seen
     if state == "loading":
-        assert loading.progress_sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
+        assert loading.progress_sentence(loading.progress_of(shown.load, load_goal(typed(paged)))) in terminal
         assert loading.progress_sentence(loading.progress_of(shown.load, loading.ExpectedBytes())) in seen
         assert status["load"]["read_bytes"] == 10**9
     if state == "waiting":

@@ -21,7 +21,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
@@ -231,7 +231,7 @@ def test_prompts_are_text_and_random_tokens_in_turn_after_the_model_s_own_prefix
     assert [len(prompt) for prompt in prompts] == [one.length for one in ASKED]
     assert {tuple(prompt[:2]) for prompt in prompts} == {(7, 8)}
     assert [prompt[2] // 1000 for prompt in prompts[1:7]] == [2, 1, 2, 1, 2, 1]
-    grown = [one for one in zip(ASKED, prompts, prompts[1:], ASKED[1:]) if one[3].grows]
+    grown = [one for one in zip(ASKED, prompts, prompts[1:], ASKED[1:]) if one[3].continues]
     assert len(grown) == len(questions.LONG_LENGTHS) - 1
     assert all(after[: before.length] == prompt for before, prompt, after, _question in grown)
     assert (

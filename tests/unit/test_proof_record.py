@@ -8,7 +8,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side, Verdict
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as module

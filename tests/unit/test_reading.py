@@ -43,8 +43,8 @@ drift/processes.account_processes drift/processes.start_time drift/state._is_unc
 facts/amx.is_miscompiled facts/connection._inherited_variable
 facts/firewall.active_manager facts/hardware._read_pairs facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.cpu
 facts/hardware.nvidia_without_tools facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses
-facts/place.is_own_definition facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits
-firewall/rules._nftables
+facts/installation.is_own_definition facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime
+facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of

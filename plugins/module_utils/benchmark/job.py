@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 MANAGERS = (*services.SYSTEMD, "supervisor")
@@ -35,13 +35,13 @@ SIGKILL to the whole unit; OnFailure does."""
 
 
 class BenchmarkJob:
-    def __init__(self, place: InstallationPaths) -> None:
-        scope = "--user " if place.scope == "user" else ""
-        systemd = place.service_manager in services.SYSTEMD
+    def __init__(self, paths: InstallationPaths) -> None:
+        scope = "--user " if paths.scope == "user" else ""
+        systemd = paths.service_manager in services.SYSTEMD
         self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
-        self._state = Path(place.prefix, "state")
-        self._server_manager = services.manager_of(place)
-        self.measuring = services.temporary_manager(place)
+        self._state = Path(paths.prefix, "state")
+        self._server_manager = services.manager_of(paths)
+        self.measuring = services.temporary_manager(paths)
 
     def exists(self) -> bool:
         """Return whether an unfinished benchmark exists on this host."""
@@ -80,14 +80,14 @@ def _apply(manager: services.Manager, **request: Any) -> None:
     services.apply_request(manager, services.ServiceRequest(**request), check=False)
 
 
-def cancel_benchmark(place: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
+def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
     """End a benchmark whose server is about to be changed: at its end it would start the server, no matter who stopped it.
 
     :param touched_services: services that are about to be stopped or started.
     """
-    if place.service_manager not in MANAGERS or names.SERVER not in touched_services:
+    if paths.service_manager not in MANAGERS or names.SERVER not in touched_services:
         return []
-    job = BenchmarkJob(place)
+    job = BenchmarkJob(paths)
     if not job.exists():
         return []
     state_before = job.measuring.state([SERVICE_NAME])[SERVICE_NAME]

@@ -29,8 +29,8 @@ def result_of(text: str) -> Result | None:
         test = f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}"
     except ValueError:
         return None
-    is_single = bool(row.n_prompt) != bool(row.n_gen)
-    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if is_single else None
+    has_one_phase = bool(row.n_prompt) != bool(row.n_gen)
+    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if has_one_phase else None
 
 
 def read_results(state: Path, number: int) -> Program:

@@ -64,9 +64,9 @@ def fields(record: type) -> tuple[Field, ...]:
     defaults = record._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
     record_fields = []
     for name in record._fields:  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
-        bare, annotations = unwrap(hints[name])
+        base, annotations = unwrap(hints[name])
         record_fields.append(
-            Field(name, hints[name], is_optional(bare) or name in defaults, ABSENT in annotations, defaults.get(name))
+            Field(name, hints[name], is_optional(base) or name in defaults, ABSENT in annotations, defaults.get(name))
         )
     return tuple(record_fields)
 
@@ -84,18 +84,18 @@ UNIONS = (Union, getattr(types, "UnionType", Union))
 """Origins of ``Union[int, None]`` and, in newer Python, ``int | None``."""
 
 
-def is_optional(bare: Any) -> bool:
-    return typing.get_origin(bare) in UNIONS and type(None) in typing.get_args(bare)
+def is_optional(base: Any) -> bool:
+    return typing.get_origin(base) in UNIONS and type(None) in typing.get_args(base)
 
 
-def inner_hint(bare: Any) -> Any:
+def inner_hint(base: Any) -> Any:
     """Return the type of the elements of an Optional, a tuple or a mapping."""
-    arguments = [argument for argument in typing.get_args(bare) if argument is not type(None) and argument is not ...]
+    arguments = [argument for argument in typing.get_args(base) if argument is not type(None) and argument is not ...]
     return arguments[-1]
 
 
-def is_record(bare: Any) -> bool:
-    return isinstance(bare, type) and issubclass(bare, tuple) and hasattr(bare, "_fields")
+def is_record(base: Any) -> bool:
+    return isinstance(base, type) and issubclass(base, tuple) and hasattr(base, "_fields")
 
 
 def specification(record: type) -> dict[str, dict[str, Any]]:
@@ -109,14 +109,14 @@ def specification(record: type) -> dict[str, dict[str, Any]]:
 
 
 def _type_of(hint: Any) -> dict[str, Any]:
-    bare, annotations = unwrap(hint)
-    if is_optional(bare):
-        return _type_of(inner_hint(bare))
-    if typing.get_origin(bare) is tuple:
-        return {"type": "list", "elements": _type_of(inner_hint(bare))["type"]}
+    base, annotations = unwrap(hint)
+    if is_optional(base):
+        return _type_of(inner_hint(base))
+    if typing.get_origin(base) is tuple:
+        return {"type": "list", "elements": _type_of(inner_hint(base))["type"]}
     choices = next(({"choices": list(note)} for note in annotations if isinstance(note, tuple)), {})
     type_names = {str: "path" if "path" in annotations else "str", bool: "bool", int: "int", float: "float"}
-    return {"type": type_names.get(bare, "dict"), **choices}
+    return {"type": type_names.get(base, "dict"), **choices}
 
 
 def parse(record: type[T], data: Any) -> T:
@@ -151,19 +151,19 @@ def format_refusal(host: str, subject: str, reason: object) -> Refusal:
 @functools.cache
 def _make_reader(hint: Any) -> Callable[[Any], Any]:
     """Return the function that converts JSON to this type."""
-    bare, annotations = unwrap(hint)
+    base, annotations = unwrap(hint)
     limits = next((note for note in annotations if isinstance(note, (Text, Number, tuple))), None)
-    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
-    if is_record(bare):
-        return _make_record_reader(bare)
-    if is_optional(bare):
-        reader = _make_reader(Annotated[inner_hint(bare), limits] if limits else inner_hint(bare))
+    origin, arguments = typing.get_origin(base), typing.get_args(base)
+    if is_record(base):
+        return _make_record_reader(base)
+    if is_optional(base):
+        reader = _make_reader(Annotated[inner_hint(base), limits] if limits else inner_hint(base))
         return lambda data: None if data is None else reader(data)
     if origin in UNIONS:
         read_scalar, read_array = map(_make_reader, arguments)
         return lambda data: (read_array if isinstance(data, (list, tuple)) else read_scalar)(data)
     if origin is tuple:
-        entry = _make_reader(inner_hint(bare))
+        entry = _make_reader(inner_hint(base))
         return lambda data: tuple(
             _read_part(f"[{index}]", entry, part) for index, part in enumerate(_check_size(data, (list, tuple)))
         )
@@ -173,7 +173,7 @@ def _make_reader(hint: Any) -> Callable[[Any], Any]:
             _read_part("", read_name, name): _read_part(f".{name}", read_value, part)
             for name, part in _check_size(data, Mapping).items()
         }
-    return functools.partial(_check_value, arguments if origin is typing.Literal else limits or DEFAULT_LIMITS[bare])
+    return functools.partial(_check_value, arguments if origin is typing.Literal else limits or DEFAULT_LIMITS[base])
 
 
 def _make_record_reader(record: Any) -> Callable[[Any], Any]:

@@ -33,11 +33,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     interfaces,
     toolchains,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import (
     InstallationPaths,
     defined_services,
+    detect_paths,
     has_lingering,
-    place_of,
     read_json,
     supervisor_runs,
 )
@@ -182,8 +182,8 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
 
     :param catalogue: distribution family → its packages of llama.cpp.
     """
-    place = place_of(effective_scope)
-    effective_scope, manager = place.scope, place.service_manager
+    paths = detect_paths(effective_scope)
+    effective_scope, manager = paths.scope, paths.service_manager
     service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
     interpreter = python(effective_scope)
@@ -216,7 +216,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(place.prefix + "/lingering")},
+        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(paths.prefix + "/lingering")},
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
         "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
@@ -226,23 +226,23 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "nvidia_smi": hardware.nvidia_failure(devices),
         "interfaces": interfaces.interfaces(),
         "addresses": interfaces.addresses(),
-        "disk_gib": disk_gib(place.prefix),
+        "disk_gib": disk_gib(paths.prefix),
         "reached_at": connection.address(os.environ),
-        **_installation(place),
-        **place._asdict(),
+        **_installation(paths),
+        **paths._asdict(),
     }
 
 
-def _installation(place: InstallationPaths) -> dict:
+def _installation(paths: InstallationPaths) -> dict:
     """Return the facts of the installation on this host."""
     return {
-        "installed": files.is_marked(Path(place.prefix)),
-        "cluster": cluster_of(place.prefix),
-        "supervisor": supervisor(place.prefix),
-        "measured": measured_links(place.prefix),
-        "cached": read_json(place.prefix, names.CACHED_FACTS),
-        "measured_speed": read_json(place.prefix, names.MEASURED_SPEED),
-        "defined": defined_services(place.service_manager, place.units),
+        "installed": files.is_marked(Path(paths.prefix)),
+        "cluster": cluster_of(paths.prefix),
+        "supervisor": supervisor(paths.prefix),
+        "measured": measured_links(paths.prefix),
+        "cached": read_json(paths.prefix, names.CACHED_FACTS),
+        "measured_speed": read_json(paths.prefix, names.MEASURED_SPEED),
+        "defined": defined_services(paths.service_manager, paths.units),
     }
 
 

@@ -56,7 +56,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
     :raises Refusal: a copy of the model cannot be read, or the worker does not accept a tensor.
     """
     tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_SECONDS)
-    size = sum(place.bytes for place in tensors)
+    size = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
         launcher.known_sizes(worker.folder, {tensor.bytes for tensor in worker.prefill.tensors})
@@ -75,11 +75,11 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
     for path in dict.fromkeys(tensor.model for tensor in worker.prefill.tensors if os.path.exists(tensor.model)):
         sizes = tensor_sizes(tensor for tensor in worker.prefill.tensors if tensor.model == path)
         with _errors_as_refusal(path):
-            for name, place in gguf.tensor_places(path).items():
-                if sizes.get(name) == place.bytes:
-                    with reading.open_file(place.path, follow=True) as stream:
-                        tensors[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
-    return [place for fingerprint, place in tensors.items() if fingerprint not in cached_fingerprints]
+            for name, tensor in gguf.tensor_places(path).items():
+                if sizes.get(name) == tensor.bytes:
+                    with reading.open_file(tensor.path, follow=True) as stream:
+                        tensors[rpc_upload.fingerprint(stream, tensor.offset, tensor.bytes)] = tensor
+    return [tensor for fingerprint, tensor in tensors.items() if fingerprint not in cached_fingerprints]
 
 
 def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
@@ -137,14 +137,14 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    time_limit = START_SECONDS + sum(place.bytes for place in tensors) / MIN_RATE
-    largest_bytes = max(place.bytes for place in tensors)
+    time_limit = START_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_RATE
+    largest_bytes = max(tensor.bytes for tensor in tensors)
     try:
         wait_for_worker(port, process)
         with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, time_limit) as receiver:
-            for place in tensors:
-                with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
-                    receiver.send_part(stream, place.offset, place.bytes)
+            for tensor in tensors:
+                with _errors_as_refusal(tensor.path), reading.open_file(tensor.path, follow=True) as stream:
+                    receiver.send_part(stream, tensor.offset, tensor.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker program on port {port} {error}") from error
     finally:

@@ -154,9 +154,9 @@ def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:
 def _complete_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield the first path and the size of each complete model below the folders; models with the same files only once."""
     real_paths = set()
-    for top in map(os.path.expanduser, folders):
-        for folder, subfolders, entries in os.walk(top):
-            if folder[len(top) :].count("/") >= MAX_DEPTH:
+    for root_folder in map(os.path.expanduser, folders):
+        for folder, subfolders, entries in os.walk(root_folder):
+            if folder[len(root_folder) :].count("/") >= MAX_DEPTH:
                 subfolders.clear()
             for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
                 paths = [os.path.join(folder, name) for name in model.names]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import is_own_definition
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import is_own_definition
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 

@@ -241,7 +241,7 @@ class SlotStore:
             self.log(f"restored {tokens} tokens of conversations in {seconds:.1f} s")
         self._free_space(0)
 
-    def _save(self, skips_rest: bool = False) -> None:
+    def _save(self, at_once: bool = False) -> None:
         """Save each slot that has changed and is idle.
 
         :param at_once: save slots that have only just changed, too.
@@ -249,7 +249,7 @@ class SlotStore:
         for slot in self._slots():
             slot_id, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
-            is_idle, self.last_states[slot_id] = skips_rest or self.last_states.get(slot_id) == state, state
+            is_idle, self.last_states[slot_id] = at_once or self.last_states.get(slot_id) == state, state
             self.has_pending_slots = self.has_pending_slots or slot["is_processing"] or not is_idle
             if slot["is_processing"] or tokens < MIN_TOKENS or self.saved_states.get(slot_id) == state:
                 continue

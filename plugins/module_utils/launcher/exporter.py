@@ -179,7 +179,9 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
         if traffic := [count for _link, count in links if count]:
             figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **labels)
             figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **labels)
-            figures.add("worker_needless_retransmissions_total", sum(count.spurious for count in traffic), **labels)
+            figures.add(
+                "worker_needless_retransmissions_total", sum(flow.needless_resends for flow in traffic), **labels
+            )
             if not any(sample.rdma for sample in samples):
                 figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **labels)
                 figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **labels)
@@ -188,11 +190,11 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
 
 
 def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
-    loaded_names, is_single = head.loaded(), len(info.planned) == 1
+    loaded_models, has_one_model = head.loaded_models(), len(info.planned) == 1
     for model in info.planned:
         figures.add(
             "model_loaded",
-            None if loaded_names is None else bool(loaded_names & {model, "" if is_single else model}),
+            None if loaded_models is None else bool(loaded_models & {model, "" if has_one_model else model}),
             model=model,
         )
     for model, watched_server in head.models().items():

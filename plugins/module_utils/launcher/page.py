@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 REFRESH_SECONDS = 15
 HOST = "//host-of-the-request.invalid:"
-"""Placeholder for the host in a link: the server of the page replaces it with the host that the browser has asked."""
+"""Placeholder for the host in a link: the server of the page replaces it with the host that the browser requested."""
 LINKED_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 """Pattern of a host that a link may name."""
 STATE_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}

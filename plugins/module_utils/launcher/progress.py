@@ -60,20 +60,20 @@ class Traffic(NamedTuple):
     sent: int
     """Bytes that the other side has acknowledged."""
     received: int
-    since_sent: int
+    ms_since_sent: int
     """Milliseconds since this host last sent data."""
-    since_received: int
+    ms_since_received: int
     """Milliseconds since this host last received data."""
     round_trip: int = 0
     """Smoothed round trip in microseconds."""
     retransmissions: int = 0
-    spurious: int = 0
+    needless_resends: int = 0
     """Retransmissions of segments that had arrived. While a worker computes, its host acknowledges so late that the kernel sends the last segment again.
     0 before Linux 4.19."""
 
     @property
     def awaits_answer(self) -> bool:
-        return self.since_sent < self.since_received
+        return self.ms_since_sent < self.ms_since_received
 
 
 class Activity(NamedTuple):
@@ -87,7 +87,7 @@ class Activity(NamedTuple):
     """Bytes that it requested, plus bytes read from a disk on its behalf."""
     faults: int
     """Major page faults: pages of files that it had to wait for."""
-    from_files: int | None = None
+    file_bytes: int | None = None
     """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
     report them."""
 
@@ -172,8 +172,8 @@ def traffic_of(connection: socket.socket) -> Traffic:
     sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
     sent_bytes, received_bytes = struct.unpack_from("=QQ", info, 120)
-    (spurious,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
-    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, spurious)
+    (needless_resends,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
+    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, needless_resends)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -185,13 +185,13 @@ def keep_alive(connection: socket.socket) -> None:
 
 def activity_of(process: int) -> Activity:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    read_bytes, from_files = 0, None
+    read_bytes, file_bytes = 0, None
     with suppress(OSError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
         requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
-        read_bytes, from_files = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
+        read_bytes, file_bytes = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
-    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), from_files)
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), file_bytes)
 
 
 def children_of(process: int) -> dict[int, list[str]]:
@@ -288,7 +288,7 @@ def load_of(
         ]
         if counts and not sample.rdma:
             sent_bytes[endpoint] = max(sum(counts), sent_bytes.get(endpoint, 0))
-    return loading.LoadCounters(seconds, sample.activity.from_files, sent_bytes)
+    return loading.LoadCounters(seconds, sample.activity.file_bytes, sent_bytes)
 
 
 def _is_active(earlier_activity: Activity, later_activity: Activity, seconds: float) -> bool:

@@ -388,7 +388,7 @@ class Head(WatchedServer):
         """Return the process of each model; a single model has no name."""
         return {"": self}
 
-    def loaded(self) -> set[str] | None:
+    def loaded_models(self) -> set[str] | None:
         """Return the models in memory; None if that is unknown."""
         return {name for name, server in self.models().items() if server.ready and not server.asleep}
 
@@ -462,8 +462,8 @@ class Router(Head):
     def models(self) -> dict[str, WatchedServer]:
         return {_value(child.argv, ALIAS_OPTION): child for child in self.children.values()}
 
-    def loaded(self) -> set[str] | None:
-        return super().loaded() if progress.ON_LINUX else None
+    def loaded_models(self) -> set[str] | None:
+        return super().loaded_models() if progress.ON_LINUX else None
 
     def kill(self) -> None:
         super().kill()

@@ -162,13 +162,13 @@ def while_away(plan: Plan, name: str) -> str:
     """Return a sentence about what serves while a host of the plan is absent."""
     if name == plan.head.host:
         return "The cluster does not answer until this host, its head, is back."
-    on_fallback = served_absences(plan).get(name)
-    if on_fallback is None and plan.head.models:
+    has_fallback = served_absences(plan).get(name)
+    if has_fallback is None and plan.head.models:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
-    if on_fallback is None:
+    if has_fallback is None:
         return "The cluster does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
-    if on_fallback:
+    if has_fallback:
         return f"The head serves without {_absence_name(plan, name)} after a while, until it is back."
     return "The cluster does not use this host."
 

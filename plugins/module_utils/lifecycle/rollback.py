@@ -47,7 +47,7 @@ class KeptPlans(NamedTuple):
     def newest(self) -> ComparedPlan | None:
         return self.next or self.now or self.before
 
-    def find(self, identity: str) -> ComparedPlan | None:
+    def get_plan(self, identity: str) -> ComparedPlan | None:
         return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == identity), None)
 
 
@@ -79,25 +79,25 @@ def choose_target(
             "No host that answered is a head with a kept plan that served: bring the head back, or set llama_release and run site.yml. "
             f"{NO_CHANGE_NOTE}."
         )
-    plan_now = _plan(hosts[head].now)
-    kept_plans = [hosts[name] for name in plan_now.hosts if name in hosts]
+    current_plan = _plan(hosts[head].now)
+    kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
     if failed_plan_id or any(
-        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != plan_now.id for kept_plan in kept_plans
+        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current_plan.id for kept_plan in kept_plans
     ):
-        if failed_plan_id == plan_now.id:
+        if failed_plan_id == current_plan.id:
             raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
-        return head, plan_now
+        return head, current_plan
     plan_before = hosts[head].before
     former_heads = [
         name
         for name in ordered_hosts
-        if plan_before and (kept_plan := hosts[name].find(plan_before.plan.id)) and kept_plan.plan.head
+        if plan_before and (kept_plan := hosts[name].get_plan(plan_before.plan.id)) and kept_plan.plan.head
     ]
     if not former_heads:
         raise Refusal(
-            f"No plan served before plan {plan_now.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
+            f"No plan served before plan {current_plan.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
         )
-    return former_heads[0], _plan(hosts[former_heads[0]].find(_plan(plan_before).id))
+    return former_heads[0], _plan(hosts[former_heads[0]].get_plan(_plan(plan_before).id))
 
 
 def _plan(kept_plan: ComparedPlan | None) -> KeptPlan:
@@ -117,7 +117,7 @@ def host_steps(
     :raises Refusal: a host does not keep the plan, or lacks its builds.
     """
     kept_plans = {
-        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
+        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].get_plan(target.id))
     }
     missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost_hosts]
     if missing_hosts:
@@ -234,7 +234,7 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
         if kept_plan and kept_plan.plan.id != target.id
     }
     new_plans = {
-        name: _plan(hosts[name].find(target.id)).variables for name in old_plans if hosts[name].find(target.id)
+        name: _plan(hosts[name].get_plan(target.id)).variables for name in old_plans if hosts[name].get_plan(target.id)
     }
     return differences(old_plans, new_plans)
 

@@ -138,7 +138,7 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
             rejected_options += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
-        if word not in help_options and not (program == options.SERVER and options.unlisted(word, fork)):
+        if word not in help_options and not (program == options.SERVER and options.is_unlisted(word, fork)):
             rejected_options.append(argument)
         if help_options.get(word):
             next(arguments, None)

@@ -46,12 +46,12 @@ class Spelling(NamedTuple):
     form: str = VALUE
     means: str = ""
     is_written: bool = True
-    unlisted: tuple[str, ...] = ()
+    unlisted_words: tuple[str, ...] = ()
     since: int = 0
 
     def names(self) -> Iterator[str]:
         """Yield the words that the help of the program lists."""
-        return (word for word in self.words if word not in self.unlisted)
+        return (word for word in self.words if word not in self.unlisted_words)
 
 
 class Option(NamedTuple):
@@ -105,9 +105,9 @@ class UnknownOption(ValueError):
 
 
 def _spell(
-    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted: str = ""
+    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted_words: str = ""
 ) -> Spelling:
-    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted))
+    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted_words))
 
 
 def _pair(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
@@ -153,7 +153,7 @@ TABLE: tuple[Option, ...] = (
         "gpu-layers",
         (
             _llama("--n-gpu-layers -ngl --gpu-layers"),
-            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
+            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted_words="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
     ),
@@ -329,7 +329,7 @@ TABLE: tuple[Option, ...] = (
         (
             _llama("--gpu-layers-draft -ngld --n-gpu-layers-draft"),
             _llama("--spec-draft-ngl", is_written=False),
-            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
+            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted_words="--n-gpu-layers-draft"),
         ),
     ),
     Option(
@@ -425,8 +425,8 @@ def identity(word: str) -> str:
     for spelling in option.spelled(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.means else spelling.words[0]
-    positive = re.sub("^--no-", "--", name)
-    return _ALIASES.get(name) or _ALIASES.get(positive, positive)
+    positive_name = re.sub("^--no-", "--", name)
+    return _ALIASES.get(name) or _ALIASES.get(positive_name, positive_name)
 
 
 def exclusive_option(program: str, word: str) -> Option | None:
@@ -499,13 +499,13 @@ def supported_values(name: str, fork: str) -> list[str]:
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
-def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
+def render_listed(name: str, value: str, listed_words: Collection[str]) -> list[str]:
     """Return an option and its value for a program with a known help; empty if the help lacks the option.
 
     :param listed: words of the help; if it is empty, the first word of the option is used.
     """
     words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
-    word = next((word for word in words if word in listed), "" if listed else words[0])
+    word = next((word for word in words if word in listed_words), "" if listed_words else words[0])
     return [word, value] if word else []
 
 
@@ -539,7 +539,7 @@ def may_be_omitted(word: str, values: Sequence[str]) -> bool:
     return minimum is not None and min(numbers, default=minimum) >= minimum
 
 
-def listed(program: str, fork: str, build: int) -> dict[str, bool]:
+def listed_options(program: str, fork: str, build: int) -> dict[str, bool]:
     """Return the words of the table that the help of this build's program lists, and whether each takes a value."""
     return {
         word: spelling.form != SWITCH
@@ -551,7 +551,7 @@ def listed(program: str, fork: str, build: int) -> dict[str, bool]:
     }
 
 
-def unlisted(word: str, fork: str) -> bool:
+def is_unlisted(word: str, fork: str) -> bool:
     """Return whether this fork's llama-server accepts a word that its help does not list."""
     option = by_word(word)
-    return option is not None and any(word in spelling.unlisted for spelling in option.spelled(fork))
+    return option is not None and any(word in spelling.unlisted_words for spelling in option.spelled(fork))

@@ -138,11 +138,11 @@ def _start_tls(connection: http.client.HTTPConnection, sockets: list[socket.sock
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    secured = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
-    connection.sock = secured
-    sockets.append(secured)
-    secured.do_handshake()
-    if secured.getpeercert(binary_form=True) == certificate:
+    tls_socket = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
+    connection.sock = tls_socket
+    sockets.append(tls_socket)
+    tls_socket.do_handshake()
+    if tls_socket.getpeercert(binary_form=True) == certificate:
         return None
     return OTHER_CERTIFICATE
 

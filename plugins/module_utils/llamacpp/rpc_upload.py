@@ -84,7 +84,7 @@ def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
 class UploadConnection:
     """Connection for uploads to a worker, which frees all memory of the upload when the connection is closed."""
 
-    def __init__(self, address: str, port: int, largest: int, seconds: float) -> None:
+    def __init__(self, address: str, port: int, largest_size: int, seconds: float) -> None:
         """Connect to the worker and allocate a buffer.
 
         :param largest: bytes of the largest tensor.
@@ -94,17 +94,17 @@ class UploadConnection:
         with _connection_errors():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
             try:
-                self._allocate(largest)
+                self._allocate(largest_size)
             except BaseException:
                 self.connection.socket.close()
                 raise
 
-    def _allocate(self, largest: int) -> None:
+    def _allocate(self, size: int) -> None:
         self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
-        request = FIRST_DEVICE + struct.pack("<Q", largest + count_rows(largest))
+        request = FIRST_DEVICE + struct.pack("<Q", size + count_rows(size))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
-        if not self.buffer or size < largest:
-            raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
+        if not self.buffer or size < size:
+            raise TransferError(f"does not have enough memory for its largest tensor ({size // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
     def __enter__(self) -> UploadConnection:
@@ -121,15 +121,15 @@ class UploadConnection:
         with _connection_errors():
             self.connection.send(set_tensor_head(self.buffer, self.base, size))
             stream.seek(offset)
-            remaining = size
-            while remaining:
-                chunk = stream.read(min(CHUNK_BYTES, remaining))
+            bytes_left = size
+            while bytes_left:
+                chunk = stream.read(min(CHUNK_BYTES, bytes_left))
                 if not chunk:
                     raise TransferError(
                         "received only part of a tensor: the model file was truncated during the transfer"
                     )
                 self.connection.send(chunk)
-                remaining -= len(chunk)
+                bytes_left -= len(chunk)
             self.connection.ask(GET_ALIGNMENT, FIRST_DEVICE, (8,))
 
 
@@ -150,9 +150,9 @@ def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
     :raises EOFError: the file is shorter.
     """
     ends = [size * (index + 1) // SAMPLE_COUNT for index in range(SAMPLE_COUNT)]
-    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
+    samples = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
     digest = hashlib.sha256(str(size).encode())
-    for start, count in places:
+    for start, count in samples:
         stream.seek(offset + start)
         data = stream.read(count)
         if len(data) != count:

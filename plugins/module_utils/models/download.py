@@ -105,7 +105,7 @@ def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional
 def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     """Download a file and give it its final name.
 
-    :raises Refusal: its source does not send the file, or sends other content than planned.
+    :raises Refusal: its source does not send the file, or sends unexpected content.
     """
     path, part = Path(file.path), model_files.part_path(file)
     if model_files.size_of(path) == file.bytes and (model_files.is_copied(file) or file.sha256):

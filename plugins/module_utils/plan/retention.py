@@ -22,9 +22,9 @@ def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], 
         (name for name in {*times, *planned_ids} if not name.startswith(".")),
         key=lambda name: (name not in planned_ids, name in unused, -times.get(name, 0)),
     )
-    surplus: list[str] = []
+    old_releases: list[str] = []
     for backend in dict.fromkeys(map(words.backend_of, finished_releases)):
         releases = [name for name in finished_releases if words.backend_of(name) == backend]
         count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
-        surplus += [name for name in releases[count:] if name in unused]
-    return sorted(name for name in unused if name.startswith(".")) + sorted(surplus, key=lambda name: times[name])
+        old_releases += [name for name in releases[count:] if name in unused]
+    return sorted(name for name in unused if name.startswith(".")) + sorted(old_releases, key=lambda name: times[name])

@@ -106,9 +106,9 @@ def _correct_estimate(estimate: Estimate, release: str, model: str, record: Spee
 
     def range_of(bounds: SpeedRange) -> SpeedRange:
         """Return the corrected range, no wider than before."""
-        middle = (bounds.low * bounds.high) ** 0.5
-        spread = min(uncertainty, bounds.high / middle)
-        return SpeedRange(float(f"{middle * factor / spread:.2g}"), float(f"{middle * factor * spread:.2g}"))
+        mean = (bounds.low * bounds.high) ** 0.5
+        spread = min(uncertainty, bounds.high / mean)
+        return SpeedRange(float(f"{mean * factor / spread:.2g}"), float(f"{mean * factor * spread:.2g}"))
 
     return _scale(estimate, factor)._replace(
         generation_range=estimate.generation_range and range_of(estimate.generation_range),

@@ -47,7 +47,7 @@ class Question(NamedTuple):
     """position of its first token"""
     text: bool
     """whether it is plain text"""
-    grows: bool = False
+    continues: bool = False
     """whether it continues the previous prompt"""
 
 
@@ -100,7 +100,7 @@ def count_tokens(questions: Iterable[Question]) -> int:
     """Return the number of tokens that a side computes."""
     count = previous = 0
     for question in questions:
-        count += question.length - (previous if question.grows else 0)
+        count += question.length - (previous if question.continues else 0)
         previous = question.length
     return count
 
@@ -109,7 +109,7 @@ def count_pairs(questions: Iterable[Question]) -> int:
     """Return the number of pairs of tokens for which a side computes attention."""
     count = previous = 0
     for question in questions:
-        start = previous if question.grows else 0
+        start = previous if question.continues else 0
         count += (question.length**2 - start**2) // 2
         previous = question.length
     return count
@@ -169,7 +169,7 @@ def quartile(values: Sequence[float]) -> float:
 
 
 def third_largest(values: Sequence[float]) -> float:
-    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen otherwise.
+    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen differently.
 
     :param values: in ascending order.
     """

@@ -307,8 +307,8 @@ class _Server(NamedTuple):
         :raises Failure: the server does not convert the text.
         """
         lists = []
-        for special in (False, True):
-            question = {"content": plain_text.TEXT, "add_special": special}
+        for adds_special in (False, True):
+            question = {"content": plain_text.TEXT, "add_special": adds_special}
             reply = self._ask("/tokenize", self.patience, question)
             with suppress(ValueError, KeyError, TypeError):
                 lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
@@ -328,11 +328,11 @@ class _Server(NamedTuple):
         for question in prompts:
             if question.length > questions.MAX_SHORT_LENGTH and time.monotonic() > deadline:
                 break
-            answers.append(self._answer(tokens.prompt(question), question.grows))
+            answers.append(self._answer(tokens.prompt(question), question.continues))
         return answers
 
-    def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
-        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
+    def _answer(self, prompt: Sequence[int], continues: bool) -> Answer:
+        question = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
         reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))

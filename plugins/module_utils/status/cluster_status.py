@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
 
 HARMLESS_KINDS = ("unneeded",)
 """Kinds of differences that do not make a cluster unhealthy: leftovers that could be removed."""
@@ -166,7 +166,7 @@ def _cluster(
         asleep_s=max(0, clock - record.since) if state == ASLEEP else None,
         without=record.without if state == "fallback" else (),
         waiting_for=record.waiting_for,
-        load=loading.progress_of(record.load, expected_of(plan if is_single_model else None)) if record.load else None,
+        load=loading.progress_of(record.load, load_goal(plan if is_single_model else None)) if record.load else None,
     )
 
 

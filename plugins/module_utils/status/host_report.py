@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import Ask
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
@@ -37,9 +37,9 @@ def system_texts(ask: Ask = commands.output) -> str:
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in texts if text.strip())
 
 
-def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
-    definitions = places.defined_services(place.service_manager, place.units)
-    manager = services.manager_of(place)
+def _logs(paths: installation.InstallationPaths) -> Iterable[tuple[str, str]]:
+    definitions = installation.defined_services(paths.service_manager, paths.units)
+    manager = services.manager_of(paths)
     for service in definitions:
         yield f"{service}.log", manager.log(service, MAX_LOG_LINES, "short-iso")
 
@@ -50,5 +50,5 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     with suppress(OSError):
         keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         secrets = {line.strip(): "API key" for line in keys.splitlines()}
-    texts = {"system.txt": system_texts(), **dict(_logs(places.place_of(scope)))}
+    texts = {"system.txt": system_texts(), **dict(_logs(installation.detect_paths(scope)))}
     return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

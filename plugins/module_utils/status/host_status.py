@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
@@ -40,18 +39,20 @@ def _read_verification(path: Path) -> VerificationStatus | None:
         return None
 
 
-def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
+def _head(
+    paths: installation.InstallationPaths, account: str | None, head: HeadPlan | None
+) -> types.HeadCondition | None:
     """Return the reports of the launcher, verify and llama-server on the head; None on other hosts."""
-    folder = Path(place.prefix, "state")
+    folder = Path(paths.prefix, "state")
     record = serving_record.read_record(folder)
-    verification = _read_verification(Path(place.prefix, names.VERIFICATION_FILE))
+    verification = _read_verification(Path(paths.prefix, names.VERIFICATION_FILE))
     if not head and not record and not verification:
         return None
     is_current = bool(record and Path(f"/proc/{record.process}").exists())
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
-        commands = processes.account_processes(place.prefix, account)
+        commands = processes.account_processes(paths.prefix, account)
         is_current = bool(record and record.process in commands)
         client = Client(head, lambda: commands)
         health = client.health(0, ASK_SECONDS)
@@ -71,13 +72,13 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
 
 def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
     """Return the host's differences from its part of the plan (None without a plan), and its condition."""
-    place = places.place_of(scope)
+    paths = installation.detect_paths(scope)
     if host_plan:
-        _check_paths(places.place_in(host_plan), place)
+        _check_paths(installation.planned_paths(host_plan), paths)
     drift = state.compare_host(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
-    definitions = places.defined_services(place.service_manager, place.units)
-    manager = managers.manager_of(place)
+    definitions = installation.defined_services(paths.service_manager, paths.units)
+    manager = managers.manager_of(paths)
     clock = time.time()
     start_times = {name: processes.start_time(service.pid) for name, service in services.items()}
     return drift, types.Condition(
@@ -88,18 +89,18 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
             for name, start_time in start_times.items()
         },
         restarts=manager.restarts(definitions),
-        resources=resources.read_resources([place.prefix, place.cache]),
-        head=_head(place, host_plan.account if host_plan else None, head),
+        resources=resources.read_resources([paths.prefix, paths.cache]),
+        head=_head(paths, host_plan.account if host_plan else None, head),
     )
 
 
-def _check_paths(planned_paths: places.InstallationPaths, actual_paths: places.InstallationPaths) -> None:
+def _check_paths(planned_paths: installation.InstallationPaths, actual_paths: installation.InstallationPaths) -> None:
     """Check the paths of the installation. The plan comes from facts stored on the head, and root runs programs and removes files below the
     prefix: a compromised head must not choose it.
 
     :raises Refusal: the installation has different paths in the plan and on this host.
     """
-    for key, planned_value, actual_value in zip(places.InstallationPaths._fields, planned_paths, actual_paths):
+    for key, planned_value, actual_value in zip(installation.InstallationPaths._fields, planned_paths, actual_paths):
         if planned_value != actual_value:
             raise Refusal(
                 f"{key} is {validation.show(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "

@@ -244,11 +244,11 @@ def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
 
 
 class Attempt(NamedTuple):
-    """An attempt to connect to a worker from another host than the head."""
+    """An attempt to connect to a worker from a host other than the head."""
 
     origin: str
     source: str
-    connected: bool
+    is_connected: bool
 
 
 def _attempts(plan: Plan, observations: Observations, port_host: str, endpoint: str) -> Iterator[Attempt]:
@@ -296,7 +296,7 @@ def _judge_port(
     attempts = list(_attempts(plan, observations, name, endpoint))
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
-        if attempt.connected and attempt.source not in heads:
+        if attempt.is_connected and attempt.source not in heads:
             if _accepts_open_port(plan, name):
                 return None, "the port is open, as accepted with llama_accept_advisories (unprotected-worker)"
             return (
@@ -304,7 +304,7 @@ def _judge_port(
                 f"{attempt.origin} can connect from {attempt.source}: close the port to all hosts except the head",
             )
     for attempt in attempts:
-        if not attempt.connected:
+        if not attempt.is_connected:
             source = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.origin} reaches the host{source}, but not this port"
     return None, "not tested: neither another host nor the controller can reach this address"
@@ -441,8 +441,8 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     """
     answer = handshakes.workers.get(endpoint)
     if not answer:
-        no_handshake = "the launcher on the head recorded no handshake with this worker before llama-server started"
-        return False, handshakes.error or no_handshake
+        reason = "the launcher on the head recorded no handshake with this worker before llama-server started"
+        return False, handshakes.error or reason
     if answer.state != "ok":
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)

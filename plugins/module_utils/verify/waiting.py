@@ -18,7 +18,7 @@ MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
 
-def expected_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
+def load_goal(plan: Plan | Subject | None) -> loading.ExpectedBytes:
     """:param plan: plan; None if unknown."""
     if not plan or not plan.placement:
         return loading.ExpectedBytes()
@@ -38,9 +38,9 @@ class ServerWait:
 
     def __init__(self, subject: Subject, patience: float) -> None:
         self._subject, self._patience = subject, patience
-        self._expected = expected_of(subject)
+        self._expected = load_goal(subject)
         self._exits_before: int | None = None
-        self._shown_at = 0.0
+        self._last_line_seconds = 0.0
 
     def judge_wait(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
@@ -69,9 +69,9 @@ class ServerWait:
 
     def progress_line(self, evidence: Evidence, elapsed: float) -> str | None:
         """Return a progress line if one is due."""
-        if elapsed - self._shown_at < LINE_SECONDS:
+        if elapsed - self._last_line_seconds < LINE_SECONDS:
             return None
-        self._shown_at = elapsed - elapsed % LINE_SECONDS
+        self._last_line_seconds = elapsed - elapsed % LINE_SECONDS
         texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
 

@@ -209,8 +209,8 @@ def _topology(plan: Plan) -> list[str]:
         lines += tables.table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
-    unused = unused_workers(plan)
-    return lines + (tables.wrap("  declared but unused: ", unused) if unused else [])
+    unused_names = unused_workers(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused_names) if unused_names else [])
 
 
 def _ports(plan: Plan) -> list[str]:

@@ -38,8 +38,8 @@ def _cells(row: Row) -> list[str]:
     contexts = dict.fromkeys((row.context, row.longest_context))
     context_range = " to ".join(f"{size // 1024}k" if size >= 1024 else str(size) for size in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    place = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
+    location = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
     speed = str(row.generation_range or "")
     if row.users and row.users.users > 1:
         speed += f", {row.users.generation_range} for {row.users.users}"
-    return [*cells, context_range, speed, str(row.prompt_range or ""), place]
+    return [*cells, context_range, speed, str(row.prompt_range or ""), location]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces, place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
     kernel_parameters,
@@ -238,8 +238,8 @@ def compare_host(plan: HostPlan) -> Drift:
     running_processes = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.read_sockets()
     services = {service.name: service_state(service, running_processes, sockets) for service in plan.services}
-    defined_services = place.defined_services(plan.service_manager, plan.units)
-    installation = place.place_in(plan)
+    defined_services = installation.defined_services(plan.service_manager, plan.units)
+    paths = installation.planned_paths(plan)
     installed_manifests = _installed_manifests(plan)
     missing_builds = [build for build, entry in installed_manifests.items() if not entry]
     unplanned_services = sorted(set(defined_services) - set(services))
@@ -266,8 +266,8 @@ def compare_host(plan: HostPlan) -> Drift:
             *_file_differences(changed_files),
             *_model_differences(models),
             *_differences("definition", outdated_services, "{} is not defined as planned"),
-            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} does not start at boot"),
-            *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
+            *_differences("boot", sorted(installation.disabled_services(paths, services)), "{} does not start at boot"),
+            *(Difference("manager", plan.service_manager, text) for text in installation.problems(paths)),
             *_system_differences(plan),
             *(
                 Difference("service", name, f"{name} is {service.state}")

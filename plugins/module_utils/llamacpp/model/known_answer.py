@@ -121,7 +121,7 @@ def bytes_of(elements: int, kind: str) -> int:
 
 
 def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of each tensor, rows last; ``*`` is the layer."""
+    """Return the name and shape of each tensor, rows last; ``*`` is the layer."""
     tokens = (first_piece() + len(pieces()), width)
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     layer_tensors = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.gg
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 
 LAYER_PATTERN = re.compile(r"blk\.(\d+)\.")
-N_MTP, N_SHARED, N_DENSE = "nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count"
+MTP_KEY, SHARED_KEY, DENSE_KEY = ("nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count")
 """Keys: number of last layers that predict further tokens, of layers that use the cache of earlier layers, and of first layers without experts."""
 GLOBAL_ARRAYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
@@ -66,17 +66,17 @@ def choose_layers(summary: ModelSummary, room: Room) -> LayerSample | str:
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
         return "tensors outside the layers have a part for each layer"
     kinds = _kinds(summary)
-    places = [*kinds]
+    sample_kinds = [*kinds]
     expert_layers = frozenset(
         layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
     )
     dense_layers = min(expert_layers, default=0)
     if expert_layers.issuperset(range(dense_layers, len(kinds))):  # one of the leading dense layers is enough
-        del places[1:dense_layers]
+        del sample_kinds[1:dense_layers]
     outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
     needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
-    for count in range(min(room.layers, len(places)), 0, -1):
-        layers = _spread_layers(places[:count], kinds)
+    for count in range(min(room.layers, len(sample_kinds)), 0, -1):
+        layers = _spread_layers(sample_kinds[:count], kinds)
         size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
         if size <= room.bytes and not (needs_all_layers and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
@@ -98,8 +98,8 @@ class Kind(NamedTuple):
 
 def _kinds(summary: ModelSummary) -> list[Kind]:
     """Return the kind of each computing layer."""
-    count = summary.layers - (summary.number(N_MTP) or 0)
-    first_sharing_layer = summary.layers - (summary.number(N_SHARED) or 0)
+    count = summary.layers - (summary.number(MTP_KEY) or 0)
+    first_sharing_layer = summary.layers - (summary.number(SHARED_KEY) or 0)
     layer_values = [value for _key, value in summary.keys if isinstance(value, tuple)]
     layer_values += [tuple(kv_cache.windowed_layers(summary)), tuple(kv_cache.recurrent_layers(summary))]
     members = [
@@ -114,17 +114,17 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     return kinds
 
 
-def _spread_layers(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
+def _spread_layers(sample_kinds: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
     """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
     queues = {}
-    for rules in {place.rules for place in places}:
+    for rules in {place.rules for place in sample_kinds}:
         layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
-        count = sum(place.rules == rules for place in places)
+        count = sum(place.rules == rules for place in sample_kinds)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
         evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
         order = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
         queues[rules] = iter(sorted([*order][:count]))
-    return tuple(next(queues[place.rules]) for place in places)
+    return tuple(next(queues[place.rules]) for place in sample_kinds)
 
 
 def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
@@ -153,7 +153,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
         for key in keys:
             entry = file.read(model.keys[key].start, len(model.keys[key]))
             stream.write(_trim_array(model, architecture, key, entry, layers))
-        stream.write(b"".join(_entries({name: tensor for name, (_old_value, tensor) in tensors.items()}, alignment)))
+        stream.write(b"".join(_entries({name: tensor for name, (_old_name, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
             path, offset, size = places[old_name]
@@ -165,7 +165,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
 def _trim_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return a key and its value for a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    prediction_layers = model.metadata.get(f"{architecture}.{N_MTP}")
+    prediction_layers = model.metadata.get(f"{architecture}.{MTP_KEY}")
     computing_layers = count - (prediction_layers if gguf.is_integer(prediction_layers) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
     kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
@@ -175,10 +175,10 @@ def _trim_array(model: gguf.ModelHeader, architecture: str, key: str, entry: byt
         size, start = struct.calcsize(form or ""), first + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
         return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
-    new_value = {"block_count": len(layers), N_MTP: 0}.get(name)
-    if gguf.is_integer(value) and name in (N_SHARED, N_DENSE):
+    new_value = {"block_count": len(layers), MTP_KEY: 0}.get(name)
+    if gguf.is_integer(value) and name in (SHARED_KEY, DENSE_KEY):
         first_sharing = count - value
-        new_value = sum(layer >= first_sharing if name == N_SHARED else layer < value for layer in layers)
+        new_value = sum(layer >= first_sharing if name == SHARED_KEY else layer < value for layer in layers)
     form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
     return entry if new_value is None or not form else entry[:begin] + struct.pack(f"<{form}", new_value)
 

@@ -57,7 +57,7 @@ class Recurrent(NamedTuple):
 class WindowShape(NamedTuple):
     size: Count
     period: Count
-    """Number of layers of which the last layer attends to everything."""
+    """Number of layers in a group, whose last layer attends to everything."""
     kv_heads: CountOrZero = 0
     """KV heads of the layers with a window, if they differ. Then ``head`` differs too, and the other layers have no separate values."""
     head: CountOrZero = 0
