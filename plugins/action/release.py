@@ -71,7 +71,7 @@ class ActionModule(Action):
             else:
                 raise AnsibleActionFail(
                     f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
-                    "excludes {build.builder}"
+                    f"excludes {build.builder}"
                 )
         if is_builder and arguments.share and not result.get("failed") and not cached_build.archive():
             self._fetch_packed(cached_build, arguments)

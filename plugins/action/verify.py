@@ -97,7 +97,7 @@ class ActionModule(Action):
             probes = threads.map(_probe, targets.values(), targets)
             first_model_subject, *further_subjects = subject.per_model()
             evidence = self._collect(first_model_subject, patience)
-            further_evidence = [self._collect(subject, patience) for subject in further_subjects if evidence.server]
+            further_evidence = [self._collect(entry, patience) for entry in further_subjects if evidence.server]
             answering_probes = {endpoint: source for endpoint, source in zip(targets, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)

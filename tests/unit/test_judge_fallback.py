@@ -110,7 +110,7 @@ def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan
     assert status["known answer", plan.head.url] == "passed"
     (check,) = checks(report, "fallback")
     assert (check.subject, check.status) == (plan.head.url, "failed")
-    assert check.evidence.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
+    assert check.evidence.startswith("the head has served without worker1:cpu since 2023-11-14 22:13:20 UTC")
     assert not report.passed
 
 
@@ -122,7 +122,8 @@ def test_verify_waits_for_the_return_from_a_fallback(plan, monkeypatch, patience
     result = verify(plan, *evidence, answers=answers, fallback_wait=patience)
     assert ("fallback" in result.get("failing", ())) == failing
     assert (
-        any(line.startswith("  [head] llama-server: the head serves without worker1:cpu") for line in said) != failing
+        any(line.startswith("  [head] llama-server: the head has served without worker1:cpu") for line in said)
+        != failing
     )
 
 

@@ -225,7 +225,7 @@ def test_a_module_that_is_killed_is_reported_in_a_sentence(monkeypatch, plugin):
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
     job = base.BackgroundJob("proof", 60, 60, [0], str, "")
     message = base.failure_reason(plugin.run_in_background(job))
-    assert message.startswith("its process was killed or crashed without a result: Killed. Check the host's kernel log")
+    assert message.startswith("the process was killed or crashed without a result: Killed. Check the host's kernel log")
     assert "Traceback" not in message
 
 

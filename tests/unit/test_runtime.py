@@ -192,7 +192,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
     [
         (progress, "sample_process"),
         (progress, "children_of"),
-        (llama_server, "healthy"),
+        (llama_server, "is_healthy"),
         (exporter, "_add_record"),
         (exporter.Sensors, "read"),
         (metrics.Figures, "text"),

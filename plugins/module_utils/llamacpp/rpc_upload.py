@@ -99,12 +99,12 @@ class UploadConnection:
                 self.connection.socket.close()
                 raise
 
-    def _allocate(self, size: int) -> None:
+    def _allocate(self, largest_size: int) -> None:
         self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
-        request = FIRST_DEVICE + struct.pack("<Q", size + count_rows(size))
+        request = FIRST_DEVICE + struct.pack("<Q", largest_size + count_rows(largest_size))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
-        if not self.buffer or size < size:
-            raise TransferError(f"does not have enough memory for its largest tensor ({size // rpc.MIB} MiB)")
+        if not self.buffer or size < largest_size:
+            raise TransferError(f"does not have enough memory for its largest tensor ({largest_size // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
     def __enter__(self) -> UploadConnection:
